@@ -1,0 +1,223 @@
+// Package cluster compares what is wanted of every node with what is found,
+// plans how to bring each node there, and rolls them one by one without ever
+// losing a persistent disk.
+package cluster
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
+type VMID int
+
+// VM is one Proxmox VM: its state and its configuration as the API gives it.
+type VM struct {
+	ID       VMID
+	Name     string
+	Host     string // the Proxmox node it is on
+	Running  bool   // status is "running"; look at QMP too
+	QMP      string // qmpstatus: "running", "paused", "io-error", …; "" when read by a list
+	Template bool
+	Lock     string // "backup", "migrate", …; "" when free
+	HA       bool   // managed by Proxmox HA
+	Pool     string
+	Digest   string            // of the configuration, for compare-and-swap
+	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
+	Pending  []string          // keys with a pending change, sorted
+}
+
+// UUID is the SMBIOS UUID, lower-case; "" if the configuration has none.
+func (vm VM) UUID() string {
+	for part := range strings.SplitSeq(vm.Config["smbios1"], ",") {
+		if v, ok := strings.CutPrefix(part, "uuid="); ok {
+			return strings.ToLower(v)
+		}
+	}
+	return ""
+}
+
+func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
+
+// Machine is what a Talos machine says about itself.
+type Machine struct {
+	UUID         string // SMBIOS UUID, lower-case
+	Hostname     string
+	TalosVersion string // "v1.13.9"
+	Stage        string // "maintenance", "installing", "booting", "running", …
+	Ready        bool
+	Unmet        []string // conditions that keep it from being ready
+	ControlPlane bool
+	BootID       string
+	BootEntry    string // boot loader entry it was booted from; "" when unknown or booted from an ISO
+	Schematic    SchematicEntry
+	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
+	Disks        []MachineDisk    // without CD-ROMs, loop and read-only devices
+	SystemDisk   string           // device name ("sda"); "" in maintenance mode
+	Volumes      []Volume
+	InstallImage string // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+}
+
+// SchematicEntry is the factory's own entry in the list of extensions; zero when the image carries none.
+type SchematicEntry struct {
+	ID   string // schematic ID
+	YAML string // the canonical schematic that the image was made from
+}
+
+// ExtensionEntry is an extension as the running node lists it. It has no digest.
+type ExtensionEntry struct {
+	Name, Version string
+}
+
+// MachineDisk is a disk as Talos sees it.
+type MachineDisk struct {
+	Device    string // "sda"
+	Serial    string
+	BusPath   string
+	SizeBytes uint64
+	Blank     bool // carries neither partition table nor filesystem
+}
+
+// Volume is a partition or filesystem that Talos has discovered on a disk, or would.
+type Volume struct {
+	Device         string // "sda4"
+	Disk           string // "sda"
+	Label          string // partition label: "EPHEMERAL", "META", …
+	PartitionUUID  string
+	FilesystemUUID string
+	Phase          string // of the Talos volume with that label: "ready", "waiting", …; "" if Talos has none
+}
+
+// Member is a machine in Talos' own discovery.
+type Member struct {
+	Hostname     string
+	NodeID       string // identity: changes when STATE is lost
+	Addresses    []netip.Addr
+	ControlPlane bool
+}
+
+// KubeNode is a Kubernetes Node.
+type KubeNode struct {
+	Name           string
+	UUID           string // systemUUID, lower-case
+	BootID         string
+	Ready          bool
+	Unschedulable  bool
+	KubeletVersion string
+	Addresses      []netip.Addr
+	Metadata       NodeMetadata
+}
+
+// NodeMetadata is what people put on a Node and a new Node would lack.
+type NodeMetadata struct {
+	Labels      map[string]string
+	Annotations map[string]string
+	Taints      []Taint
+}
+
+// Taint is a Kubernetes taint.
+type Taint struct {
+	Key, Value, Effect string
+}
+
+// Secret is bytes that must never be shown: it prints and marshals as [redacted].
+type Secret []byte
+
+const redacted = "[redacted]"
+
+func (Secret) String() string               { return redacted }
+func (Secret) GoString() string             { return redacted }
+func (Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
+func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// Build is one image as the lock describes it.
+type Build struct {
+	ID           string // build ID, hex
+	TalosVersion string
+	SchematicID  string
+	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
+	Extensions   []LockedExtension // sorted by name
+	Installer    string            // by digest, as the node is to pull it; "" until built
+	ISOName      string            // file name on Proxmox storage
+}
+
+// LockedExtension is an extension with the digest that the lock pins.
+type LockedExtension struct {
+	Name    string `json:"name"` // as the node lists it: "iscsi-tools"
+	Version string `json:"version"`
+	Ref     string `json:"ref"` // repository: "ghcr.io/siderolabs/iscsi-tools"
+	Digest  string `json:"digest"`
+}
+
+// Strategy is how a node is brought to its wanted state.
+type Strategy string
+
+// The strategies; Auto takes the first that is possible, in this order.
+const (
+	Auto     Strategy = "auto"
+	Recreate Strategy = "recreate"
+	Reimage  Strategy = "reimage"
+	InPlace  Strategy = "in-place"
+)
+
+// Wanted is what config and lock say about one node.
+type Wanted struct {
+	Name        string
+	VMID        VMID   // cross-check only; 0: not given
+	Schematic   string // its name in the config
+	Build       Build
+	Strategy    Strategy
+	Holder      VMID     // a user's data VM that owns disks of this node; 0: none
+	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
+	SystemGiB   int      // wanted size of the system disk; 0: as it is
+	ISOStorages []string // where the boot ISO is, first choice first
+}
+
+// Found is what Proxmox, Talos and Kubernetes say about one node. A source that
+// could not be read leaves its field nil and its reason in Errs.
+type Found struct {
+	Name    string
+	VM      *VM
+	Machine *Machine
+	Node    *KubeNode
+	Addr    netip.Addr   // where its Talos API answered or is expected
+	Open    *Transaction // an unfinished transaction of an earlier run
+	Errs    []error
+}
+
+// Transaction is an unfinished replacement of a node, found in the world.
+type Transaction struct {
+	Run         string
+	Node        string
+	Build       string // build ID it was bringing the node to
+	Parking     *VM    // the parking VM, nil before it is made
+	Started     time.Time
+	HaveJournal bool
+}
+
+// Disk is one drive of a VM's configuration, parsed.
+type Disk struct {
+	Key     string // "scsi1", "efidisk0", "tpmstate0", "unused0", "ide2"
+	Volid   string // "fast:vm-101-disk-1"; "none" and "cdrom" for an empty drive
+	Owner   VMID   // from the volume's name; 0 when it has none (an ISO)
+	CDROM   bool
+	Serial  string
+	Size    string   // as in the configuration: "10G"
+	Options []string // everything after the volid, in order, as written
+}
+
+// Storage is the part of the volid before the colon.
+func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
+
+// Option returns the value of an option and whether it is there.
+func (d Disk) Option(name string) (string, bool) {
+	i := slices.IndexFunc(d.Options, func(o string) bool { return strings.HasPrefix(o, name+"=") })
+	if i < 0 {
+		return "", false
+	}
+	return strings.TrimPrefix(d.Options[i], name+"="), true
+}

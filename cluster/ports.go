@@ -1,0 +1,128 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+)
+
+// ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume.
+// Adapters wrap it; nothing but a clear answer of the server may become it.
+var ErrNotFound = errors.New("not found")
+
+// ErrChanged says that a VM's configuration is no longer the one whose digest was given.
+var ErrChanged = errors.New("changed by someone else")
+
+// ErrExists says that a VM with that VMID exists already somewhere in the Proxmox cluster.
+var ErrExists = errors.New("exists already")
+
+// ErrLostAnswer says that a change was sent but no answer came back: it may or
+// may not have happened. Look at the world before doing anything else.
+var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
+
+// Access says what our token may do.
+type Access interface {
+	// Permissions maps each path ("/", "/vms/9011", "/storage/fast") to the privileges that our token has there, sorted.
+	Permissions(ctx context.Context) (map[string][]string, error)
+}
+
+// Inventory reads the whole Proxmox cluster.
+type Inventory interface {
+	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID.
+	VMs(ctx context.Context) ([]VM, error)
+	// VM reads one VM afresh, wherever in the cluster it is. ErrNotFound if there is none.
+	VM(ctx context.Context, id VMID) (VM, error)
+	// Quorate says whether the Proxmox cluster has quorum right now.
+	Quorate(ctx context.Context) (bool, error)
+	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
+	HasVolume(ctx context.Context, host, volid string) (bool, error)
+}
+
+// Editor changes VMs. Every method returns when Proxmox has finished the work,
+// not when it accepted it; a failed task is an error with the task's own words.
+type Editor interface {
+	// CreateVM makes a VM on a host from raw configuration keys ("scsi0": "fast:10,serial=…").
+	// It never starts it.
+	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
+	// SetConfig sets and deletes keys of the configuration with that digest. ErrChanged if it is another one.
+	SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error
+	// DeleteVM deletes a stopped VM and every volume that it owns. Never sends purge
+	// nor destroy-unreferenced-disks.
+	DeleteVM(ctx context.Context, vm VM) error
+	// MoveDisk gives the volume behind vm's key to another VM on the same host
+	// under toKey; the volume gets a new volid. ErrChanged as for SetConfig.
+	MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error
+}
+
+// Power switches VMs on and off.
+type Power interface {
+	// Start starts a VM and fails if it does not start.
+	Start(ctx context.Context, vm VM) error
+	// Shutdown asks the guest to power off and returns an error if it has not within grace.
+	Shutdown(ctx context.Context, vm VM, grace time.Duration) error
+	// Stop pulls the plug.
+	Stop(ctx context.Context, vm VM) error
+}
+
+// Proxmox is all that a roll needs of a Proxmox cluster.
+type Proxmox interface {
+	Access
+	Inventory
+	Editor
+	Power
+}
+
+// Talos talks to machines through the Talos API with the cluster's credentials.
+type Talos interface {
+	// Machine reads what a configured machine says about itself. The error names
+	// the address; a machine that answers but refuses our certificate is an error too.
+	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
+	// MachineConfig reads the machine's whole configuration, all documents, as stored.
+	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
+	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
+	Members(ctx context.Context) ([]Member, error)
+}
+
+// Maintenance talks to machines that have no configuration yet, without credentials.
+type Maintenance interface {
+	// MaintenanceMachine reads a machine in maintenance mode.
+	MaintenanceMachine(ctx context.Context, addr netip.Addr) (Machine, error)
+	// ApplyConfig hands the machine its first configuration. It refuses unless the
+	// machine that answers has this UUID.
+	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+	// PatchConfig returns config with the installer image, the install disk (by
+	// serial) and the hostname set, all else untouched, checked for what Talos
+	// itself would refuse. It talks to nobody.
+	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
+}
+
+// ConfigPatch is what recast sets in a machine configuration before it applies it.
+type ConfigPatch struct {
+	Installer  string // image reference by digest
+	DiskSerial string // the one disk to install on
+	Hostname   string
+}
+
+// Kube talks to the Kubernetes API of the cluster.
+type Kube interface {
+	// Nodes lists the Node objects.
+	Nodes(ctx context.Context) ([]KubeNode, error)
+	// Cordon makes the node unschedulable; Uncordon undoes it. Both are no-ops where it is so already.
+	Cordon(ctx context.Context, node string) error
+	Uncordon(ctx context.Context, node string) error
+	// Drain evicts the node's pods, respecting PodDisruptionBudgets, until none but
+	// DaemonSet and mirror pods are left. say gets a line for each pod and each refusal.
+	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
+	// AttachedVolumes lists the VolumeAttachments of the node, by name.
+	AttachedVolumes(ctx context.Context, node string) ([]string, error)
+	// RestoreMetadata gives the node back the labels, annotations and taints it had,
+	// leaving alone keys that Kubernetes and Talos manage themselves.
+	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
+}
+
+// DrainOptions bound a drain.
+type DrainOptions struct {
+	Timeout time.Duration
+	Force   bool // also delete pods that no controller will bring back
+}

@@ -1,0 +1,96 @@
+// Package fault gives errors a kind, which decides the exit code, and a hint,
+// which tells the reader what to do about them.
+package fault
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Kind says how a command must end when an error reaches it. One switch in
+// cmd/recast turns it into an exit code.
+type Kind int
+
+const (
+	// Failed is everything without a kind of its own: unreachable, TLS, a task, a timeout.
+	Failed Kind = iota
+	// Config is bad usage or configuration; nothing was touched.
+	Config
+	// Refused is a refusal as unsafe: a gate, a mismatch, a missing privilege.
+	Refused
+	// Claimed says that another run holds the cluster's claim.
+	Claimed
+	// Interrupted says that the user stopped the run or declined to confirm.
+	Interrupted
+)
+
+type kindError struct {
+	error
+	kind Kind
+}
+
+func (e *kindError) Unwrap() error { return e.error }
+
+// As gives err a kind; the outermost kind in a chain counts. As(k, nil) is nil.
+func As(k Kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &kindError{error: err, kind: k}
+}
+
+// Configf is a formatted error of kind Config.
+func Configf(format string, args ...any) error { return As(Config, fmt.Errorf(format, args...)) }
+
+// Refusedf is a formatted error of kind Refused.
+func Refusedf(format string, args ...any) error { return As(Refused, fmt.Errorf(format, args...)) }
+
+// KindOf returns the kind of err, Failed if it carries none.
+func KindOf(err error) Kind {
+	if e, ok := errors.AsType[*kindError](err); ok {
+		return e.kind
+	}
+	return Failed
+}
+
+type hintError struct {
+	error
+	hint string
+}
+
+func (e *hintError) Unwrap() error { return e.error }
+
+// WithHint attaches a remedy to err; it is not part of the message.
+// WithHint(nil, …) is nil.
+func WithHint(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &hintError{error: err, hint: fmt.Sprintf(format, args...)}
+}
+
+// Hints returns every hint in err's tree, outermost first, without repeats.
+func Hints(err error) []string {
+	var hints []string
+	seen := map[string]bool{}
+	var walk func(error)
+	walk = func(err error) {
+		if err == nil {
+			return
+		}
+		if h, ok := err.(*hintError); ok && !seen[h.hint] {
+			seen[h.hint] = true
+			hints = append(hints, h.hint)
+		}
+		switch u := err.(type) {
+		case interface{ Unwrap() error }:
+			walk(u.Unwrap())
+		case interface{ Unwrap() []error }:
+			for _, e := range u.Unwrap() {
+				walk(e)
+			}
+		}
+	}
+	walk(err)
+	return hints
+}

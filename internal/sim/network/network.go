@@ -1,0 +1,163 @@
+// Package network is the lab's network: addresses on which the simulated
+// servers listen and which clients dial, in memory (inside a synctest bubble)
+// or on the machine's own loopback range.
+package network
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// bufferBytes is how much one in-memory connection holds before a writer waits.
+const bufferBytes = 256 << 10
+
+// Network is one lab's network.
+type Network struct {
+	loopback bool
+
+	mu        sync.Mutex
+	listeners map[string]*memListener // by "ip:port"
+}
+
+// Memory is a network without sockets. All of it lives in the bubble that made it.
+func Memory() *Network { return &Network{listeners: map[string]*memListener{}} }
+
+// Loopback is a network of real TCP sockets; addresses must lie in 127.0.0.0/8.
+func Loopback() *Network { return &Network{loopback: true} }
+
+// Listen listens on "ip:port". The caller closes the listener; its address is then free again.
+func (n *Network) Listen(addr string) (net.Listener, error) {
+	if n.loopback {
+		return net.Listen("tcp", addr)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, taken := n.listeners[addr]; taken {
+		return nil, &net.OpError{Op: "listen", Net: "tcp", Err: syscall.EADDRINUSE}
+	}
+	l := &memListener{Listener: bufconn.Listen(bufferBytes), addr: memAddr(addr), net: n}
+	n.listeners[addr] = l
+	return l, nil
+}
+
+func (n *Network) listener(addr string) (*memListener, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l, ok := n.listeners[addr]
+	return l, ok
+}
+
+type memListener struct {
+	*bufconn.Listener
+	addr memAddr
+	net  *Network
+	once sync.Once
+}
+
+func (l *memListener) Addr() net.Addr { return l.addr }
+
+func (l *memListener) Close() error {
+	l.once.Do(func() {
+		l.net.mu.Lock()
+		delete(l.net.listeners, string(l.addr))
+		l.net.mu.Unlock()
+	})
+	return l.Listener.Close()
+}
+
+type memAddr string
+
+func (memAddr) Network() string  { return "tcp" }
+func (a memAddr) String() string { return string(a) }
+
+// Dialer is one client's way into the network. Cutting it is how a test kills
+// that client: every connection breaks and no new one is made.
+type Dialer struct {
+	net *Network
+
+	mu    sync.Mutex
+	cut   bool
+	conns map[net.Conn]struct{}
+}
+
+// Dialer makes a new client.
+func (n *Network) Dialer() *Dialer { return &Dialer{net: n, conns: map[net.Conn]struct{}{}} }
+
+// DialContext connects to "host:port" as net.Dialer.DialContext does.
+func (d *Dialer) DialContext(ctx context.Context, netw, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	cut := d.cut
+	d.mu.Unlock()
+	if cut {
+		return nil, refused(addr)
+	}
+	conn, err := d.dial(ctx, netw, addr)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cut {
+		_ = conn.Close() // nobody has seen it yet
+		return nil, refused(addr)
+	}
+	tracked := &trackedConn{Conn: conn, dialer: d}
+	d.conns[tracked] = struct{}{}
+	return tracked, nil
+}
+
+func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
+	if d.net.loopback {
+		var nd net.Dialer
+		return nd.DialContext(ctx, netw, addr)
+	}
+	l, ok := d.net.listener(addr)
+	if !ok {
+		return nil, refused(addr)
+	}
+	conn, err := l.DialContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return &memConn{Conn: conn, remote: l.addr}, nil
+}
+
+// Cut ends every connection of this client and refuses every later one.
+func (d *Dialer) Cut() {
+	d.mu.Lock()
+	d.cut = true
+	conns := d.conns
+	d.conns = map[net.Conn]struct{}{}
+	d.mu.Unlock()
+	for c := range conns {
+		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point
+	}
+}
+
+type trackedConn struct {
+	net.Conn
+	dialer *Dialer
+}
+
+func (c *trackedConn) Close() error {
+	c.dialer.mu.Lock()
+	delete(c.dialer.conns, c)
+	c.dialer.mu.Unlock()
+	return c.Conn.Close()
+}
+
+type memConn struct {
+	net.Conn
+	remote memAddr
+}
+
+func (c *memConn) RemoteAddr() net.Addr { return c.remote }
+
+func refused(addr string) error {
+	return &net.OpError{Op: "dial", Net: "tcp", Addr: memAddr(addr), Err: syscall.ECONNREFUSED}
+}

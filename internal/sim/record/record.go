@@ -1,0 +1,84 @@
+// Package record sees every request that any simulated server gets, of every
+// protocol, and lets a test look at, break or end it.
+package record
+
+import "sync"
+
+// Call is one request at the server's side.
+type Call struct {
+	Seq      int               // 1, 2, … in order of arrival
+	Proto    string            // "proxmox", "talos", "kubernetes", "factory", "registry"
+	Target   string            // node name or address the request was sent to, where it matters
+	Method   string            // "POST", or the gRPC method's full name
+	Path     string            // URL path with query; empty for gRPC
+	Params   map[string]string // form or JSON parameters of a Proxmox request; secrets left out
+	User     string            // token ID or certificate subject; never a secret
+	Mutation bool              // a non-GET request or a gRPC method that changes something
+}
+
+// Recorder is shared by all servers of one world. The zero value is not usable: see New.
+type Recorder struct {
+	mu     sync.Mutex
+	calls  []Call
+	seq    int
+	before func(Call) error
+	after  func(Call)
+}
+
+// New makes a recorder without hooks.
+func New() *Recorder { return &Recorder{} }
+
+// Hooks sets what runs around every call, replacing earlier hooks; nil removes one.
+// before runs before the server acts: its error aborts the request, the
+// connection breaks and nothing has happened. after runs when the server has
+// acted, before the answer leaves; a test that cuts the client there loses the answer.
+func (r *Recorder) Hooks(before func(Call) error, after func(Call)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.before, r.after = before, after
+}
+
+// Begin records a call and asks the before hook. A server that gets an error
+// breaks the connection instead of answering.
+func (r *Recorder) Begin(c Call) (Call, error) {
+	r.mu.Lock()
+	r.seq++
+	c.Seq = r.seq
+	r.calls = append(r.calls, c)
+	before := r.before
+	r.mu.Unlock()
+	if before == nil {
+		return c, nil
+	}
+	return c, before(c)
+}
+
+// End tells the after hook that the server has acted on c.
+func (r *Recorder) End(c Call) {
+	r.mu.Lock()
+	after := r.after
+	r.mu.Unlock()
+	if after != nil {
+		after(c)
+	}
+}
+
+// Calls returns a copy of all calls so far.
+func (r *Recorder) Calls() []Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]Call(nil), r.calls...)
+}
+
+// Mutations counts the calls so far that change something.
+func (r *Recorder) Mutations() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, c := range r.calls {
+		if c.Mutation {
+			n++
+		}
+	}
+	return n
+}

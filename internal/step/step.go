@@ -1,0 +1,63 @@
+// Package step runs a tree of steps: in order, each skipped when the world
+// already is as it should be, and believed only after the world was asked again.
+package step
+
+import "context"
+
+// Risk says what a step can cost; plans and displays show it.
+type Risk int
+
+const (
+	// Safe steps only read or add: nothing in use is touched.
+	Safe Risk = iota
+	// Disruptive steps interrupt a running node and can be undone.
+	Disruptive
+	// Destructive steps remove something for good.
+	Destructive
+)
+
+// Step is one piece of work, or a branch of several. Every field but ID may be
+// left out. A step has Do or Steps, not both.
+type Step struct {
+	ID    string // verb and object, lower-case, stable for ever: "create-vm"; unique among its siblings
+	Title string // for people: "create VM 101 on pve2"
+	Risk  Risk
+
+	// Skip asks the world whether the goal is met and, if so, returns the
+	// reason in words a person can read; "" means there is work to do. The
+	// engine asks before Do and again after it: a step whose goal is still unmet
+	// then has failed. On a branch it guards everything below.
+	Skip func(ctx context.Context) (reason string, err error)
+	// Do does the work. It is safe to run again after it was cut off anywhere.
+	Do func(ctx context.Context) error
+	// Steps lists a branch's children, asked for only after Skip said there is work.
+	Steps func(ctx context.Context) ([]Step, error)
+
+	Limit int      // how many children may run at the same time; 0 and 1: one after another
+	Uses  []string // slots taken for the whole step, in name order, before Skip: "control-plane", "host/pve1"
+	Whole bool     // once started, runs to its end although a sibling failed or Stop was called
+}
+
+// Status is how a step stands.
+type Status int
+
+// The statuses of a step, in the order in which they can follow.
+const (
+	Started Status = iota
+	Skipped        // goal already met; Event.Text has the reason
+	Note           // progress within a running step; Event.Text says what
+	Done
+	Failed     // Event.Err says why
+	NotStarted // stopped or a sibling failed before it could start
+)
+
+// Event tells a display what happens. Path is the IDs from the root, joined by
+// slashes: "roll/wk1/bring-up/create-vm".
+type Event struct {
+	Path   string
+	Title  string
+	Risk   Risk
+	Status Status
+	Text   string
+	Err    error
+}
