@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
-	"time"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -177,47 +175,29 @@ type Wanted struct {
 	ISOStorages []string // where the boot ISO is, first choice first
 }
 
-// Found is what Proxmox, Talos and Kubernetes say about one node. A source that
-// could not be read leaves its field nil and its reason in Errs.
+// Found is what Proxmox, Talos and Kubernetes say about one node. What could
+// not be read is nil, with its reason in Errs.
 type Found struct {
 	Name    string
-	VM      *VM
+	VM      *VM // nil only while an unfinished replacement has deleted it
 	Machine *Machine
 	Node    *KubeNode
-	Addr    netip.Addr   // where its Talos API answered or is expected
-	Open    *Transaction // an unfinished transaction of an earlier run
+	Addr    netip.Addr // where its Talos API is expected
+	Parking *Parking   // its parking VM, if there is one
 	Errs    []error
 }
 
-// Transaction is an unfinished replacement of a node, found in the world.
-type Transaction struct {
-	Run         string
-	Node        string
-	Build       string // build ID it was bringing the node to
-	Parking     *VM    // the parking VM, nil before it is made
-	Started     time.Time
-	HaveJournal bool
-}
+// Open says whether a replacement of the node was begun and not finished.
+func (f Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
-// Disk is one drive of a VM's configuration, parsed.
-type Disk struct {
-	Key     string // "scsi1", "efidisk0", "tpmstate0", "unused0", "ide2"
-	Volid   string // "fast:vm-101-disk-1"; "none" and "cdrom" for an empty drive
-	Owner   VMID   // from the volume's name; 0 when it has none (an ISO)
-	CDROM   bool
-	Serial  string
-	Size    string   // as in the configuration: "10G"
-	Options []string // everything after the volid, in order, as written
-}
-
-// Storage is the part of the volid before the colon.
-func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
-
-// Option returns the value of an option and whether it is there.
-func (d Disk) Option(name string) (string, bool) {
-	i := slices.IndexFunc(d.Options, func(o string) bool { return strings.HasPrefix(o, name+"=") })
-	if i < 0 {
-		return "", false
+// Host is the Proxmox node that the node's VM is on, or was on before its
+// unfinished replacement deleted it; "" if unknown.
+func (f Found) Host() string {
+	switch {
+	case f.VM != nil:
+		return f.VM.Host
+	case f.Parking != nil:
+		return f.Parking.VM.Host
 	}
-	return strings.TrimPrefix(d.Options[i], name+"="), true
+	return ""
 }

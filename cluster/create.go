@@ -1,0 +1,133 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// renewed are the configuration keys that Proxmox makes itself on create, or
+// that belong to the VM object that is gone. A token can't write vmgenid.
+var renewed = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "vmstate"}
+
+func (r *Replace) created(ctx context.Context) (string, error) {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found || vm.MadeBy() != r.Run {
+		return "", err
+	}
+	return fmt.Sprintf("%s was made by this run", vm), nil
+}
+
+func (r *Replace) createVM(ctx context.Context) error {
+	config, err := r.newConfig()
+	if err != nil {
+		return err
+	}
+	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
+		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
+	}
+	return nil
+}
+
+// newConfig is the remembered configuration with a blank system disk, the boot
+// ISO in the CD drive, onboot off until the node is healthy, and the run's mark.
+// Disks come back by attach.
+func (r *Replace) newConfig() (map[string]string, error) {
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, err
+	}
+	config := maps.Clone(r.VM.Config)
+	maps.DeleteFunc(config, func(key, _ string) bool { return slices.Contains(renewed, key) || IsDiskKey(key) })
+	var system *Disk
+	for _, d := range disks {
+		switch {
+		case d.CloudInit():
+			config[d.Key] = d.Storage() + ":cloudinit"
+		case d.CDROM:
+			config[d.Key] = withoutOption(d, "size").Value()
+		case r.isSystem(d.Key):
+			system = &d
+		}
+	}
+	if system == nil {
+		return nil, fault.Refusedf("%s: its record names no system disk", r.VM)
+	}
+	config[system.Key] = r.blankDisk(*system)
+	cd := cdKey(r.VM.Config, disks)
+	config[cd] = r.ISO + ",media=cdrom"
+	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	config["onboot"] = "0"
+	config["description"] = markDescription(r.VM.Config["description"], r.Run, r.Build)
+	if n := len([]rune(config["description"])); n > maxDescription {
+		return nil, fault.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, maxDescription)
+	}
+	if r.VM.Pool != "" {
+		config["pool"] = r.VM.Pool
+	}
+	return config, nil
+}
+
+func (r *Replace) isSystem(key string) bool {
+	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.System && d.Key == key })
+}
+
+// blankDisk is the value that makes Proxmox allocate a disk like d: same
+// storage, format and options, with our serial.
+func (r *Replace) blankDisk(d Disk) string {
+	bytes := max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
+	options := withoutOption(d, "size", "serial", "format").Options
+	if strings.HasSuffix(d.Volid, ".qcow2") {
+		options = append(options, "format=qcow2")
+	}
+	blank := Disk{
+		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(bytes)/(1<<30), 'f', -1, 64),
+		Options: append(options, "serial="+r.Serial),
+	}
+	return blank.Value()
+}
+
+// withoutOption drops options that only Proxmox may state, or that change.
+func withoutOption(d Disk, names ...string) Disk {
+	d.Options = slices.DeleteFunc(slices.Clone(d.Options), func(o string) bool {
+		name, _, _ := strings.Cut(o, "=")
+		return slices.Contains(names, name)
+	})
+	return d
+}
+
+// cdKey picks the CD drive for the boot ISO: the one that is there, else a free key.
+func cdKey(config map[string]string, disks []Disk) string {
+	for _, d := range disks {
+		if d.CDROM && !d.CloudInit() {
+			return d.Key
+		}
+	}
+	for _, key := range []string{"ide2", "ide0", "ide1", "ide3", "sata5", "sata4"} {
+		if _, taken := config[key]; !taken {
+			return key
+		}
+	}
+	return "sata3"
+}
+
+// bootOrder puts the system disk first and the CD drive right behind it: a
+// blank disk does not boot, an installed one wins over an ISO that is still in.
+func bootOrder(old, system, cd string) string {
+	order := []string{system, cd}
+	list, _ := strings.CutPrefix(old, "order=")
+	for key := range strings.SplitSeq(list, ";") {
+		if key != "" && !strings.Contains(key, "=") && !slices.Contains(order, key) {
+			order = append(order, key)
+		}
+	}
+	return "order=" + strings.Join(order, ";")
+}

@@ -1,0 +1,181 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Reason is one way in which a node differs from what is wanted.
+type Reason struct {
+	Code string `json:"code"` // stable for scripts: "extension-digest", "talos-version", …
+	Text string `json:"text"` // for people
+	Old  string `json:"old,omitempty"`
+	New  string `json:"new,omitempty"`
+}
+
+// Drift is how one node stands. A node that could not be read is neither stale
+// nor in sync: Unread says why.
+type Drift struct {
+	Node    string   `json:"node"`
+	Stale   bool     `json:"stale"`
+	Reasons []Reason `json:"reasons,omitempty"`
+	Notes   []string `json:"notes,omitempty"` // kept on purpose, or worth knowing
+	Unread  []string `json:"unread,omitempty"`
+	Build   string   `json:"build"` // wanted build ID
+	Talos   string   `json:"talos"` // version found, "" if unread
+}
+
+// History gives the extensions that a lock hash ("sha256-…") stands for, of the
+// current lock or a past one; known is false for a hash that no lock of ours has.
+type History func(lockHash string) (extensions []LockedExtension, known bool)
+
+// Diff compares one node with what is wanted of it.
+func Diff(w Wanted, f Found, past History) Drift {
+	d := Drift{Node: w.Name, Build: w.Build.ID}
+	for _, err := range f.Errs {
+		d.Unread = append(d.Unread, err.Error())
+	}
+	if f.Open() {
+		d.Reasons = append(d.Reasons, Reason{
+			Code: "unfinished",
+			Text: fmt.Sprintf("its replacement by run %s is not finished; disks may be on %s", f.Parking.Record.Run, f.Parking.VM),
+		})
+	}
+	if f.Machine != nil {
+		d.Talos = f.Machine.TalosVersion
+		d.Reasons = append(d.Reasons, diffImage(w.Build, *f.Machine, past)...)
+	}
+	if f.VM != nil && !f.Open() {
+		d.Reasons = append(d.Reasons, diffVM(w, *f.VM)...)
+	}
+	if f.Parking != nil {
+		for _, kept := range f.Parking.Record.Kept {
+			d.Notes = append(d.Notes, fmt.Sprintf("previous system disk is parked as %s of %s (run %s)", kept.Key, f.Parking.VM, kept.Run))
+		}
+	}
+	d.Stale = len(d.Reasons) > 0
+	return d
+}
+
+func diffImage(b Build, m Machine, past History) []Reason {
+	var out []Reason
+	if m.TalosVersion != b.TalosVersion {
+		out = append(out, Reason{"talos-version", fmt.Sprintf("Talos %s → %s", m.TalosVersion, b.TalosVersion), m.TalosVersion, b.TalosVersion})
+	}
+	found := m.Schematic.LockHash()
+	switch {
+	case m.Schematic.ID == "":
+		out = append(out, Reason{Code: "unknown-build", Text: "its image carries no schematic: nobody can tell what it was built from", New: b.ID})
+	case found == "":
+		out = append(out, Reason{"unknown-build", "its schematic was not locked by recast: extension digests unknown", m.Schematic.ID, b.SchematicID})
+	case found != b.LockHash:
+		out = append(out, diffDigests(b, found, past)...)
+	case m.Schematic.ID != b.SchematicID:
+		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", short(m.Schematic.ID), short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
+	}
+	return append(out, diffExtensions(b, m)...)
+}
+
+// diffDigests names the extensions whose digest moved, where a past lock tells what the found hash stands for.
+func diffDigests(b Build, found string, past History) []Reason {
+	old, known := past(found)
+	if !known {
+		return []Reason{{"lock", fmt.Sprintf("extensions of another lock: %s → %s", short(found), short(b.LockHash)), found, b.LockHash}}
+	}
+	var out []Reason
+	for _, e := range b.Extensions {
+		i := slices.IndexFunc(old, func(o LockedExtension) bool { return o.Name == e.Name })
+		if i < 0 || old[i].Digest == e.Digest {
+			continue // an added extension shows by its name
+		}
+		out = append(out, Reason{
+			"extension-digest",
+			fmt.Sprintf("extension %s %s: %s → %s", e.Name, e.Version, short(old[i].Digest), short(e.Digest)), old[i].Digest, e.Digest,
+		})
+	}
+	if len(out) == 0 {
+		out = append(out, Reason{"lock", fmt.Sprintf("extensions of another lock: %s → %s", short(found), short(b.LockHash)), found, b.LockHash})
+	}
+	return out
+}
+
+func diffExtensions(b Build, m Machine) []Reason {
+	want, have := map[string]string{}, map[string]string{}
+	for _, e := range b.Extensions {
+		want[e.Name] = e.Version
+	}
+	for _, e := range m.Extensions {
+		have[e.Name] = e.Version
+	}
+	names := maps.Clone(want)
+	maps.Copy(names, have)
+	var out []Reason
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		w, wanted := want[name]
+		h, found := have[name]
+		switch {
+		case !found:
+			out = append(out, Reason{Code: "extension-missing", Text: fmt.Sprintf("extension %s %s is missing", name, w), New: w})
+		case !wanted:
+			out = append(out, Reason{Code: "extension-extra", Text: fmt.Sprintf("extension %s %s is not in the schematic", name, h), Old: h})
+		case w != h && w != "":
+			out = append(out, Reason{"extension-version", fmt.Sprintf("extension %s %s → %s", name, h, w), h, w})
+		}
+	}
+	return out
+}
+
+// diffVM looks at what a finished roll leaves behind in the VM: nothing but its mark.
+func diffVM(w Wanted, vm VM) []Reason {
+	var out []Reason
+	disks, err := vm.Disks()
+	if err != nil {
+		return []Reason{{Code: "vm-config", Text: err.Error()}}
+	}
+	for _, d := range disks {
+		if name, iso := bootISO(d); iso {
+			out = append(out, Reason{Code: "boot-media", Text: fmt.Sprintf("boot ISO %s is still in %s", name, d.Key), Old: name})
+		}
+		if w.SystemGiB != 0 && d.Key == w.SystemDisk && d.SizeBytes() != uint64(w.SystemGiB)<<30 {
+			out = append(out, Reason{
+				"system-disk-size", fmt.Sprintf("system disk %s: %s → %dG", d.Key, d.Option("size"), w.SystemGiB),
+				d.Option("size"), fmt.Sprintf("%dG", w.SystemGiB),
+			})
+		}
+	}
+	return out
+}
+
+// bootISO tells a boot ISO of recast by its name.
+func bootISO(d Disk) (name string, ok bool) {
+	_, path, _ := strings.Cut(d.Volid, ":")
+	name = path[strings.LastIndex(path, "/")+1:]
+	return name, d.CDROM && strings.HasPrefix(name, "recast-") && strings.HasSuffix(name, ".iso")
+}
+
+// lockArg is the kernel argument by which a schematic carries the hash of its extension digests.
+const lockArg = "recast.lock="
+
+// LockHash is the lock that the image was built from, as its schematic states
+// it: "sha256-…", or "" where recast did not lock it. The kernel's own command
+// line is no evidence: GRUB drops schematic arguments on an upgrade.
+func (s SchematicEntry) LockHash() string {
+	for field := range strings.FieldsSeq(s.YAML) {
+		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), lockArg); ok {
+			return hash
+		}
+	}
+	return ""
+}
+
+// short cuts a digest or ID to what people compare by eye.
+func short(id string) string {
+	for _, p := range []string{"sha256:", "sha256-"} {
+		if hex, ok := strings.CutPrefix(id, p); ok {
+			return p + hex[:min(12, len(hex))]
+		}
+	}
+	return id[:min(12, len(id))]
+}

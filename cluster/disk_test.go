@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseDisk(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		key, value string
+		want       Disk
+		bytes      uint64
+		err        string
+	}{
+		"file storage": {
+			"scsi1", "fast:9011/vm-9011-disk-1.raw,discard=on,serial=data-wk1,size=20G",
+			Disk{Key: "scsi1", Volid: "fast:9011/vm-9011-disk-1.raw", Owner: 9011, Options: []string{"discard=on", "serial=data-wk1", "size=20G"}}, 20 << 30, "",
+		},
+		"block storage": {
+			"virtio0", "thin:vm-100-disk-0,size=528K",
+			Disk{Key: "virtio0", Volid: "thin:vm-100-disk-0", Owner: 100, Options: []string{"size=528K"}}, 528 << 10, "",
+		},
+		"linked clone is owned by the clone": {
+			"scsi0", "st:400/base-400-disk-0.qcow2/401/vm-401-disk-0.qcow2",
+			Disk{Key: "scsi0", Volid: "st:400/base-400-disk-0.qcow2/401/vm-401-disk-0.qcow2", Owner: 401}, 0, "",
+		},
+		"file= prefix":     {"scsi0", "file=a:vm-5-disk-0", Disk{Key: "scsi0", Volid: "a:vm-5-disk-0", Owner: 5}, 0, ""},
+		"ISO has no owner": {"ide2", "isos:iso/x.iso,media=cdrom", Disk{Key: "ide2", Volid: "isos:iso/x.iso", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
+		"empty drive":      {"ide2", "none,media=cdrom", Disk{Key: "ide2", Volid: "none", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
+		"cloud-init": {
+			"ide0", "fast:9011/vm-9011-cloudinit.qcow2,media=cdrom",
+			Disk{Key: "ide0", Volid: "fast:9011/vm-9011-cloudinit.qcow2", Owner: 9011, CDROM: true, Options: []string{"media=cdrom"}}, 0, "",
+		},
+		"an ISO named like a disk": {"ide2", "isos:iso/vm-9-disk.iso,media=cdrom", Disk{Key: "ide2", Volid: "isos:iso/vm-9-disk.iso", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
+		"host device":              {"scsi3", "/dev/sdb", Disk{Key: "scsi3", Volid: "/dev/sdb"}, 0, ""},
+		"not a drive":              {key: "net0", value: "virtio=AA", err: `"net0" is not a drive`},
+		"controller":               {key: "scsihw", value: "virtio-scsi-single", err: `"scsihw" is not a drive`},
+		"no volume":                {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ParseDisk(tc.key, tc.value)
+			if msg := message(err); msg != tc.err {
+				t.Fatalf("error %q, want %q", msg, tc.err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+			if got.SizeBytes() != tc.bytes {
+				t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
+			}
+			if err == nil && tc.value != "file=a:vm-5-disk-0" && got.Value() != tc.value {
+				t.Errorf("written back as %q", got.Value())
+			}
+		})
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestDisksAreOrderedByBusAndNumber(t *testing.T) {
+	t.Parallel()
+	vm := VM{ID: 1, Config: map[string]string{"scsi10": "a:vm-1-disk-3", "scsi2": "a:vm-1-disk-2", "efidisk0": "a:vm-1-disk-0", "scsihw": "lsi", "name": "x"}}
+	disks, err := vm.Disks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, d := range disks {
+		keys = append(keys, d.Key)
+	}
+	if diff := cmp.Diff([]string{"efidisk0", "scsi2", "scsi10"}, keys); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzParseDisk(f *testing.F) {
+	f.Add("scsi0", "fast:9011/vm-9011-disk-1.raw,discard=on,size=20G")
+	f.Add("ide2", "none,media=cdrom")
+	f.Fuzz(func(t *testing.T, key, value string) {
+		d, err := ParseDisk(key, value)
+		if err != nil {
+			return
+		}
+		again, err := ParseDisk(key, d.Value())
+		if err != nil {
+			t.Fatalf("%q was read, but not its own writing %q: %v", value, d.Value(), err)
+		}
+		if diff := cmp.Diff(d, again); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestProveSystemDisk(t *testing.T) {
+	t.Parallel()
+	const scsi = "virtio-scsi-single"
+	for name, tc := range map[string]struct {
+		config  map[string]string
+		machine Machine
+		slot    string
+		want    string
+		err     string
+	}{
+		"by serial": {
+			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=sys,size=10G", "scsi1": "f:vm-1-disk-1,serial=data,size=10G"},
+			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sda", Serial: "data"}, {Device: "sdb", Serial: "sys"}}},
+			want:    "scsi0",
+		},
+		"by SCSI address": {
+			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,size=10G", "scsi3": "f:vm-1-disk-1,size=10G"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:3"}, {Device: "sdb"}}},
+			want:    "scsi3",
+		},
+		"by unique size": {
+			config:  map[string]string{"virtio0": "f:vm-1-disk-0,size=10G", "virtio1": "f:vm-1-disk-1,size=20G"},
+			machine: Machine{SystemDisk: "vdb", Disks: []MachineDisk{{Device: "vda", SizeBytes: 10 << 30}, {Device: "vdb", SizeBytes: 20 << 30}}},
+			want:    "virtio1",
+		},
+		"same size twice is ambiguous": {
+			config:  map[string]string{"virtio0": "f:vm-1-disk-0,size=10G", "virtio1": "f:vm-1-disk-1,size=10G"},
+			machine: Machine{SystemDisk: "vdb", Disks: []MachineDisk{{Device: "vda", SizeBytes: 10 << 30}, {Device: "vdb", SizeBytes: 10 << 30}}},
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches vdb (no serial, and vda has the same size)`,
+		},
+		"one serial twice is ambiguous": {
+			config:  map[string]string{"scsi0": "f:vm-1-disk-0,serial=s", "scsi1": "f:vm-1-disk-1,serial=s"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "s"}}},
+			err:     `VM 1 "" on : system disk can't be proven: 2 drives match sda (serial s)`,
+		},
+		"the user's word must agree": {
+			config:  map[string]string{"scsi0": "f:vm-1-disk-0,serial=sys", "scsi1": "f:vm-1-disk-1,serial=data"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "sys"}}}, slot: "scsi1",
+			err: `VM 1 "" on : system disk can't be proven: the configuration says scsi1, but the machine runs from scsi0 (serial sys)`,
+		},
+		"the machine does not say": {
+			config: map[string]string{"scsi0": "f:vm-1-disk-0,serial=sys"},
+			err:    `VM 1 "" on : system disk can't be proven: the machine does not name it`,
+		},
+		"EFI variables and detached disks are none": {
+			config:  map[string]string{"efidisk0": "f:vm-1-disk-0,size=4M", "unused0": "f:vm-1-disk-5", "virtio1": "f:vm-1-disk-1,size=20G"},
+			machine: Machine{SystemDisk: "vda", Disks: []MachineDisk{{Device: "vda", SizeBytes: 20 << 30}}},
+			want:    "virtio1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
+			if msg := message(err); msg != tc.err {
+				t.Fatalf("error %q, want %q", msg, tc.err)
+			}
+			if got.Key != tc.want {
+				t.Errorf("proved %q, want %q", got.Key, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,71 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// gate is the last look before the node is taken out. It only reads.
+func (n *nodeRoll) gate(ctx context.Context) error {
+	problems := []error{requireQuorum(ctx, n.Proxmox), n.requireISO(ctx)}
+	if !n.plan.Resume {
+		problems = append(problems, n.requireUnchanged(ctx), n.requireOthersReady(ctx))
+	}
+	return errors.Join(problems...)
+}
+
+func (n *nodeRoll) requireISO(ctx context.Context) error {
+	_, err := n.isoVolume(ctx)
+	return err
+}
+
+// isoVolume finds the boot ISO on the first of the configured storages that has it for this host.
+func (n *nodeRoll) isoVolume(ctx context.Context) (string, error) {
+	for _, storage := range n.want.ISOStorages {
+		volid := storage + ":iso/" + n.want.Build.ISOName
+		found, err := n.Proxmox.HasVolume(ctx, n.plan.Host, volid)
+		if err != nil {
+			return "", fmt.Errorf("look for %s on %s: %w", volid, n.plan.Host, err)
+		}
+		if found {
+			return volid, nil
+		}
+	}
+	return "", fault.WithHint(fault.Refusedf("boot ISO %s is on none of %s as host %s sees them",
+		n.want.Build.ISOName, strings.Join(n.want.ISOStorages, ", "), n.plan.Host), "recast publish")
+}
+
+func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	if err != nil {
+		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	if vm.Digest != n.plan.Digest || vm.UUID() != n.plan.UUID || vm.Host != n.plan.Host {
+		return fault.WithHint(fault.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
+	}
+	return nil
+}
+
+// requireOthersReady refuses to take a node out while another one is down.
+func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
+	nodes, err := n.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	var down []string
+	for _, k := range nodes {
+		if k.Name != n.plan.Node && !k.Ready {
+			down = append(down, k.Name)
+		}
+	}
+	if len(down) > 0 {
+		slices.Sort(down)
+		return fault.WithHint(fault.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; two nodes out at once is one too many")
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"golang.org/x/sync/errgroup"
+)
+
+// Sources is where Observe reads.
+type Sources struct {
+	Proxmox Inventory
+	Talos   Talos
+	Kube    Kube
+	Cluster string // name of the cluster; records of other clusters are not ours
+}
+
+// Observation is the whole world as it was found, once.
+type Observation struct {
+	VMs     []VM // of the whole Proxmox cluster, by VMID
+	Quorate bool // the Proxmox cluster has quorum
+	Parking []Parking
+	Nodes   []KubeNode
+	Found   []Found // one per wanted node, in their order
+}
+
+// Parking is a parking VM with what its description says.
+type Parking struct {
+	VM     VM
+	Record Record
+}
+
+// observeLimit bounds how many machines are read at once.
+const observeLimit = 8
+
+// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails
+// where a source as a whole can't be read or a node can't be matched to exactly
+// one VM; a single machine that does not answer is left nil with its reason in Errs.
+func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, error) {
+	o, members, err := observeSources(ctx, src)
+	if err != nil {
+		return Observation{}, err
+	}
+	o.Found = make([]Found, len(wanted))
+	var problems []error
+	for i, w := range wanted {
+		f, err := match(w, &o, members)
+		if err != nil {
+			problems = append(problems, err)
+		}
+		o.Found[i] = f
+	}
+	if err := errors.Join(problems...); err != nil {
+		return Observation{}, err
+	}
+	g := errgroup.Group{}
+	g.SetLimit(observeLimit)
+	for i := range o.Found {
+		g.Go(func() error {
+			readMachine(ctx, src, &o.Found[i])
+			return nil
+		})
+	}
+	return o, g.Wait()
+}
+
+func observeSources(ctx context.Context, src Sources) (o Observation, members []Member, err error) {
+	var errProxmox, errQuorum, errKube, errTalos error
+	g := errgroup.Group{}
+	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
+	g.Go(func() error { o.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
+	g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
+	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	_ = g.Wait() // none of them returns an error: each is reported with its source
+	if err := errors.Join(
+		prefix("read Proxmox", errors.Join(errProxmox, errQuorum)),
+		prefix("read Kubernetes", errKube),
+		prefix("read Talos", errTalos),
+	); err != nil {
+		return Observation{}, nil, err
+	}
+	o.Parking, err = Parkings(o.VMs, src.Cluster)
+	return o, members, err
+}
+
+func prefix(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// Parkings finds the parking VMs of a cluster among all VMs.
+func Parkings(vms []VM, cluster string) ([]Parking, error) {
+	var out []Parking
+	var problems []error
+	for _, vm := range vms {
+		rec, ok, err := ReadRecord(vm)
+		switch {
+		case err != nil:
+			problems = append(problems, err)
+		case ok && rec.Cluster == cluster:
+			out = append(out, Parking{VM: vm, Record: rec})
+		}
+	}
+	return out, errors.Join(problems...)
+}
+
+// match finds the one VM of a node: by the SMBIOS UUID that its Node object
+// states, or, while its replacement is unfinished, by the record of that.
+func match(w Wanted, o *Observation, members []Member) (Found, error) {
+	f := Found{Name: w.Name}
+	uuid := ""
+	if i := slices.IndexFunc(o.Nodes, func(n KubeNode) bool { return n.Name == w.Name }); i >= 0 {
+		f.Node = &o.Nodes[i]
+		uuid = f.Node.UUID
+		f.Addr = firstAddr(f.Node.Addresses)
+	}
+	if !f.Addr.IsValid() {
+		if i := slices.IndexFunc(members, func(m Member) bool { return m.Hostname == w.Name }); i >= 0 {
+			f.Addr = firstAddr(members[i].Addresses)
+		}
+	}
+	parked, err := parkingOf(o.Parking, w.Name)
+	if err != nil {
+		return f, err
+	}
+	f.Parking = parked
+	if f.Open() {
+		uuid = parked.Record.UUID
+	}
+	if uuid == "" {
+		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", nodeNames(o.Nodes))
+	}
+	return f, matchVM(w, &f, o.VMs, uuid)
+}
+
+func matchVM(w Wanted, f *Found, vms []VM, uuid string) error {
+	var matches []VM
+	for _, vm := range vms {
+		if vm.UUID() == uuid {
+			matches = append(matches, vm)
+		}
+	}
+	switch {
+	case len(matches) > 1:
+		return fault.WithHint(fault.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
+			"give every VM a UUID of its own (smbios1) before recast touches one of them")
+	case len(matches) == 0 && f.Open():
+		return nil // deleted by the unfinished replacement
+	case len(matches) == 0:
+		return fault.WithHint(fault.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
+			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
+	case w.VMID != 0 && matches[0].ID != w.VMID:
+		return fault.WithHint(fault.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
+			"correct or remove nodes[].vmid")
+	}
+	f.VM = &matches[0]
+	return nil
+}
+
+func parkingOf(all []Parking, node string) (*Parking, error) {
+	var mine []Parking
+	for _, p := range all {
+		if p.Record.Node == node {
+			mine = append(mine, p)
+		}
+	}
+	switch len(mine) {
+	case 0:
+		return nil, nil
+	case 1:
+		return &mine[0], nil
+	}
+	return nil, fault.WithHint(fault.Refusedf("node %s has two parking VMs: %s and %s", node, mine[0].VM, mine[1].VM),
+		"look at their descriptions; a copy (clone, restore) of a parking VM has to go")
+}
+
+func readMachine(ctx context.Context, src Sources, f *Found) {
+	if !f.Addr.IsValid() {
+		f.Errs = append(f.Errs, errors.New("no address known"))
+		return
+	}
+	m, err := src.Talos.Machine(ctx, f.Addr)
+	switch {
+	case err != nil:
+		f.Errs = append(f.Errs, fmt.Errorf("read machine %s: %w", f.Addr, err))
+	case f.VM != nil && m.UUID != f.VM.UUID():
+		f.Errs = append(f.Errs, fault.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
+	default:
+		f.Machine = &m
+	}
+}
+
+func firstAddr(addrs []netip.Addr) netip.Addr {
+	for _, a := range addrs {
+		if a.Is4() {
+			return a
+		}
+	}
+	if len(addrs) > 0 {
+		return addrs[0]
+	}
+	return netip.Addr{}
+}
+
+func nodeNames(nodes []KubeNode) []string {
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}

@@ -1,0 +1,209 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// world is a cluster of one control plane and two workers whose first is stale.
+func world() ([]Wanted, Observation) {
+	var wanted []Wanted
+	var o Observation
+	o.Quorate = true
+	for i, name := range []string{"cp1", "wk1", "wk2"} {
+		m := inSync()
+		m.UUID = "u-" + name
+		m.ControlPlane = name == "cp1"
+		m.SystemDisk = "sda"
+		m.Disks = []MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
+		if name == "wk1" {
+			m.Schematic = SchematicEntry{"id-old", "recast.lock=" + oldHash}
+		}
+		id := VMID(9001 + i)
+		vm := VM{ID: id, Name: name, Host: "pve1", Running: true, Digest: "d" + name, Config: map[string]string{
+			"smbios1": "uuid=u-" + name,
+			"scsi0":   Disk{Volid: volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
+			"scsi1":   Disk{Volid: volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
+		}}
+		o.VMs = append(o.VMs, vm)
+		o.Found = append(o.Found, Found{Name: name, VM: &o.VMs[i], Machine: &m})
+		wanted = append(wanted, Wanted{Name: name, Build: wantedBuild(), Strategy: Auto, ISOStorages: []string{"isos"}})
+	}
+	for i := range o.Found {
+		o.Found[i].VM = &o.VMs[i]
+	}
+	return wanted, o
+}
+
+func volid(id VMID, n int) string {
+	return fmt.Sprintf("fast:vm-%d-disk-%d", id, n)
+}
+
+func TestPlanRecreatesTheStaleWorker(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	plan, err := NewPlan("c1", wanted, o, past, Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := plan.Work()
+	if len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != Recreate || len(work[0].Refused) > 0 {
+		t.Fatalf("%+v", work)
+	}
+	if diff := cmp.Diff([]DiskPlan{{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9002-disk-1", Size: "20G"}}, work[0].Carried); diff != "" {
+		t.Error(diff)
+	}
+	if work[0].System.Key != "scsi0" || work[0].Digest != "dwk1" || work[0].OutageSeconds == 0 {
+		t.Errorf("%+v", work[0])
+	}
+}
+
+func TestPlanOrder(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		policy Policy
+		open   string
+		want   string
+	}{
+		"control planes first":      {Policy{}, "", "cp1 wk1 wk2"},
+		"workers first":             {Policy{WorkersFirst: true}, "", "wk1 wk2 cp1"},
+		"unfinished before all":     {Policy{}, "wk2", "wk2 cp1 wk1"},
+		"only":                      {Policy{Only: []string{"wk2"}}, "", "wk2"},
+		"exclude":                   {Policy{Exclude: []string{"cp1"}}, "", "wk1 wk2"},
+		"unfinished cannot be left": {Policy{Only: []string{"wk1"}}, "wk2", "wk2 wk1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := world()
+			for i := range o.Found {
+				if o.Found[i].Name == tc.open {
+					o.Found[i].Parking = &Parking{VM: VM{ID: 9090}, Record: Record{Run: "r1", Open: true, Build: "b1"}}
+				}
+			}
+			plan, err := NewPlan("c1", wanted, o, past, tc.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, n := range plan.Nodes {
+				got = append(got, n.Node)
+			}
+			if s := strings.Join(got, " "); s != tc.want {
+				t.Errorf("order %q, want %q", s, tc.want)
+			}
+			if (plan.Run == "r1") != (tc.open != "") {
+				t.Errorf("continues run %q", plan.Run)
+			}
+		})
+	}
+}
+
+func TestPlanFailsOnAnUnknownNode(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	_, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk9"}})
+	if fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestPlanNeedsEveryAnswer(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	o.Found[2].Machine = nil
+	if _, err := NewPlan("c1", wanted, o, past, Policy{}); err == nil {
+		t.Error("a plan was made without the answer of wk2")
+	}
+	if _, err := NewPlan("c1", wanted, o, past, Policy{Exclude: []string{"wk2"}}); err != nil {
+		t.Errorf("wk2 is left out, yet: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(w *Wanted, f *Found, o *Observation)
+		want   string
+	}{
+		"control plane": {func(_ *Wanted, f *Found, _ *Observation) { f.Machine.ControlPlane = true }, "it is a control plane: this version recreates workers only"},
+		"template":      {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Template = true }, "the VM is a template"},
+		"lock":          {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Lock = "backup" }, "the VM is locked (backup)"},
+		"HA":            {func(_ *Wanted, f *Found, _ *Observation) { f.VM.HA = true }, "managed by Proxmox HA"},
+		"snapshots":     {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["parent"] = "before" }, "the VM has snapshots (before)"},
+		"protection":    {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["protection"] = "1" }, "the VM is protected"},
+		"pending":       {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Pending = []string{"memory"} }, "pending changes (memory)"},
+		"cicustom":      {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["cicustom"] = "user=x" }, "the VM has cicustom"},
+		"cipassword":    {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["cipassword"] = "**********" }, "the VM has cipassword"},
+		"args":          {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["args"] = "-x" }, "its setting args can only be written by root@pam"},
+		"raw PCI":       {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["hostpci0"] = "0000:01:00.0" }, "its setting hostpci0 can only be"},
+		"mapped PCI":    {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["hostpci0"] = "mapping=gpu" }, ""},
+		"serial socket": {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["serial0"] = "socket" }, ""},
+		"raw serial":    {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["serial0"] = "/dev/ttyS0" }, "its setting serial0 can only be"},
+		"foreign disk":  {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["scsi2"] = "fast:vm-200-disk-0,serial=x" }, "scsi2 (fast:vm-200-disk-0) belongs to VM 200"},
+		"host device":   {func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["scsi2"] = "/dev/sdx,serial=x" }, "scsi2 is a device of the host"},
+		"volume named twice": {
+			func(_ *Wanted, f *Found, o *Observation) { o.VMs[0].Config["scsi5"] = f.VM.Config["scsi1"] },
+			"scsi1 (fast:vm-9002-disk-1) is used in more than one place: scsi1 of VM 9002, scsi5 of VM 9001",
+		},
+		"user volume on the system disk": {
+			func(_ *Wanted, f *Found, _ *Observation) {
+				f.Machine.Volumes = []Volume{{Disk: "sda", Label: "u-data"}}
+			}, "the system disk holds the volume u-data, which would be lost",
+		},
+		"META on a data disk": {
+			func(_ *Wanted, f *Found, _ *Observation) { f.Machine.Volumes = []Volume{{Disk: "sdb", Label: "META"}} },
+			"sdb carries a META partition",
+		},
+		"EPHEMERAL on a data disk is fine": {func(_ *Wanted, f *Found, _ *Observation) {
+			f.Machine.Volumes = []Volume{{Disk: "sdb", Label: "EPHEMERAL"}}
+		}, ""},
+		"persistent disk without serial": {
+			func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config["scsi1"] = "fast:vm-9002-disk-1,size=20G" },
+			"persistent disk scsi1 has no serial",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := world()
+			tc.change(&wanted[1], &o.Found[1], &o)
+			plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			refused := plan.Nodes[0].Refused
+			if tc.want == "" && len(refused) > 0 || tc.want != "" && (len(refused) != 1 || !strings.Contains(refused[0], tc.want)) {
+				t.Errorf("refused: %q, want %q", refused, tc.want)
+			}
+		})
+	}
+}
+
+func TestNeedsAreCheckedByPath(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	plan, err := NewPlan("c1", wanted, o, past, Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	needs := NeedsOf(plan)
+	all := map[string][]string{"/": nil}
+	for _, privs := range needs {
+		all["/"] = append(all["/"], privs...)
+	}
+	if err := needs.Check(all); err != nil {
+		t.Errorf("everything is granted at the root: %v", err)
+	}
+	err = needs.Check(map[string][]string{"/": all["/"], "/storage/fast": {"Datastore.Audit"}})
+	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
+	if message(err) != want || fault.KindOf(err) != fault.Refused {
+		t.Errorf("err = %v, want %s", err, want)
+	}
+	if err := needs.Check(map[string][]string{}); err == nil {
+		t.Error("a token with nothing passed")
+	}
+}

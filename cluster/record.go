@@ -1,0 +1,117 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Record is the durable account of one replacement. It lives in the
+// description of the node's parking VM, so that anybody who can read Proxmox
+// can see what is where; nothing in it is secret.
+type Record struct {
+	Cluster     string       `json:"cluster"`
+	Node        string       `json:"node"`
+	Run         string       `json:"run"`
+	Build       string       `json:"build"` // build ID the node is being brought to
+	VMID        VMID         `json:"vmid"`
+	UUID        string       `json:"uuid"`
+	VMName      string       `json:"name"`
+	Open        bool         `json:"open"`                  // the replacement is not finished
+	WasCordoned bool         `json:"wasCordoned,omitempty"` // somebody else had cordoned the node before
+	Disks       []ParkedDisk `json:"disks,omitempty"`       // of the open replacement
+	Kept        []KeptDisk   `json:"kept,omitempty"`        // old system disks, newest last
+}
+
+// ParkedDisk maps a drive of the node's VM to its place on the parking VM.
+type ParkedDisk struct {
+	Key     string `json:"key"`     // on the node's VM
+	ParkKey string `json:"parkKey"` // on the parking VM
+	Volid   string `json:"volid"`   // as it was before the replacement
+	Options string `json:"options,omitempty"`
+	System  bool   `json:"system,omitempty"`
+}
+
+// KeptDisk is an old system disk that stays parked: the way back.
+type KeptDisk struct {
+	Key string `json:"key"` // on the parking VM
+	Run string `json:"run"` // the run that replaced it
+}
+
+const (
+	recordMark = "recast-record: "
+	runMark    = "recast: run="
+	// maxDescription is Proxmox's limit for a VM's description, in characters.
+	maxDescription = 8192
+)
+
+// Description renders the record for people and, on its last line, for recast.
+func (r Record) Description() (string, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("record of %s: %w", r.Node, err)
+	}
+	state := "keeps the previous system disk of"
+	if r.Open {
+		state = "holds, during a roll, the disks of"
+	}
+	text := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n%s%s",
+		state, r.Node, r.VMID, r.Cluster, recordMark, b)
+	if len(text) > maxDescription {
+		return "", fault.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
+	}
+	return text, nil
+}
+
+// ReadRecord reads the record of a parking VM; ok is false for any other VM.
+func ReadRecord(vm VM) (rec Record, ok bool, err error) {
+	for line := range strings.Lines(vm.Config["description"]) {
+		b, found := strings.CutPrefix(strings.TrimSpace(line), recordMark)
+		if !found {
+			continue
+		}
+		if err := json.Unmarshal([]byte(b), &rec); err != nil {
+			return Record{}, true, fault.Refusedf("%s: record in its description can't be read: %w", vm, err)
+		}
+		return rec, true, nil
+	}
+	return Record{}, false, nil
+}
+
+// parked finds the entry of a drive of the node's VM.
+func (r Record) parked(key string) (ParkedDisk, bool) {
+	for _, d := range r.Disks {
+		if d.Key == key {
+			return d, true
+		}
+	}
+	return ParkedDisk{}, false
+}
+
+// markDescription adds the run's mark to a VM's own description, replacing an older one.
+func markDescription(description, run, build string) string {
+	var kept []string
+	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
+		if !strings.HasPrefix(line, runMark) {
+			kept = append(kept, line)
+		}
+	}
+	text := strings.TrimRight(strings.Join(kept, "\n"), "\n")
+	if text != "" {
+		text += "\n"
+	}
+	return text + runMark + run + " build=" + build
+}
+
+// MadeBy returns the run that created the VM, "" if no run of recast did.
+func (vm VM) MadeBy() string {
+	for line := range strings.Lines(vm.Config["description"]) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), runMark); ok {
+			run, _, _ := strings.Cut(rest, " ")
+			return run
+		}
+	}
+	return ""
+}

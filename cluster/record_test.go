@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRecordSurvivesADescription(t *testing.T) {
+	t.Parallel()
+	rec := Record{
+		Cluster: "c1", Node: "wk1", Run: "20261121-0421-3f2a", Build: "b", VMID: 9011, UUID: "u", VMName: "wk1", Open: true, WasCordoned: true,
+		Disks: []ParkedDisk{{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:9011/vm-9011-disk-0.raw", Options: "serial=a,size=10G", System: true}},
+		Kept:  []KeptDisk{{Key: "scsi29", Run: "earlier"}},
+	}
+	text, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, word := range []string{"wk1", "VM 9011", "c1", "Never start it"} {
+		if !strings.Contains(text, word) {
+			t.Errorf("a person reads %q, which lacks %q", text, word)
+		}
+	}
+	// Proxmox gives descriptions back with a line break at the end.
+	got, ok, err := ReadRecord(VM{Config: map[string]string{"description": text + "\n"}})
+	if err != nil || !ok {
+		t.Fatalf("ok %t, err %v", ok, err)
+	}
+	if diff := cmp.Diff(rec, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestReadRecordOfOtherVMs(t *testing.T) {
+	t.Parallel()
+	if _, ok, err := ReadRecord(VM{Config: map[string]string{"description": "web server\nsince 2019"}}); ok || err != nil {
+		t.Errorf("ok %t, err %v", ok, err)
+	}
+	_, ok, err := ReadRecord(VM{ID: 9, Config: map[string]string{"description": recordMark + `{"node":`}})
+	if !ok || err == nil {
+		t.Errorf("a damaged record: ok %t, err %v", ok, err)
+	}
+}
+
+func TestRecordTooLargeForADescription(t *testing.T) {
+	t.Parallel()
+	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", maxDescription)}}}
+	if _, err := rec.Description(); err == nil {
+		t.Error("Proxmox would have refused this description in the middle of a roll")
+	}
+}
+
+func TestMarkDescription(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ old, want string }{
+		"none":            {"", "recast: run=r2 build=b"},
+		"user's text":     {"mine\n\nyours\n", "mine\n\nyours\nrecast: run=r2 build=b"},
+		"an earlier mark": {"mine\nrecast: run=r1 build=a\n", "mine\nrecast: run=r2 build=b"},
+	} {
+		got := markDescription(tc.old, "r2", "b")
+		if got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+		if by := (VM{Config: map[string]string{"description": got}}).MadeBy(); by != "r2" {
+			t.Errorf("%s: made by %q", name, by)
+		}
+	}
+}
+
+func TestParkingKeys(t *testing.T) {
+	t.Parallel()
+	taken := map[string]bool{"scsi1": true, "scsi30": true}
+	for _, tc := range []struct {
+		key    string
+		system bool
+		want   string
+	}{{"scsi0", true, "scsi29"}, {"scsi1", false, "scsi0"}, {"scsi2", false, "scsi2"}, {"efidisk0", false, "efidisk0"}} {
+		got, err := parkingKey(tc.key, tc.system, taken)
+		if err != nil || got != tc.want {
+			t.Errorf("%s (system %t): %q, %v, want %q", tc.key, tc.system, got, err, tc.want)
+		}
+		taken[got] = true
+	}
+	for i := range scsiKeys {
+		taken["scsi"+strconv.Itoa(i)] = true
+	}
+	if _, err := parkingKey("scsi4", false, taken); err == nil {
+		t.Error("no key is free, yet one was found")
+	}
+}

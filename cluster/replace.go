@@ -1,0 +1,192 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Replace exchanges a stopped VM for a new one under the same VMID, with a
+// blank system disk and every other disk carried over. Meanwhile each disk has
+// a name in the parking VM's configuration. It needs Proxmox and nothing else.
+type Replace struct {
+	Proxmox   Proxmox
+	Run       string
+	Build     string // build ID, for the mark on the new VM
+	VM        VM     // as it was before anything was touched
+	Parking   VMID   // the parking VM, with an open record of this run
+	Disks     []ParkedDisk
+	ISO       string // volid of the boot ISO
+	SystemGiB int    // wanted size of the new system disk; 0 or less than before: as before
+	Serial    string // of the new system disk
+}
+
+// Steps is the exchange as a tree of its own.
+func (r *Replace) Steps() step.Step {
+	known := replacing(func(context.Context) (*Replace, error) { return r, nil })
+	branch := func(id, title string, steps []step.Step) step.Step {
+		return step.Step{ID: id, Title: title, Risk: step.Destructive, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
+	}
+	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), known.takeDown())
+	down.Skip = r.replaced
+	return branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID), []step.Step{
+		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.bringUp()),
+	})
+}
+
+// replacing gives the exchange when a step runs: in a roll it is known only
+// once the VM was remembered.
+type replacing func(ctx context.Context) (*Replace, error)
+
+func (get replacing) takeDown() []step.Step {
+	return []step.Step{
+		{ID: "park", Title: "park every disk on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps)},
+		{ID: "delete-vm", Title: "delete the VM, which owns no disk any more", Risk: step.Destructive, Skip: get.skip((*Replace).replaced), Do: get.do((*Replace).deleteVM)},
+	}
+}
+
+func (get replacing) bringUp() []step.Step {
+	return []step.Step{
+		{ID: "create-vm", Title: "create the VM again with a blank system disk", Risk: step.Disruptive, Skip: get.skip((*Replace).created), Do: get.do((*Replace).createVM)},
+		{ID: "attach", Title: "give the persistent disks back", Risk: step.Disruptive, Steps: get.steps((*Replace).attachSteps)},
+	}
+}
+
+func (get replacing) skip(f func(*Replace, context.Context) (string, error)) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		r, err := get(ctx)
+		if err != nil {
+			return "", err
+		}
+		return f(r, ctx)
+	}
+}
+
+func (get replacing) do(f func(*Replace, context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		r, err := get(ctx)
+		if err != nil {
+			return err
+		}
+		return f(r, ctx)
+	}
+}
+
+func (get replacing) steps(f func(*Replace) []step.Step) func(context.Context) ([]step.Step, error) {
+	return func(ctx context.Context) ([]step.Step, error) {
+		r, err := get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return f(r), nil
+	}
+}
+
+// current reads the VM afresh; found is false once it is deleted.
+func (r *Replace) current(ctx context.Context) (vm VM, found bool, err error) {
+	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return VM{}, false, nil
+	case err != nil:
+		return VM{}, false, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+	}
+	return vm, true, nil
+}
+
+// replaced is the goal of take-down: the VM as it was is gone.
+func (r *Replace) replaced(ctx context.Context) (string, error) {
+	vm, found, err := r.current(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case !found:
+		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
+	case vm.MadeBy() == r.Run:
+		return fmt.Sprintf("VM %d was made by this run", r.VM.ID), nil
+	}
+	return "", nil
+}
+
+// emptied is the goal of parking: a delete would free nothing but the cloud-init drive.
+func (r *Replace) emptied(ctx context.Context) (string, error) {
+	if reason, err := r.replaced(ctx); err != nil || reason != "" {
+		return reason, err
+	}
+	vm, _, err := r.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	owned, err := ownedDisks(vm)
+	if err != nil || len(owned) > 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%s owns no disk", vm), nil
+}
+
+// ownedDisks lists what Proxmox would free with the VM, the cloud-init drive aside.
+func ownedDisks(vm VM) ([]string, error) {
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	var owned []string
+	for _, d := range disks {
+		if !d.CloudInit() && (d.Owner == vm.ID || !d.CDROM) {
+			owned = append(owned, d.Key+" ("+d.Volid+")")
+		}
+	}
+	return owned, nil
+}
+
+// deleteVM deletes the VM if it is still the one that was planned, stopped and empty.
+func (r *Replace) deleteVM(ctx context.Context) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return err
+	}
+	owned, err := ownedDisks(vm)
+	if err != nil {
+		return err
+	}
+	switch {
+	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
+		return fault.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
+	case vm.Running:
+		return fault.Refusedf("%s was started by somebody else", vm)
+	case vm.Lock != "":
+		return fault.Refusedf("%s is locked (%s)", vm, vm.Lock)
+	case len(owned) > 0:
+		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
+	}
+	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.Proxmox.DeleteVM(ctx, vm); err != nil {
+		return fmt.Errorf("delete %s: %w", vm, err)
+	}
+	return nil
+}
+
+// requireQuorum is asked right before every call that can destroy: without
+// quorum Proxmox deletes a VM's disks first and fails afterwards.
+func requireQuorum(ctx context.Context, px Inventory) error {
+	quorate, err := px.Quorate(ctx)
+	if err != nil {
+		return fmt.Errorf("ask Proxmox for quorum: %w", err)
+	}
+	if !quorate {
+		return fault.WithHint(fault.Refusedf("the Proxmox cluster has no quorum"), "look at pvecm status on a Proxmox node, then run the same command again")
+	}
+	return nil
+}
+
+// sameOptions compares drive options regardless of their order: Proxmox sorts them when it writes.
+func sameOptions(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}

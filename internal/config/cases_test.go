@@ -1,0 +1,157 @@
+package config_test
+
+import "strings"
+
+func wholeFileCases() map[string]problemCase {
+	return map[string]problemCase{
+		"empty":             {"", "1:1: the file is empty"},
+		"only comments":     {"# nothing\n", "1:1: the file is empty"},
+		"empty document":    {"---\n...\n", `1:1: must be a mapping that starts with "version: 1"`},
+		"a list":            {"- version: 1\n", `1:1: must be a mapping that starts with "version: 1"`},
+		"text":              {"hello\n", `1:1: must be a mapping that starts with "version: 1"`},
+		"two documents":     {small + "---\nversion: 1\n", "16:1: a second document starts here: recast.yaml is one document"},
+		"broken second":     {small + "---\n[", "18:1: not valid YAML: while parsing a flow node: did not find expected node content"},
+		"tab":               {change("  version: v1", "\tversion: v1"), "4:1: not valid YAML: the line is indented with a tab: use spaces"},
+		"open bracket":      {change("[isos]", "[isos"), "8:11: not valid YAML: while parsing a flow sequence: did not find expected ',' or ']'"},
+		"two colons":        {change("cluster: home", "cluster: a: b"), "2:11: not valid YAML: mapping values are not allowed in this context"},
+		"unknown anchor":    {change("cluster: home", "cluster: *home"), "2:10: not valid YAML: unknown anchor 'home' referenced"},
+		"deep":              {change("[isos]", strings.Repeat("[", 20000)), "7:10014: not valid YAML: while increasing flow level: exceeded max depth of 10000"},
+		"not UTF-8":         {change("home", "hö\xffme"), "2:12: not UTF-8 text"},
+		"control character": {change("home", "ho\x00me"), "2:12: not UTF-8 text"},
+		"UTF-16":            {"\xff\xfev\x00", "1:1: not UTF-8 text"},
+		"newer version":     {"version: 2\nsomething: new\n", "1:1: version: 2 was made for a newer recast: this one reads version 1"},
+		"no such version":   {"version: 0\nsomething: old\n", "1:1: version: there is no version 0 of this file: use 1"},
+		"version as text":   {change("version: 1", `version: "1"`), "1:1: version: must be a whole number, not text"},
+		"no version":        {change("version: 1\n", ""), "1:1: version: required"},
+	}
+}
+
+func keyCases() map[string]problemCase {
+	return map[string]problemCase{
+		"misspelt section":  {change("cluster:", "clutser:"), `2:1: clutser: unknown key, did you mean "cluster"?`},
+		"misspelt key":      {change("  vmids", "  vmIDs"), `12:3: proxmox.vmIDs: unknown key, did you mean "vmids"?`},
+		"unknown key":       {change("  version: v1", "  flavour: salty\n  version: v1"), "4:3: talos.flavour: unknown key, expected one of version, config, machineConfigs"},
+		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, images, schematics, proxmox, nodes, roll`},
+		"key given twice":   {small + "cluster: away\n", "16:1: cluster: is there already (line 2)"},
+		"node key twice":    {withNode("name: cp2"), "16:5: nodes[0].name: is there already (line 14)"},
+		"key is a number":   {small + "1: x\n", "16:1: 1: a key must be text: put it in quotes"},
+		"key is a list":     {small + "? [a]\n: x\n", `16:3: "": a key must be text: put it in quotes`},
+		"merge key":         {withNode("<<: {vmid: 101}"), `16:5: nodes[0]."<<": merge keys are not read: write the keys out`},
+		"no value":          {change("cluster: home", "cluster:"), "2:1: cluster: has no value: give it one or remove it"},
+		"no value, null":    {withRoll("settle: ~"), "17:3: roll.settle: has no value: give it one or remove it"},
+		"section missing":   {withNodes(""), "1:1: nodes: required"},
+		"key missing":       {change("  vmids: 9000-9099\n", ""), "10:1: proxmox.vmids: required"},
+		"node key missing":  {change("    schematic: default\n", ""), "14:5: nodes[0].schematic: required"},
+		"iso missing":       {change("  iso:\n    storage: [isos]", "  arch: amd64"), "5:1: images.iso: required"},
+		"token":             {withProxmox("token: root@pam!x=1234"), "11:3: proxmox.token: secrets never live in this file: export PROXMOX_VE_API_TOKEN"},
+		"password":          {withProxmox("rootPassword: hunter2"), "11:3: proxmox.rootPassword: secrets never live in this file: export PROXMOX_VE_API_TOKEN"},
+		"insecure":          {withProxmox("insecure: true"), "11:3: proxmox.insecure: TLS is always verified: give fingerprint or caFile"},
+	}
+}
+
+func typeCases() map[string]problemCase {
+	return map[string]problemCase{
+		"text for a section":    {withNodes("nodes: cp1"), "13:1: nodes: must be a list, not text"},
+		"section for a list":    {withNodes("nodes: {cp1: {}}"), "13:1: nodes: must be a list, not a section"},
+		"list for a section":    {withRoll("drain: [10m]"), "17:3: roll.drain: must be a section with keys of its own, not a list"},
+		"list item":             {withNodes("nodes:\n  - cp1"), "14:5: nodes[0]: must be a section with keys of its own, not text"},
+		"number for text":       {change("version: v1.13.9", "version: 1.13"), "4:3: talos.version: must be text, not the number 1.13: put it in quotes"},
+		"date for text":         {change("home", "2026-01-01"), "2:1: cluster: must be text, not the date 2026-01-01: put it in quotes"},
+		"bool for text":         {change("home", "true"), "2:1: cluster: must be text, not true: put it in quotes"},
+		"list for text":         {change("home", "[home]"), "2:1: cluster: must be text, not a list"},
+		"tagged text":           {change("home", "!!binary aG9tZQ=="), `2:1: cluster: must be text, not a value tagged "!!binary": put it in quotes`},
+		"text for a number":     {withNode(`vmid: "101"`), "16:5: nodes[0].vmid: must be a whole number, not text"},
+		"fraction":              {withNode("vmid: 1.5"), "16:5: nodes[0].vmid: must be a whole number, not the number 1.5"},
+		"octal":                 {withNode("vmid: 0144"), `16:5: nodes[0].vmid: "0144" is not a plain decimal number`},
+		"enormous":              {withNode("vmid: 99999999999999999999"), "16:5: nodes[0].vmid: must be a whole number, not the number 99999999999999999999"},
+		"yes for true":          {withRoll("canary: yes"), "17:3: roll.canary: must be true or false, not text"},
+		"duration, no unit":     {withRoll("settle: 30"), `17:3: roll.settle: "30" is not a duration: write it like 30s, 10m or 1h30m`},
+		"duration, words":       {withRoll("settle: a while"), `17:3: roll.settle: "a while" is not a duration: write it like 30s, 10m or 1h30m`},
+		"duration, list":        {withRoll("settle: [30s]"), "17:3: roll.settle: must be a duration such as 10m, not a list"},
+		"duration, zero":        {withRoll("poll: 0s"), "17:3: roll.poll: must be longer than nothing"},
+		"duration, negative":    {withRoll("timeouts: {boot: -1m}"), "17:14: roll.timeouts.boot: must be longer than nothing"},
+		"schematic, a number":   {change("base.yaml", "5"), "9:3: schematics.default: must be the path of a file, not the number 5"},
+		"range, a number":       {change("9000-9099", "9000"), "12:3: proxmox.vmids: must be a range such as 9000-9099, not the number 9000"},
+		"range, a section":      {change("9000-9099", "{first: 9000}"), "12:3: proxmox.vmids: must be a range such as 9000-9099, not a section"},
+		"endpoints, no list":    {change(`["https://pve1:8006"]`, `"https://pve1:8006"`), "11:3: proxmox.endpoints: must be a list, not text"},
+		"list item, no value":   {change("[isos]", "[isos, ~]"), "7:21: images.iso.storage[1]: has no value: give it one or remove it"},
+		"anchor of a bad value": {small + "roll:\n  settle: &d 1x\n  canary: true\n", `17:3: roll.settle: "1x" is not a duration: write it like 30s, 10m or 1h30m`},
+	}
+}
+
+func unservedCases() map[string]problemCase {
+	const unserved = "not served by this version of recast: "
+	return map[string]problemCase{
+		"kubernetes":      {small + "kubernetes: {version: v1.35.4}\n", "16:1: kubernetes: " + unserved + "remove it; Kubernetes stays at the version it has"},
+		"imager":          {withImages("builder: imager"), `6:3: images.builder: "imager" is ` + unserved + "use factory or auto"},
+		"mirror":          {withImages("mirror: ghcr.io/acme/talos"), "6:3: images.mirror: " + unserved + "remove it; nodes pull the installer from the factory"},
+		"secure boot":     {withImages("secureBoot: True"), `6:3: images.secureBoot: "true" is ` + unserved + "use false"},
+		"signature":       {withImages("signature: require"), `6:3: images.signature: "require" is ` + unserved + "use warn"},
+		"signature, off":  {withImages("signature: off"), `6:3: images.signature: "off" is ` + unserved + "use warn"},
+		"download-url":    {change("    storage:", "    delivery: download-url\n    storage:"), `7:5: images.iso.delivery: "download-url" is ` + unserved + "use upload or auto"},
+		"explicit refs":   {change("base.yaml", "{file: base.yaml, extensions: []}"), "9:30: schematics.default.extensions: " + unserved + "name official extensions in the schematic's file"},
+		"holder":          {withNode("holder: 9101"), "16:5: nodes[0].holder: " + unserved + "leave a node whose disks belong to another VM out of this file"},
+		"acceptLoss":      {withNode("acceptLoss: []"), "16:5: nodes[0].acceptLoss: " + unserved + "remove it; a node that would lose data is refused"},
+		"node reimage":    {withNode("strategy: reimage"), `16:5: nodes[0].strategy: "reimage" is ` + unserved + "use recreate or auto"},
+		"node in-place":   {withNode("strategy: in-place"), `16:5: nodes[0].strategy: "in-place" is ` + unserved + "use recreate or auto"},
+		"roll reimage":    {withRoll("strategy: reimage"), `17:3: roll.strategy: "reimage" is ` + unserved + "use recreate or auto"},
+		"roll in-place":   {withRoll("strategy: in-place"), `17:3: roll.strategy: "in-place" is ` + unserved + "use recreate or auto"},
+		"etcd snapshot":   {withRoll("etcdSnapshot: ./backups"), "17:3: roll.etcdSnapshot: " + unserved + "remove it; take one with talosctl etcd snapshot"},
+		"gates":           {withRoll("gates: []"), "17:3: roll.gates: " + unserved + "remove it"},
+		"hooks":           {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
+		"many workers":    {withRoll("maxUnavailable: {workers: 2}"), "17:20: roll.maxUnavailable.workers: more than 1 is not served by this version of recast: use 1"},
+		"many per host":   {withRoll("maxUnavailable: {perHost: 2}"), "17:20: roll.maxUnavailable.perHost: more than 1 is not served by this version of recast: use 1"},
+		"no workers":      {withRoll("maxUnavailable: {workers: 0}"), "17:20: roll.maxUnavailable.workers: must be at least 1"},
+		"unknown order":   {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
+		"unknown builder": {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory`},
+	}
+}
+
+func valueCases() map[string]problemCase {
+	return map[string]problemCase{
+		"cluster name":         {change("home", "at home"), `2:1: cluster: "at home" is not a name of a cluster: letters, digits, '-', '_' and '.'`},
+		"Talos without v":      {change("v1.13.9", "1.13.9"), `4:3: talos.version: "1.13.9" lacks its "v", did you mean "v1.13.9"?`},
+		"Talos, two numbers":   {change("v1.13.9", "v1.13"), `4:3: talos.version: "v1.13" is not a version of Talos: write it like v1.13.9`},
+		"Talos, a long word":   {change("v1.13.9", strings.Repeat("ö", 100)), `4:3: talos.version: "` + strings.Repeat("ö", 60) + `…" is not a version of Talos: write it like v1.13.9`},
+		"empty path":           {change("  version: v1.13.9", "  version: v1.13.9\n  config: ''"), "5:3: talos.config: is empty: give it a value or remove it"},
+		"factory, no URL":      {withImages("factory: factory.talos.dev"), "6:3: images.factory: is not the URL of a server: write it like https://host"},
+		"factory, query":       {withImages("factory: https://factory.talos.dev?x=1"), "6:3: images.factory: has a query or fragment: give the server alone"},
+		"extensions, URL":      {withImages("extensions: https://me:pw@ghcr.io/siderolabs"), "6:3: images.extensions: is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag"},
+		"extensions, tag":      {withImages("extensions: ghcr.io/siderolabs/extensions:v1.13.9"), "6:3: images.extensions: is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag"},
+		"no storage":           {change("[isos]", "[]"), "7:5: images.iso.storage: is empty: name a Proxmox storage with content type iso"},
+		"storage name":         {change("[isos]", "['local:iso']"), `7:15: images.iso.storage[0]: "local:iso" is not a name of a Proxmox storage`},
+		"storage twice":        {change("[isos]", "[isos, local, isos]"), `7:28: images.iso.storage[2]: "isos" is listed already (line 7)`},
+		"no schematics":        {change("schematics:\n  default: base.yaml", "schematics: {}\n"), "8:1: schematics: is empty: name at least one schematic"},
+		"schematic, empty":     {change("base.yaml", "''"), "9:3: schematics.default: is empty: name its file"},
+		"schematic, no file":   {change("base.yaml", "{}"), "9:3: schematics.default.file: required"},
+		"schematic unknown":    {change("schematic: default", "schematic: defualt"), `15:5: nodes[0].schematic: "defualt" is not in schematics (line 8), did you mean "default"?`},
+		"no endpoint":          {change(`["https://pve1:8006"]`, "[]"), "11:3: proxmox.endpoints: is empty: give at least one, like https://pve1.example:8006"},
+		"endpoint, http":       {change("https://pve1", "http://pve1"), "11:15: proxmox.endpoints[0]: is not the URL of a server: write it like https://host"},
+		"endpoint, no host":    {change("https://pve1:8006", "https://:8006"), "11:15: proxmox.endpoints[0]: is not the URL of a server: write it like https://host"},
+		"endpoint, password":   {change("https://pve1", "https://root:hunter2@pve1"), "11:15: proxmox.endpoints[0]: holds a user or password: secrets never live in this file"},
+		"endpoint, bad escape": {change("https://pve1", "https://root:hunter2%@pve1"), "11:15: proxmox.endpoints[0]: is not the URL of a server: write it like https://host"},
+		"endpoint, path":       {change("8006", "8006/api2/json"), "11:15: proxmox.endpoints[0]: has a path: give the server alone, like https://pve1.example:8006"},
+		"endpoint twice":       {change(`8006"]`, `8006", "https://pve1:8006/"]`), "11:36: proxmox.endpoints[1]: is listed already (line 11)"},
+		"fingerprint":          {withProxmox("fingerprint: AA:BB"), `11:3: proxmox.fingerprint: "AA:BB" is not a SHA-256 fingerprint: 32 pairs of hex digits with colons between, as pvenode cert info shows it`},
+		"fingerprint and CA":   {withProxmox("caFile: ca.pem\n  fingerprint: AA" + strings.Repeat(":AA", 31)), "11:3: proxmox.caFile: fingerprint is given too (line 12): keep one of them"},
+	}
+}
+
+func nodeCases() map[string]problemCase {
+	return map[string]problemCase{
+		"range, words":        {change("9000-9099", "many"), `12:3: proxmox.vmids: "many" is not a range of VMIDs: write it like 9000-9099`},
+		"range, too low":      {change("9000-9099", "1-200"), `12:3: proxmox.vmids: "1-200" is out of bounds: Proxmox allows 100-999999999`},
+		"range, too high":     {change("9000-9099", "9000-1000000000"), `12:3: proxmox.vmids: "9000-1000000000" is out of bounds: Proxmox allows 100-999999999`},
+		"range, backwards":    {change("9000-9099", "9099-9000"), `12:3: proxmox.vmids: "9099-9000" runs backwards: did you mean 9000-9099?`},
+		"range, of one":       {change("9000-9099", "9000-9000"), "12:3: proxmox.vmids: 9000-9000 is too small: recast needs one VMID for its claim and one for parked disks"},
+		"no nodes":            {withNodes("nodes: []"), "13:1: nodes: is empty: name at least one node"},
+		"node name":           {change("cp1", "CP_1"), `14:5: nodes[0].name: "CP_1" is not a name of a node: lower-case letters, digits and '-', at most 63`},
+		"node twice":          {small + "  - {schematic: default, name: cp1}\n", `16:26: nodes[1].name: "cp1" is there already (line 14)`},
+		"vmid twice":          {withNode("vmid: 101\n  - {name: cp2, schematic: default, vmid: 101}"), `17:37: nodes[1].vmid: 101 is already used by "cp1" (line 16)`},
+		"vmid, zero":          {withNode("vmid: 0"), "16:5: nodes[0].vmid: 0 is out of bounds: Proxmox allows 100-999999999"},
+		"vmid, negative":      {withNode("vmid: -1"), "16:5: nodes[0].vmid: -1 is out of bounds: Proxmox allows 100-999999999"},
+		"slot":                {withNode("systemDisk: {slot: scsi31}"), `16:18: nodes[0].systemDisk.slot: "scsi31" is not a slot of a disk: write it like scsi0, virtio0 or sata0`},
+		"size":                {withNode("systemDisk: {sizeGiB: 0}"), "16:18: nodes[0].systemDisk.sizeGiB: must be at least 1"},
+		"name of a schematic": {change("  default: base.yaml", "  default: base.yaml\n  a b: base.yaml"), `10:3: schematics."a b": "a b" is not a name of a schematic: letters, digits, '-' and '_'`},
+	}
+}

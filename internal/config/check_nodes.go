@@ -1,0 +1,74 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+func (k checker) nodes() {
+	if k.given("nodes") && len(k.c.Nodes) == 0 {
+		k.add("nodes", "is empty: name at least one node")
+	}
+	names, vmids := map[string]int{}, map[int]int{}
+	for i, n := range k.c.Nodes {
+		k.node(fmt.Sprintf("nodes[%d]", i), n)
+		if first, ok := names[n.Name]; ok && n.Name != "" {
+			k.add(nodePath(i, "name"), "%s is there already (line %d)", quote(n.Name), k.line(nodePath(first, "name")))
+		} else {
+			names[n.Name] = i
+		}
+		if first, ok := vmids[n.VMID]; ok && n.VMID != 0 {
+			k.add(nodePath(i, "vmid"), "%d is already used by %s (line %d)", n.VMID, quote(k.c.Nodes[first].Name), k.line(nodePath(first, "vmid")))
+		} else {
+			vmids[n.VMID] = i
+		}
+	}
+}
+
+func nodePath(i int, key string) string { return fmt.Sprintf("nodes[%d].%s", i, key) }
+
+func (k checker) node(path string, n Node) {
+	k.pattern(path+".name", n.Name, `[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`,
+		"name of a node: lower-case letters, digits and '-', at most 63")
+	if k.given(path+".vmid") && (n.VMID < minVMID || n.VMID > maxVMID) {
+		k.add(path+".vmid", "%d is out of bounds: Proxmox allows %d-%d", n.VMID, minVMID, maxVMID)
+	}
+	if _, ok := k.c.Schematics[n.Schematic]; !ok && k.given(path+".schematic") && !k.bad["schematics"] {
+		names := slices.Sorted(maps.Keys(k.c.Schematics))
+		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), suggest(n.Schematic, names))
+	}
+	disk := path + ".systemDisk"
+	k.pattern(disk+".slot", n.SystemDisk.Slot, `scsi([0-9]|[12][0-9]|30)|virtio([0-9]|1[0-5])|sata[0-5]|ide[0-3]`,
+		"slot of a disk: write it like scsi0, virtio0 or sata0")
+	if k.given(disk+".sizeGiB") && n.SystemDisk.SizeGiB < 1 {
+		k.add(disk+".sizeGiB", "must be at least 1")
+	}
+}
+
+func (k checker) roll() {
+	r := k.c.Roll
+	for path, n := range map[string]int{
+		"roll.maxUnavailable.workers": r.MaxUnavailable.Workers,
+		"roll.maxUnavailable.perHost": r.MaxUnavailable.PerHost,
+	} {
+		switch {
+		case n < 1:
+			k.add(path, "must be at least 1")
+		case n > 1:
+			k.add(path, "more than 1 is not served by this version of recast: use 1")
+		}
+	}
+	for path, d := range map[string]Duration{
+		"roll.drain.timeout": r.Drain.Timeout,
+		"roll.settle":        r.Settle,
+		"roll.poll":          r.Poll,
+		"roll.timeouts.stop": r.Timeouts.Stop,
+		"roll.timeouts.boot": r.Timeouts.Boot,
+		"roll.timeouts.join": r.Timeouts.Join,
+	} {
+		if d <= 0 {
+			k.add(path, "must be longer than nothing")
+		}
+	}
+}

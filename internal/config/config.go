@@ -1,0 +1,211 @@
+// Package config reads recast.yaml: what an engineer wants of a cluster, by
+// hand. It is strict, and it reports every problem at once, each with its
+// place in the file.
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Version is the format of recast.yaml that this package reads.
+const Version = 1
+
+// Config is recast.yaml with its defaults filled in. The doc comments of its
+// fields are what editors show: they end up in docs/recast.schema.json.
+type Config struct {
+	// Version of this file's format.
+	Version int `yaml:"version" jsonschema:"required,enum=1"`
+	// Cluster names the cluster in plans, reports and on Proxmox.
+	Cluster string `yaml:"cluster" jsonschema:"required"`
+	// Talos says which Talos Linux the nodes are to run and how to reach them.
+	Talos Talos `yaml:"talos" jsonschema:"required"`
+	// Images says how boot images are made and where they are published.
+	Images Images `yaml:"images" jsonschema:"required"`
+	// Schematics are the customizations of images, by name.
+	Schematics map[string]Schematic `yaml:"schematics" jsonschema:"required"`
+	// Proxmox says how to reach the Proxmox VE cluster. The API token comes from PROXMOX_VE_API_TOKEN, never from this file.
+	Proxmox Proxmox `yaml:"proxmox" jsonschema:"required"`
+	// Nodes are the Talos nodes that recast looks after.
+	Nodes []Node `yaml:"nodes" jsonschema:"required"`
+	// Roll says how nodes are rolled.
+	Roll Roll `yaml:"roll"`
+
+	// Dir is the directory of the file; relative paths were resolved against it.
+	Dir string `yaml:"-"`
+
+	file   string
+	places map[string]place
+}
+
+// Talos is the section "talos".
+type Talos struct {
+	// Version of Talos Linux that every node is to run, such as v1.13.9.
+	Version string `yaml:"version" jsonschema:"required"`
+	// Config is the talosconfig file. Default: $TALOSCONFIG, else ~/.talos/config.
+	Config string `yaml:"config,omitempty"`
+	// MachineConfigs is a directory with one <node>.yaml per node. Default: each node's configuration is read from the node before it goes.
+	MachineConfigs string `yaml:"machineConfigs,omitempty"`
+}
+
+// Images is the section "images".
+type Images struct {
+	// Builder that makes the images. auto takes the Image Factory wherever it can.
+	Builder string `yaml:"builder" jsonschema:"enum=auto,enum=factory"`
+	// Factory is the URL of the Image Factory.
+	Factory string `yaml:"factory"`
+	// Extensions is the registry and organization where the official extensions are listed, as extensions:<Talos version>.
+	Extensions string `yaml:"extensions"`
+	// Platform of the images.
+	Platform string `yaml:"platform" jsonschema:"enum=nocloud,enum=metal"`
+	// Arch is the CPU architecture of the nodes.
+	Arch string `yaml:"arch" jsonschema:"enum=amd64,enum=arm64"`
+	// SecureBoot images are signed for UEFI Secure Boot.
+	SecureBoot bool `yaml:"secureBoot"`
+	// Signature says what an image without a valid signature means.
+	Signature string `yaml:"signature" jsonschema:"enum=warn"`
+	// ISO says where boot ISOs are published.
+	ISO ISO `yaml:"iso" jsonschema:"required"`
+}
+
+// ISO is the section "images.iso".
+type ISO struct {
+	// Storage lists the Proxmox storages for boot ISOs, first choice first.
+	Storage []string `yaml:"storage" jsonschema:"required"`
+	// Delivery says how an ISO gets to its storage.
+	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=upload"`
+}
+
+// Schematic is one entry of "schematics": the path of a file, or {file: path}.
+type Schematic struct {
+	// File in the Image Factory's own schematic format.
+	File string `yaml:"file" jsonschema:"required"`
+	// Path is File resolved against the directory of recast.yaml; File stays as
+	// written, so that it means the same on every machine.
+	Path string `yaml:"-"`
+}
+
+// UnmarshalText takes the short form, a bare path.
+func (s *Schematic) UnmarshalText(text []byte) error {
+	s.File = string(text)
+	return nil
+}
+
+// Proxmox is the section "proxmox".
+type Proxmox struct {
+	// Endpoints are API URLs of one or more nodes of one Proxmox VE cluster, such as https://pve1.example:8006.
+	Endpoints []string `yaml:"endpoints" jsonschema:"required"`
+	// Fingerprint is the SHA-256 fingerprint of the API's certificate. Give this or caFile; with neither, the system's CAs decide.
+	Fingerprint string `yaml:"fingerprint,omitempty"`
+	// CAFile is a PEM file with the CA of the API's certificate, such as Proxmox' pve-root-ca.pem.
+	CAFile string `yaml:"caFile,omitempty"`
+	// VMIDs is the range that recast may use for VMs of its own: the claim and parked disks.
+	VMIDs VMIDRange `yaml:"vmids" jsonschema:"required"`
+}
+
+// Node is one entry of "nodes".
+type Node struct {
+	// Name of the Kubernetes node and of its Talos machine.
+	Name string `yaml:"name" jsonschema:"required"`
+	// Schematic of the image that the node is to run: a name from schematics.
+	Schematic string `yaml:"schematic" jsonschema:"required"`
+	// VMID of the node's VM. Only a cross-check: VMs are found by their UUID.
+	VMID int `yaml:"vmid,omitempty"`
+	// Strategy for this node. Default: roll.strategy.
+	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate"`
+	// SystemDisk says which disk Talos is installed on and how large it is to be. Default: found out, and left as it is.
+	SystemDisk SystemDisk `yaml:"systemDisk,omitempty"`
+}
+
+// SystemDisk is the section "systemDisk" of a node.
+type SystemDisk struct {
+	// Slot is the Proxmox key of the disk, such as scsi0.
+	Slot string `yaml:"slot,omitempty"`
+	// SizeGiB is the size that a new system disk gets.
+	SizeGiB int `yaml:"sizeGiB,omitempty"`
+}
+
+// Roll is the section "roll".
+type Roll struct {
+	// Strategy by which a node is renewed. auto takes the first that is possible; the plan shows it.
+	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate"`
+	// Order of control planes and workers.
+	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
+	// MaxUnavailable bounds how many nodes are out at a time.
+	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
+	// Canary rolls one node before any other.
+	Canary bool `yaml:"canary"`
+	// Drain says how pods leave a node.
+	Drain Drain `yaml:"drain"`
+	// Settle is how long a node has to stay healthy before the next one goes.
+	Settle Duration `yaml:"settle"`
+	// Poll is the interval of waits that cannot watch.
+	Poll Duration `yaml:"poll"`
+	// Timeouts bound the waits of one node.
+	Timeouts Timeouts `yaml:"timeouts"`
+}
+
+// MaxUnavailable is the section "roll.maxUnavailable". Control planes always go one at a time.
+type MaxUnavailable struct {
+	// Workers that may be out at a time.
+	Workers int `yaml:"workers"`
+	// PerHost is how many VMs of one Proxmox host may be out at a time.
+	PerHost int `yaml:"perHost"`
+}
+
+// Drain is the section "roll.drain".
+type Drain struct {
+	// Timeout of draining one node.
+	Timeout Duration `yaml:"timeout"`
+	// Force also deletes pods that no controller will bring back.
+	Force bool `yaml:"force"`
+}
+
+// Timeouts is the section "roll.timeouts".
+type Timeouts struct {
+	// Stop is how long a VM may take to power off by itself.
+	Stop Duration `yaml:"stop"`
+	// Boot is how long a VM may take from power-on to Talos' maintenance mode.
+	Boot Duration `yaml:"boot"`
+	// Join is how long a configured node may take to be a healthy member of the cluster.
+	Join Duration `yaml:"join"`
+}
+
+// Marshal returns the effective configuration, defaults included, as YAML.
+func (c *Config) Marshal() ([]byte, error) {
+	b, err := yaml.Dump(c, yaml.WithIndent(2))
+	if err != nil {
+		return nil, fmt.Errorf("write the effective configuration: %w", err)
+	}
+	return b, nil
+}
+
+// Place says where in the file the value of a path such as "nodes[2].vmid" is,
+// as file:line:column. A path that is not in the file is at its nearest parent.
+func (c *Config) Place(path string) string {
+	p := nearest(c.places, path)
+	return fmt.Sprintf("%s:%d:%d", c.file, p.line, p.column)
+}
+
+// place is a position in the file, both counted from 1.
+type place struct{ line, column int }
+
+// nearest returns the place of path or of its closest parent that has one.
+func nearest(places map[string]place, path string) place {
+	for {
+		if p, ok := places[path]; ok {
+			return p
+		}
+		if path == "" {
+			return place{1, 1}
+		}
+		path = parent(path)
+	}
+}
+
+// parent cuts the last key or index from a path; the parent of a top-level key is "".
+func parent(path string) string {
+	return path[:max(strings.LastIndexAny(path, ".["), 0)]
+}

@@ -1,0 +1,207 @@
+package config_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/recast-sh/recast/internal/config"
+)
+
+const example = "../../examples/recast.yaml"
+
+// small is the shortest file that is right; its line numbers appear in the tests.
+const small = `version: 1
+cluster: home
+talos:
+  version: v1.13.9
+images:
+  iso:
+    storage: [isos]
+schematics:
+  default: base.yaml
+proxmox:
+  endpoints: ["https://pve1:8006"]
+  vmids: 9000-9099
+nodes:
+  - name: cp1
+    schematic: default
+`
+
+// want is what small means, with every default.
+func want() *config.Config {
+	return &config.Config{
+		Version: 1, Cluster: "home", Dir: "/etc/recast",
+		Talos: config.Talos{Version: "v1.13.9", Config: "/home/me/.talos/config"},
+		Images: config.Images{
+			Builder: "auto", Factory: "https://factory.talos.dev", Extensions: "ghcr.io/siderolabs",
+			Platform: "nocloud", Arch: "amd64", Signature: "warn",
+			ISO: config.ISO{Storage: []string{"isos"}, Delivery: "auto"},
+		},
+		Schematics: map[string]config.Schematic{"default": {File: "base.yaml", Path: "/etc/recast/base.yaml"}},
+		Proxmox: config.Proxmox{
+			Endpoints: []string{"https://pve1:8006"},
+			VMIDs:     config.VMIDRange{First: 9000, Last: 9099},
+		},
+		Nodes: []config.Node{{Name: "cp1", Schematic: "default", Strategy: "auto"}},
+		Roll: config.Roll{
+			Strategy: "auto", Order: "control-planes-first", Canary: true,
+			MaxUnavailable: config.MaxUnavailable{Workers: 1, PerHost: 1},
+			Drain:          config.Drain{Timeout: minutes(10)},
+			Settle:         config.Duration(30 * time.Second),
+			Poll:           config.Duration(2 * time.Second),
+			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10)},
+		},
+	}
+}
+
+func minutes(n int) config.Duration { return config.Duration(time.Duration(n) * time.Minute) }
+
+func options(env map[string]string) config.Options {
+	return config.Options{Dir: "/etc/recast", Getenv: func(k string) string { return env[k] }}
+}
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	home := map[string]string{"HOME": "/home/me"}
+	cases := map[string]struct {
+		data string
+		env  map[string]string
+		edit func(*config.Config)
+	}{
+		"defaults": {data: small, env: home, edit: func(*config.Config) {}},
+		"TALOSCONFIG wins over HOME": {
+			data: small, env: map[string]string{"HOME": "/home/me", "TALOSCONFIG": "tc"},
+			edit: func(c *config.Config) { c.Talos.Config = "tc" },
+		},
+		"no environment": {data: small, edit: func(c *config.Config) { c.Talos.Config = "" }},
+		"the file wins over both": {
+			data: change("  version: v1.13.9", "  version: v1.14.0-alpha.1\n  config: ./talosconfig\n  machineConfigs: ~/machine"),
+			env:  map[string]string{"HOME": "/home/me", "TALOSCONFIG": "tc"},
+			edit: func(c *config.Config) {
+				c.Talos = config.Talos{Version: "v1.14.0-alpha.1", Config: "/etc/recast/talosconfig", MachineConfigs: "/home/me/machine"}
+			},
+		},
+		"long form of a schematic, absolute": {
+			data: change("default: base.yaml", "default: {file: /srv/base.yaml}"), env: home,
+			edit: func(c *config.Config) {
+				c.Schematics["default"] = config.Schematic{File: "/srv/base.yaml", Path: "/srv/base.yaml"}
+			},
+		},
+		"values are brought into one form": {
+			data: change(`["https://pve1:8006"]`, `["https://pve1:8006/"]`+"\n  fingerprint: \""+strings.Repeat("ab:", 31)+"ab\""), env: home,
+			edit: func(c *config.Config) { c.Proxmox.Fingerprint = strings.Repeat("AB:", 31) + "AB" },
+		},
+		"a node's strategy is the roll's": {
+			data: small + "    vmid: 101\n    systemDisk: {slot: scsi0, sizeGiB: 10}\n  - {name: wk1, schematic: default, strategy: auto}\nroll:\n  strategy: recreate\n  canary: false\n",
+			env:  home,
+			edit: func(c *config.Config) {
+				c.Roll.Strategy, c.Roll.Canary = "recreate", false
+				c.Nodes = []config.Node{
+					{Name: "cp1", Schematic: "default", VMID: 101, Strategy: "recreate", SystemDisk: config.SystemDisk{Slot: "scsi0", SizeGiB: 10}},
+					{Name: "wk1", Schematic: "default", Strategy: "auto"},
+				}
+			},
+		},
+		"an alias stands for its anchor": {
+			data: strings.Replace(small, "  - name: cp1", "  - &n\n    name: cp1", 1) + "roll:\n  settle: &d 1h\n  poll: *d\n", env: home,
+			edit: func(c *config.Config) {
+				c.Roll.Settle, c.Roll.Poll = config.Duration(time.Hour), config.Duration(time.Hour)
+			},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := config.Parse("recast.yaml", []byte(c.data), options(c.env))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := want()
+			c.edit(w)
+			if diff := cmp.Diff(w, got, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+// change returns small with the first old replaced by what replaces it.
+func change(old, by string) string { return strings.Replace(small, old, by, 1) }
+
+func TestExampleIsRight(t *testing.T) {
+	t.Parallel()
+	c, err := config.Load(example, config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Schematic{File: "../schematics/examples/storage.yaml", Path: "../../schematics/examples/storage.yaml"}
+	if diff := cmp.Diff(want, c.Schematics["storage"]); diff != "" {
+		t.Errorf("schematic: -want +got\n%s", diff)
+	}
+	data, err := os.ReadFile(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, _ := strings.Cut(string(data), "    vmid: 112")
+	line := strings.Count(before, "\n") + 1
+	if got, want := c.Place("nodes[4].vmid"), fmt.Sprintf("%s:%d:5", example, line); got != want {
+		t.Errorf("Place(nodes[4].vmid) = %q, want %q", got, want)
+	}
+	if got, want := c.Place("nodes[4].vmid.nothing[3].there"), fmt.Sprintf("%s:%d:5", example, line); got != want {
+		t.Errorf("Place of a path that is not there = %q, want its nearest parent's, %q", got, want)
+	}
+}
+
+// The example says that what it shows are the defaults.
+func TestExampleShowsDefaults(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := config.Parse("recast.yaml", data, config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := want()
+	if diff := cmp.Diff(w.Roll, got.Roll); diff != "" {
+		t.Errorf("roll: -default +example\n%s", diff)
+	}
+	if diff := cmp.Diff(w.Images, got.Images); diff != "" {
+		t.Errorf("images: -default +example\n%s", diff)
+	}
+}
+
+func TestMarshalIsReadBackTheSame(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("recast.yaml", data, options(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n"} {
+		if !strings.Contains(string(out), line) {
+			t.Errorf("lacks %q:\n%s", line, out)
+		}
+	}
+	again, err := config.Parse("effective.yaml", out, options(nil))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if diff := cmp.Diff(c, again, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
+		t.Errorf("-before +after\n%s", diff)
+	}
+}

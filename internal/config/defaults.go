@@ -1,0 +1,82 @@
+package config
+
+import (
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// defaults is the configuration of a file that says nothing.
+func defaults() Config {
+	return Config{
+		Images: Images{
+			Builder:    "auto",
+			Factory:    "https://factory.talos.dev",
+			Extensions: "ghcr.io/siderolabs",
+			Platform:   "nocloud",
+			Arch:       "amd64",
+			Signature:  "warn",
+			ISO:        ISO{Delivery: "auto"},
+		},
+		Roll: Roll{
+			Strategy:       "auto",
+			Order:          "control-planes-first",
+			MaxUnavailable: MaxUnavailable{Workers: 1, PerHost: 1},
+			Canary:         true,
+			Drain:          Drain{Timeout: Duration(10 * time.Minute)},
+			Settle:         Duration(30 * time.Second),
+			Poll:           Duration(2 * time.Second),
+			Timeouts: Timeouts{
+				Stop: Duration(5 * time.Minute),
+				Boot: Duration(10 * time.Minute),
+				Join: Duration(10 * time.Minute),
+			},
+		},
+	}
+}
+
+// complete fills in what depends on the rest of the file, its directory or the environment.
+func (c *Config) complete(o Options) {
+	c.Dir = o.Dir
+	for i, n := range c.Nodes {
+		if n.Strategy == "" {
+			c.Nodes[i].Strategy = c.Roll.Strategy
+		}
+	}
+	for i, e := range c.Proxmox.Endpoints {
+		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")
+	}
+	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
+	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)
+	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)
+	c.Talos.Config = o.resolve(c.Talos.Config)
+	c.Talos.MachineConfigs = o.resolve(c.Talos.MachineConfigs)
+	for name, s := range c.Schematics {
+		s.Path = o.resolve(s.File)
+		c.Schematics[name] = s
+	}
+	if c.Talos.Config == "" {
+		c.Talos.Config = o.env("TALOSCONFIG")
+	}
+	if home := o.env("HOME"); c.Talos.Config == "" && home != "" {
+		c.Talos.Config = filepath.Join(home, ".talos", "config")
+	}
+}
+
+// resolve makes a path of the file usable from anywhere; "" stays "".
+func (o Options) resolve(path string) string {
+	if rest, ok := strings.CutPrefix(path, "~/"); ok && o.env("HOME") != "" {
+		return filepath.Join(o.env("HOME"), rest)
+	}
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(o.Dir, path)
+}
+
+func (o Options) env(name string) string {
+	if o.Getenv == nil {
+		return ""
+	}
+	return o.Getenv(name)
+}

@@ -1,0 +1,92 @@
+package config
+
+import (
+	"iter"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// field is a field of a struct that is a key of the file, with what its
+// jsonschema tag demands; the JSON Schema is made from the same tag.
+type field struct {
+	key      string
+	index    []int
+	required bool
+	enum     []string // the values allowed; nil: any
+}
+
+func fieldsOf(t reflect.Type) []field {
+	var fields []field
+	for sf := range t.Fields() {
+		key, _, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+		if key == "" || key == "-" {
+			continue
+		}
+		f := field{key: key, index: sf.Index}
+		for rule := range strings.SplitSeq(sf.Tag.Get("jsonschema"), ",") {
+			if v, ok := strings.CutPrefix(rule, "enum="); ok {
+				f.enum = append(f.enum, v)
+			}
+			f.required = f.required || rule == "required"
+		}
+		fields = append(fields, f)
+	}
+	return fields
+}
+
+// pairs iterates over the keys of a mapping that can be read, noting where each
+// is, and reports the others.
+func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
+	return func(yield func(string, *yaml.Node) bool) {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			at := place{key.Line, key.Column}
+			here := spot{path: path}.key(key.Value).path
+			switch {
+			case key.ShortTag() == "!!merge":
+				d.addAt(at, here, "merge keys are not read: write the keys out")
+			case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str":
+				d.addAt(at, here, "a key must be text: put it in quotes")
+			case d.given(here):
+				d.addAt(at, here, "is there already (line %d)", d.line(here))
+			default:
+				d.places[here] = at
+				if !yield(key.Value, value) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unknown reports a key that no field has: with what may be written instead,
+// or with what to do if recast knows it but does not serve it, or if it looks like a secret.
+func (d decoder) unknown(at spot, key string, fields []field) {
+	if why, ok := unserved(at.pattern); ok {
+		d.add(at.path, "%s", why)
+		return
+	}
+	lower := strings.ToLower(key)
+	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {
+		if strings.Contains(lower, word) {
+			d.add(at.path, "secrets never live in this file: export PROXMOX_VE_API_TOKEN")
+			return
+		}
+	}
+	if lower == "insecure" {
+		d.add(at.path, "TLS is always verified: give fingerprint or caFile")
+		return
+	}
+	var known []string
+	for _, f := range fields {
+		known = append(known, f.key)
+	}
+	if meant := closest(key, known); meant != "" {
+		d.add(at.path, "unknown key, did you mean %q?", meant)
+		d.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
+		return
+	}
+	d.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
+}

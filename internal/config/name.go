@@ -1,0 +1,57 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// nameOfType says what a value of the file has to be.
+func nameOfType(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[Duration]():
+		return "a duration such as 10m"
+	case reflect.TypeFor[VMIDRange]():
+		return "a range such as 9000-9099"
+	case reflect.TypeFor[Schematic]():
+		return "the path of a file"
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return "text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.Slice:
+		return "a list"
+	default:
+		return "a section with keys of its own"
+	}
+}
+
+// nameOfNode says what a value of the file is.
+func nameOfNode(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.MappingNode:
+		return "a section"
+	}
+	switch n.ShortTag() {
+	case "!!str":
+		return "text"
+	case "!!int", "!!float":
+		return "the number " + bare(n.Value)
+	case "!!bool":
+		return bare(n.Value)
+	case "!!timestamp":
+		return "the date " + bare(n.Value)
+	default:
+		return "a value tagged " + quote(n.ShortTag())
+	}
+}
+
+// bare is quote without the quotes.
+func bare(s string) string { return strings.Trim(quote(s), `"`) }

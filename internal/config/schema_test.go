@@ -1,0 +1,124 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/invopop/jsonschema"
+	"go.yaml.in/yaml/v4"
+)
+
+var update = flag.Bool("update", false, "write docs/recast.schema.json afresh")
+
+const schemaFile = "../../docs/recast.schema.json"
+
+// TestSchemaIsUpToDate keeps the schema that editors use equal to what this
+// package reads: go test ./internal/config -run Schema -update.
+func TestSchemaIsUpToDate(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(schema(t)); err != nil {
+		t.Fatal(err)
+	}
+	got := out.Bytes()
+	if *update {
+		if err := os.WriteFile(schemaFile, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("run again with -update: -file +structs\n%s", diff)
+	}
+}
+
+// TestSchemaDescribesEveryKey makes a field without a comment an error: it is what editors show.
+func TestSchemaDescribesEveryKey(t *testing.T) {
+	t.Parallel()
+	s := schema(t)
+	for name, def := range s.Definitions {
+		for pair := def.Properties.Oldest(); pair != nil; pair = pair.Next() {
+			if pair.Value.Description == "" && pair.Value.Ref == "" {
+				t.Errorf("%s.%s has no description", name, pair.Key)
+			}
+		}
+	}
+	if len(s.Definitions) < 8 {
+		t.Errorf("only %d definitions", len(s.Definitions))
+	}
+}
+
+// schema reflects Config as a JSON Schema with the defaults filled in.
+func schema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	r := &jsonschema.Reflector{
+		Anonymous:                  true,
+		FieldNameTag:               "yaml",
+		RequiredFromJSONSchemaTags: true,
+		Mapper:                     textSchema,
+	}
+	if err := r.AddGoComments("github.com/recast-sh/recast/internal/config", "./"); err != nil {
+		t.Fatal(err)
+	}
+	s := r.Reflect(&Config{})
+	s.Title = "recast.yaml"
+	data, err := yaml.Dump(defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Load(data, &values); err != nil {
+		t.Fatal(err)
+	}
+	for _, section := range []string{"images", "roll"} {
+		fill(s, s.Definitions["Config"].Properties.Value(section), values[section].(map[string]any))
+	}
+	return s
+}
+
+// fill sets the defaults of a section and of those within it.
+func fill(root, section *jsonschema.Schema, values map[string]any) {
+	def := root.Definitions[strings.TrimPrefix(section.Ref, "#/$defs/")]
+	for pair := def.Properties.Oldest(); pair != nil; pair = pair.Next() {
+		switch v := values[pair.Key].(type) {
+		case map[string]any:
+			fill(root, pair.Value, v)
+		case nil, []any:
+		default:
+			if !slices.Contains(def.Required, pair.Key) {
+				pair.Value.Default = v
+			}
+		}
+	}
+}
+
+// textSchema describes the types that read themselves from text.
+func textSchema(t reflect.Type) *jsonschema.Schema {
+	switch t {
+	case reflect.TypeFor[Duration]():
+		return &jsonschema.Schema{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"30s", "10m", "1h30m"}}
+	case reflect.TypeFor[VMIDRange]():
+		return &jsonschema.Schema{Type: "string", Pattern: `^[0-9]+-[0-9]+$`, Examples: []any{"9000-9099"}}
+	case reflect.TypeFor[Schematic]():
+		file := jsonschema.NewProperties()
+		file.Set("file", &jsonschema.Schema{Type: "string"})
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
+			{Type: "string"},
+			{Type: "object", Properties: file, Required: []string{"file"}, AdditionalProperties: jsonschema.FalseSchema},
+		}}
+	}
+	return nil
+}
