@@ -16,22 +16,26 @@ func TestParseDisk(t *testing.T) {
 	}{
 		"file storage": {
 			"scsi1", "fast:9011/vm-9011-disk-1.raw,discard=on,serial=data-wk1,size=20G",
-			Disk{Key: "scsi1", Volid: "fast:9011/vm-9011-disk-1.raw", Owner: 9011, Options: []string{"discard=on", "serial=data-wk1", "size=20G"}}, 20 << 30, "",
+			Disk{Key: "scsi1", Volid: "fast:9011/vm-9011-disk-1.raw", Owner: 9011, Options: []string{"discard=on", "serial=data-wk1", "size=20G"}},
+			20 << 30, "",
 		},
 		"block storage": {
 			"virtio0", "thin:vm-100-disk-0,size=528K",
-			Disk{Key: "virtio0", Volid: "thin:vm-100-disk-0", Owner: 100, Options: []string{"size=528K"}}, 528 << 10, "",
+			Disk{Key: "virtio0", Volid: "thin:vm-100-disk-0", Owner: 100, Options: []string{"size=528K"}},
+			528 << 10, "",
 		},
 		"linked clone is owned by the clone": {
 			"scsi0", "st:400/base-400-disk-0.qcow2/401/vm-401-disk-0.qcow2",
-			Disk{Key: "scsi0", Volid: "st:400/base-400-disk-0.qcow2/401/vm-401-disk-0.qcow2", Owner: 401}, 0, "",
+			Disk{Key: "scsi0", Volid: "st:400/base-400-disk-0.qcow2/401/vm-401-disk-0.qcow2", Owner: 401},
+			0, "",
 		},
 		"file= prefix":     {"scsi0", "file=a:vm-5-disk-0", Disk{Key: "scsi0", Volid: "a:vm-5-disk-0", Owner: 5}, 0, ""},
 		"ISO has no owner": {"ide2", "isos:iso/x.iso,media=cdrom", Disk{Key: "ide2", Volid: "isos:iso/x.iso", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
 		"empty drive":      {"ide2", "none,media=cdrom", Disk{Key: "ide2", Volid: "none", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
 		"cloud-init": {
 			"ide0", "fast:9011/vm-9011-cloudinit.qcow2,media=cdrom",
-			Disk{Key: "ide0", Volid: "fast:9011/vm-9011-cloudinit.qcow2", Owner: 9011, CDROM: true, Options: []string{"media=cdrom"}}, 0, "",
+			Disk{Key: "ide0", Volid: "fast:9011/vm-9011-cloudinit.qcow2", Owner: 9011, CDROM: true, Options: []string{"media=cdrom"}},
+			0, "",
 		},
 		"an ISO named like a disk": {"ide2", "isos:iso/vm-9-disk.iso,media=cdrom", Disk{Key: "ide2", Volid: "isos:iso/vm-9-disk.iso", CDROM: true, Options: []string{"media=cdrom"}}, 0, ""},
 		"host device":              {"scsi3", "/dev/sdb", Disk{Key: "scsi3", Volid: "/dev/sdb"}, 0, ""},

@@ -16,10 +16,18 @@ const (
 	Destructive
 )
 
+func (r Risk) String() string {
+	names := [...]string{"safe", "disruptive", "destructive"}
+	if r < 0 || int(r) >= len(names) {
+		return "unknown"
+	}
+	return names[r]
+}
+
 // Step is one piece of work, or a branch of several. Every field but ID may be
 // left out. A step has Do or Steps, not both.
 type Step struct {
-	ID    string // verb and object, lower-case, stable for ever: "create-vm"; unique among its siblings
+	ID    string // verb and object, lower-case, stable for ever: "create-vm"; unique among its siblings, no slash
 	Title string // for people: "create VM 101 on pve2"
 	Risk  Risk
 
@@ -35,21 +43,32 @@ type Step struct {
 
 	Limit int      // how many children may run at the same time; 0 and 1: one after another
 	Uses  []string // slots taken for the whole step, in name order, before Skip: "control-plane", "host/pve1"
-	Whole bool     // once started, runs to its end although a sibling failed or Stop was called
+	Whole bool     // once started, runs to its end although another step failed or Stop was called
 }
 
 // Status is how a step stands.
 type Status int
 
-// The statuses of a step, in the order in which they can follow.
+// The statuses of a step. A step's first event is Started, Skipped or NotStarted,
+// or Failed if Skip itself failed: what was never Started has touched nothing.
+// What was Started ends in Done, Failed or Stopped, with any number of Notes before.
 const (
-	Started Status = iota
-	Skipped        // goal already met; Event.Text has the reason
-	Note           // progress within a running step; Event.Text says what
-	Done
-	Failed     // Event.Err says why
-	NotStarted // stopped or a sibling failed before it could start
+	Started    Status = iota
+	Skipped           // goal already met; Event.Text has the reason
+	Note              // progress within a running step; Event.Text says what
+	Done              // Event.Text has the reason that Skip gave afterwards, if the step has one
+	Failed            // Event.Err says why; on a branch it joins the errors of its steps
+	NotStarted        // the run was stopped, or a step failed, before this one could start
+	Stopped           // a branch some of whose steps were NotStarted, though none failed
 )
+
+func (s Status) String() string {
+	names := [...]string{"started", "skipped", "note", "done", "failed", "not started", "stopped"}
+	if s < 0 || int(s) >= len(names) {
+		return "unknown"
+	}
+	return names[s]
+}
 
 // Event tells a display what happens. Path is the IDs from the root, joined by
 // slashes: "roll/wk1/bring-up/create-vm".

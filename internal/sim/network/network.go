@@ -9,8 +9,6 @@ import (
 	"net"
 	"sync"
 	"syscall"
-
-	"google.golang.org/grpc/test/bufconn"
 )
 
 // bufferBytes is how much one in-memory connection holds before a writer waits.
@@ -40,7 +38,7 @@ func (n *Network) Listen(addr string) (net.Listener, error) {
 	if _, taken := n.listeners[addr]; taken {
 		return nil, &net.OpError{Op: "listen", Net: "tcp", Err: syscall.EADDRINUSE}
 	}
-	l := &memListener{Listener: bufconn.Listen(bufferBytes), addr: memAddr(addr), net: n}
+	l := &memListener{pipeListener: newPipeListener(), addr: memAddr(addr), net: n}
 	n.listeners[addr] = l
 	return l, nil
 }
@@ -53,7 +51,7 @@ func (n *Network) listener(addr string) (*memListener, bool) {
 }
 
 type memListener struct {
-	*bufconn.Listener
+	*pipeListener
 	addr memAddr
 	net  *Network
 	once sync.Once
@@ -61,13 +59,22 @@ type memListener struct {
 
 func (l *memListener) Addr() net.Addr { return l.addr }
 
+// Accept fails only when the listener is closed, and says so as a TCP listener does.
+func (l *memListener) Accept() (net.Conn, error) {
+	conn, err := l.pipeListener.Accept()
+	if err != nil {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Addr: l.addr, Err: net.ErrClosed}
+	}
+	return conn, nil
+}
+
 func (l *memListener) Close() error {
 	l.once.Do(func() {
 		l.net.mu.Lock()
 		delete(l.net.listeners, string(l.addr))
 		l.net.mu.Unlock()
 	})
-	return l.Listener.Close()
+	return l.pipeListener.Close()
 }
 
 type memAddr string

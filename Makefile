@@ -1,0 +1,48 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+FUZZTIME ?= 10s
+PKG ?= ./...
+
+# The tools are a module of their own, so that their versions are pinned and
+# their dependencies are not ours.
+TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
+
+.PHONY: help build demo test check crash bench fuzz docs clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-6s  %s\n' "$$name" "$$what"; done
+
+build: ## build bin/recast
+	@CGO_ENABLED=0 go build -trimpath -o bin/recast ./cmd/recast
+
+demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
+	@bin/recast lab demo
+
+test: bin/tools/testsummary ## all tests, with the race detector (PKG=./cluster/ for some)
+	@go test -race -json $(PKG) | bin/tools/testsummary -name test
+
+check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
+	@tools/check
+
+crash: bin/tools/testsummary ## kill a roll at every point there is, resume it, compare the worlds
+	@go test -race -json -timeout 30m -run Crash ./internal/sim/simtest -crash.all | bin/tools/testsummary -name crash
+
+bench: ## run every benchmark
+	@tools/bench
+
+fuzz: ## run every fuzz target for FUZZTIME (10s)
+	@tools/fuzz $(FUZZTIME)
+
+docs: ## write the generated documentation afresh
+	@go run ./cmd/recast docs --dir docs/reference
+	@go test ./internal/config -run Schema -update
+
+clean: ## remove what was built
+	@rm -rf bin dist
+
+bin/tools/%: tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
+	@mkdir -p bin/tools
+	@go build -C tools -o ../bin/tools/ tool ./cmd/...
+	@touch $(TOOLS)

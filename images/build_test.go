@@ -1,0 +1,263 @@
+package images
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func TestBuild(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	want := lockOf(t)
+	for name, e := range want.Schematics {
+		iso := b.factory.bytes(request(want, e))
+		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
+		e.Installer = "factory.example/nocloud-installer/" + e.SchematicID + "@" + digest("installer "+e.SchematicID)
+		want.Schematics[name] = e
+		got, err := os.ReadFile(b.cache.path(e.ISO.Name))
+		if err != nil || !bytes.Equal(got, iso) {
+			t.Errorf("cached ISO of %s: %v, same bytes: %t", name, err, bytes.Equal(got, iso))
+		}
+	}
+	if diff := cmp.Diff(want, b.saved); diff != "" {
+		t.Errorf("saved lock (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(b.saved, b.ledger.Lock()); diff != "" {
+		t.Errorf("ledger and file differ (-file +ledger):\n%s", diff)
+	}
+	if b.factory.downloads != 2 || b.factory.registrations != 2 {
+		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
+	}
+	var notes []string
+	for _, name := range want.Names() {
+		all := size(want.Schematics[name].ISO.SizeBytes)
+		notes = append(notes, "build/"+name+"/fetch-iso: "+all+" of "+all)
+	}
+	if diff := cmp.Diff(notes, b.notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+	left, err := filepath.Glob(b.cache.path("*"))
+	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
+	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
+		t.Errorf("cache: %v %v %v", left, hidden, err)
+	}
+}
+
+func TestBuildAgainDoesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	// The factory has moved on meanwhile: what is built is built.
+	b.factory.extensions = list(digest("two"))
+	b.again(b.saved)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	d, p := b.saved.Schematics["default"], b.saved.Schematics["plain"]
+	reason := func(e schematics.Locked) string {
+		return "installer " + shortDigest(digest("installer "+e.SchematicID)) + " is there; " + e.ISO.Name + " is in the cache"
+	}
+	want := []string{"build/default skipped " + reason(d), "build/plain skipped " + reason(p), "build done"}
+	if diff := cmp.Diff(want, b.events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if b.factory.downloads+b.factory.registrations+b.saves != 0 {
+		t.Errorf("%d downloads, %d registrations, %d saves", b.factory.downloads, b.factory.registrations, b.saves)
+	}
+}
+
+// TestBuildResumes loses one thing at a time and counts what is done again.
+func TestBuildResumes(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		lose      func(*testing.T, *bench)
+		downloads int
+		register  int
+	}{
+		"the cached ISO": {func(t *testing.T, b *bench) {
+			if err := os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}, 1, 0},
+		"some bytes of the cached ISO": {func(t *testing.T, b *bench) {
+			if err := os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, 1, 0},
+		"what was recorded": {func(t *testing.T, b *bench) { b.saved = lockOf(t) }, 2, 0},
+		"the factory": {func(_ *testing.T, b *bench) {
+			b.factory.schematics = map[string]string{}
+		}, 0, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			if err := b.run(t, b.builder().Step()); err != nil {
+				t.Fatal(err)
+			}
+			whole := b.saved
+			tc.lose(t, b)
+			b.again(b.saved)
+			if err := b.run(t, b.builder().Step()); err != nil {
+				t.Fatal(err)
+			}
+			if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
+				t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
+			}
+			if diff := cmp.Diff(whole, b.ledger.Lock()); diff != "" {
+				t.Errorf("lock (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestBuildTrustsPublished: on a fresh machine an ISO that is published is not fetched.
+func TestBuildTrustsPublished(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())); err != nil {
+		t.Fatal(err)
+	}
+	b.cache = NewCache(t.TempDir())
+	b.again(b.saved)
+	builder := b.builder()
+	builder.Published = b.pub.Published
+	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())); err != nil {
+		t.Fatal(err)
+	}
+	if b.factory.downloads != 1 || b.store.uploads != nil { // "plain" is published nowhere
+		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.uploads)
+	}
+}
+
+// spoilt is a way in which building goes wrong.
+type spoilt struct {
+	built bool // once, before it breaks
+	spoil func(*bench)
+	kind  fault.Kind
+	want  []string
+	hint  string
+}
+
+func spoiltBuilds() map[string]spoilt {
+	rebuilt := func(b *bench) { b.factory.salt = "rebuilt" }
+	return map[string]spoilt{
+		"a stale factory": {
+			spoil: func(b *bench) { b.factory.extensions = list(digest("zero")) }, kind: fault.Refused,
+			want: []string{"build/default/check-factory: ", agent, digest("zero"), digest("one")},
+			hint: "the factory keeps its list until it restarts",
+		},
+		"a factory without the extension": {
+			spoil: func(b *bench) { b.factory.extensions = nil }, kind: fault.Refused,
+			want: []string{"the factory does not have extension " + agent, digest("one")},
+			hint: "the factory keeps its list until it restarts",
+		},
+		"another schematic ID": {
+			spoil: func(b *bench) { b.factory.wrongID = "1234" }, kind: fault.Refused,
+			want: []string{"build/default/register-schematic: ", "the ID 1234, but the lock has "}, hint: "the factory writes YAML in another way",
+		},
+		"an unreachable factory": {
+			spoil: func(b *bench) { b.factory.fail = errors.New("connection refused") },
+			want:  []string{"list the factory's extensions for Talos v1.13.9: connection refused"},
+		},
+		"an empty ISO": {
+			spoil: func(b *bench) {
+				b.factory.sent = func([]byte) []byte { return nil }
+				b.factory.announce = func(int64) int64 { return -1 }
+			},
+			want: []string{"build/default/fetch-iso: the ISO that was sent is empty"},
+		},
+		"half an ISO": {
+			spoil: func(b *bench) { b.factory.sent = func(iso []byte) []byte { return iso[:len(iso)/2] } },
+			want:  []string{"build/default/fetch-iso: the ISO was cut off: "},
+		},
+		"an ISO that was built anew": {
+			built: true, spoil: rebuilt, kind: fault.Refused,
+			want: []string{"is gone"}, hint: "the factory has built it anew",
+		},
+		"an ISO with other bytes": {
+			built: true, kind: fault.Refused,
+			spoil: func(b *bench) {
+				b.factory.sent = func(iso []byte) []byte { return bytes.ToUpper(iso) }
+				b.cache = NewCache(b.cache.dir + "2")
+				b.again(b.saved)
+			},
+			want: []string{"build/default/fetch-iso: the ISO that was sent has SHA-256 ", ", but the lock has "}, hint: "the factory has built it anew",
+		},
+		"a lock that can't be saved": {
+			spoil: func(b *bench) { b.saveErr = os.ErrPermission },
+			want:  []string{"build/default/resolve-installer: record what was built: permission denied"},
+		},
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tc := range spoiltBuilds() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			if tc.built {
+				if err := b.run(t, b.builder().Step()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tc.spoil(b)
+			before := b.ledger.Lock()
+			err := b.run(t, b.builder().Step())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
+				}
+			}
+			if kind := fault.KindOf(err); kind != tc.kind {
+				t.Errorf("kind = %v, want %v", kind, tc.kind)
+			}
+			if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, tc.hint) {
+				t.Errorf("hint = %q, want %q", hints, tc.hint)
+			}
+			for name, e := range b.ledger.Lock().Schematics {
+				if e.ISO != before.Schematics[name].ISO {
+					t.Errorf("the ISO of %s is recorded all the same: %+v", name, e.ISO)
+				}
+			}
+			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v %v", left, err)
+			}
+		})
+	}
+}
+
+// TestRecordSharesBuilds: two names of one build are recorded together.
+func TestRecordSharesBuilds(t *testing.T) {
+	t.Parallel()
+	lock := lockOf(t)
+	lock.Schematics["same"] = lock.Schematics["default"]
+	b := newBench(t)
+	b.again(lock)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	if b.factory.downloads != 2 {
+		t.Errorf("%d downloads", b.factory.downloads)
+	}
+	if diff := cmp.Diff(b.saved.Schematics["default"], b.saved.Schematics["same"]); diff != "" {
+		t.Errorf("(-default +same):\n%s", diff)
+	}
+}

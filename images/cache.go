@@ -1,0 +1,143 @@
+package images
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Cache is a directory of ISOs that were fetched and checked.
+type Cache struct {
+	dir string
+
+	mu   sync.Mutex
+	sums map[string]hashed
+}
+
+// hashed is what a file was when it was hashed.
+type hashed struct {
+	size    int64
+	changed time.Time
+	sha256  string
+}
+
+// NewCache uses a directory, which is created when something is stored.
+func NewCache(dir string) *Cache { return &Cache{dir: dir, sums: map[string]hashed{}} }
+
+func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
+
+// look returns the ISO of that name as it is on disk; found is false if it is
+// not there. A file is hashed again only after it has changed.
+func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
+	f, err := os.Open(c.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return schematics.ISO{}, false, nil
+	}
+	if err != nil {
+		return schematics.ISO{}, false, fmt.Errorf("look into the ISO cache: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return schematics.ISO{}, false, fmt.Errorf("look into the ISO cache: %w", err)
+	}
+	c.mu.Lock()
+	known, ok := c.sums[name]
+	c.mu.Unlock()
+	if !ok || known.size != info.Size() || !known.changed.Equal(info.ModTime()) {
+		sum := sha256.New()
+		if _, err := io.Copy(sum, f); err != nil {
+			return schematics.ISO{}, false, fmt.Errorf("read the cached ISO: %w", err)
+		}
+		known = hashed{size: info.Size(), changed: info.ModTime(), sha256: hex.EncodeToString(sum.Sum(nil))}
+		c.mu.Lock()
+		c.sums[name] = known
+		c.mu.Unlock()
+	}
+	return schematics.ISO{Name: name, SHA256: known.sha256, SizeBytes: known.size}, true, nil
+}
+
+// store streams an ISO into the cache and returns what it is. Nothing is kept
+// unless it is whole and, where want is known, exactly what is wanted.
+// announced is the size that the sender promised; -1 if it did not.
+func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO) (iso schematics.ISO, err error) {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return iso, fmt.Errorf("make the ISO cache: %w", err)
+	}
+	c.sweep(want.Name)
+	f, err := os.CreateTemp(c.dir, partial(want.Name))
+	if err != nil {
+		return iso, fmt.Errorf("make a file in the ISO cache: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(f, sum), body)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return iso, fmt.Errorf("receive the ISO: after %d bytes: %w", n, err)
+	}
+	iso = schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
+	if err := whole(iso, announced, want); err != nil {
+		return schematics.ISO{}, err
+	}
+	if err := os.Rename(f.Name(), c.path(want.Name)); err != nil {
+		return schematics.ISO{}, fmt.Errorf("keep the ISO: %w", err)
+	}
+	return iso, syncDir(c.dir)
+}
+
+// whole compares what was received with what was announced and what the lock has.
+func whole(got schematics.ISO, announced int64, want schematics.ISO) error {
+	switch {
+	case got.SizeBytes == 0:
+		return errors.New("the ISO that was sent is empty")
+	case announced >= 0 && got.SizeBytes != announced:
+		return fmt.Errorf("the ISO was cut off: %d of %d bytes came", got.SizeBytes, announced)
+	case want.SHA256 != "" && got.SHA256 != want.SHA256:
+		return fault.WithHint(
+			fault.Refusedf("the ISO that was sent has SHA-256 %s, but the lock has %s", got.SHA256, want.SHA256),
+			"the factory has built it anew, or someone changed it. Put the ISO of the lock into the cache, "+
+				"or, to trust the new one, remove recast.lock and run `recast lock`")
+	}
+	return nil
+}
+
+func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path(name)) }
+
+func partial(name string) string { return "." + name + ".*.part" }
+
+// sweep removes what downloads that were killed long ago have left; younger
+// files may belong to another process.
+func (c *Cache) sweep(name string) {
+	left, err := filepath.Glob(c.path(partial(name)))
+	if err != nil {
+		return // only a malformed pattern can do that, and then nothing matches
+	}
+	for _, file := range left {
+		if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()) > time.Hour {
+			_ = os.Remove(file) // what can't be removed costs space and nothing else
+		}
+	}
+}
+
+// syncDir makes a rename in dir survive a power cut.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,76 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/recast-sh/recast/schematics"
+)
+
+// ErrNoStorage says that a host has no storage of that name. Adapters wrap it.
+var ErrNoStorage = errors.New("no such storage")
+
+// Factory is the Image Factory that builds the images.
+type Factory interface {
+	// Extensions lists the official extensions that the factory would build into
+	// an image for that Talos version now.
+	Extensions(ctx context.Context, talos string) ([]schematics.OfficialExtension, error)
+	// Knows says whether a schematic of that ID is registered.
+	Knows(ctx context.Context, id string) (bool, error)
+	// Register hands over a canonical schematic and returns the ID that the factory gave it.
+	Register(ctx context.Context, canonical string) (id string, err error)
+	// ISO starts the download of a boot ISO. The factory builds it first, so the
+	// answer may take minutes. The caller closes the body. sizeBytes is -1 where
+	// the factory did not say.
+	ISO(ctx context.Context, req ISORequest) (body io.ReadCloser, sizeBytes int64, err error)
+	// InstallerRepository is where the factory serves installers of a schematic,
+	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
+	InstallerRepository(req ISORequest) string
+}
+
+// ISORequest names one image of the factory.
+type ISORequest struct {
+	SchematicID string
+	Talos       string // "v1.13.9"
+	Platform    string // "nocloud"
+	Arch        string // "amd64"
+	SecureBoot  bool
+}
+
+// Registry reads image references.
+type Registry interface {
+	// Digest returns the digest of what ref (a tag or a digest) names; of the
+	// index where it is one. found is false only if the registry clearly has none.
+	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
+}
+
+// Store is where Proxmox keeps ISOs.
+type Store interface {
+	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
+	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
+	// ISO looks for an ISO by its file name. found is false only if the storage clearly has none.
+	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	// Upload streams an ISO to a storage and returns when Proxmox has checked and
+	// stored it, not when it has received it.
+	Upload(ctx context.Context, u Upload) error
+}
+
+// StorageInfo is a Proxmox storage as one host sees it.
+type StorageInfo struct {
+	Active    bool     // enabled and reachable from the host
+	Shared    bool     // the same content is seen by every host
+	Content   []string // "iso", "images", …
+	FreeBytes int64
+}
+
+// Upload is an ISO to be stored.
+type Upload struct {
+	Host      string // where the upload is sent and spooled
+	Storage   string
+	Name      string // file name: "recast-v1.13.9-3f2a…-nocloud-amd64.iso"
+	SizeBytes int64
+	SHA256    string                        // hex
+	Open      func() (io.ReadCloser, error) // asked once for each attempt
+	Progress  func(sentBytes int64)         // may be nil
+}

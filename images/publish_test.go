@@ -1,0 +1,179 @@
+package images
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func built(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	b.again(b.saved)
+	return b
+}
+
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	b := built(t)
+	if err := b.run(t, b.pub.Step()); err != nil {
+		t.Fatal(err)
+	}
+	name := b.saved.Schematics["default"].ISO.Name
+	want := []string{"pve1/cephfs " + name, "pve1/local " + name, "pve2/local " + name}
+	if diff := cmp.Diff(want, b.store.uploads); diff != "" {
+		t.Errorf("uploads (-want +got):\n%s", diff)
+	}
+	all := size(b.saved.Schematics["default"].ISO.SizeBytes)
+	if diff := cmp.Diff([]string{
+		"publish/default/upload-cephfs: " + all + " of " + all,
+		"publish/default/upload-local-pve1: " + all + " of " + all,
+		"publish/default/upload-local-pve2: " + all + " of " + all,
+	}, b.notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+
+	b.again(b.saved)
+	if err := b.run(t, b.pub.Step()); err != nil {
+		t.Fatal(err)
+	}
+	where := "storage cephfs, storage local on pve1, storage local on pve2"
+	if diff := cmp.Diff([]string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events); diff != "" {
+		t.Errorf("second time (-want +got):\n%s", diff)
+	}
+
+	delete(b.store.storages["pve2/local"].isos, name)
+	if err := b.run(t, b.pub.Step()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"pve2/local " + name}, b.store.uploads); diff != "" {
+		t.Errorf("uploads after a loss (-want +got):\n%s", diff)
+	}
+}
+
+// unpublishable is a way in which publishing goes wrong.
+type unpublishable struct {
+	spoil func(*bench)
+	kind  fault.Kind
+	want  string
+	hint  string
+}
+
+func unpublishables() map[string]unpublishable {
+	return map[string]unpublishable{
+		"not built": {
+			func(b *bench) {
+				lock := b.saved.Clone()
+				e := lock.Schematics["default"]
+				e.ISO.SHA256, e.ISO.SizeBytes = "", 0
+				lock.Schematics["default"] = e
+				b.again(lock)
+			}, fault.Config, `schematic "default" is not built yet`, "run `recast build`",
+		},
+		"not in the cache": {
+			func(b *bench) { b.cache = NewCache(b.cache.dir + "2"); b.again(b.saved) },
+			fault.Config, "is not in the cache as the lock has it", "run `recast build`",
+		},
+		"changed in the cache": {
+			func(b *bench) {
+				if err := os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600); err != nil {
+					panic(err)
+				}
+			}, fault.Config, "is not in the cache as the lock has it", "run `recast build`",
+		},
+		"unknown storage": {
+			func(b *bench) { b.pub.Storages = []string{"cefs"} }, fault.Config,
+			`no storage "cefs" on ["pve1" "pve2"]`, "`pvesm status --content iso` lists what images.iso.storage can name",
+		},
+		"all that is wrong with storages": {
+			func(b *bench) { b.pub.Storages = []string{"fast", "cefs"} }, fault.Config,
+			"storage \"fast\" does not take ISOs: its content is [\"images\"]\nno storage \"cefs\" on [\"pve1\" \"pve2\"]",
+			"allow the content type with `pvesm set fast --content …,iso`, or name another storage in images.iso.storage; " +
+				"`pvesm status --content iso` lists what images.iso.storage can name",
+		},
+		"a host without any": {
+			func(b *bench) {
+				b.pub.Storages = []string{"local"}
+				delete(b.store.storages, "pve2/local")
+			}, fault.Config, `no storage for ISOs on host pve2: it has none of ["local"]`, "name a storage of that host in images.iso.storage",
+		},
+		"inactive": {
+			func(b *bench) { b.store.storages["pve1/cephfs"].Active = false }, fault.Failed,
+			`storage "cephfs" is not active on pve1`, "see `pvesm status --storage cephfs` on pve1",
+		},
+		"too little space": {
+			func(b *bench) { b.store.storages["pve2/local"].FreeBytes = 10 }, fault.Refused,
+			"publish/default/check-storages: too little space on storage local on pve2: ",
+			"remove ISOs that nothing uses, or name another storage in images.iso.storage",
+		},
+		"another file of that name": {
+			func(b *bench) {
+				b.store.storages["pve1/local"].isos[b.saved.Schematics["default"].ISO.Name] = []byte("half")
+			}, fault.Refused, "on storage local on pve1 has 4 bytes, but the lock has ",
+			"an upload that was cut off leaves such a file. If no VM uses it: `pvesm free local:iso/ISO` on pve1",
+		},
+		"unreadable storage": {
+			func(b *bench) { b.store.fail = errors.New("500") }, fault.Failed, `look at storage "cephfs" on pve1: 500`, "",
+		},
+	}
+}
+
+func TestPublishRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tc := range unpublishables() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := built(t)
+			tc.spoil(b)
+			err := b.run(t, b.pub.Step())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
+			}
+			if kind := fault.KindOf(err); kind != tc.kind {
+				t.Errorf("kind = %v, want %v", kind, tc.kind)
+			}
+			hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
+			if got := strings.Join(fault.Hints(err), "; "); got != hint {
+				t.Errorf("hint\n got %s\nwant %s", got, hint)
+			}
+			if b.store.uploads != nil {
+				t.Errorf("uploaded all the same: %v", b.store.uploads)
+			}
+		})
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		total int64
+		done  []int64
+		want  []string
+	}{
+		"known":   {100 * mib, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
+		"unknown": {-1, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
+		"tiny":    {3, []int64{3}, []string{"1 KiB of 1 KiB"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			tell := progress(tc.total, func(text string) { got = append(got, text) })
+			for _, n := range tc.done {
+				tell(n)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,125 @@
+package arch
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	for _, s := range sources(t, false) {
+		for _, problem := range checkImports(s) {
+			t.Error(problem)
+		}
+	}
+}
+
+// checkImports says what of a file's imports the table does not allow.
+func checkImports(s source) []string {
+	known := slices.ContainsFunc(table, func(r row) bool { return r.files == "" && matches(r.pkg, s.pkg) })
+	if !known {
+		return []string{s.path() + ": " + s.pkg + " has no row in the table of internal/arch"}
+	}
+	var problems []string
+	for _, spec := range s.file.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		if err != nil || !allowed(s, imported) {
+			problems = append(problems, fmt.Sprintf("%s:%d: %s may not import %s", s.path(), s.line(spec.Pos()), s.pkg, imported))
+		}
+	}
+	return problems
+}
+
+func allowed(s source, imported string) bool {
+	own, ours := strings.CutPrefix(imported, module+"/")
+	switch {
+	case !ours && !strings.Contains(strings.Split(imported, "/")[0], "."):
+		return s.test() || s.pkg == "internal/sim/simtest" || !matches("testing/...", imported)
+	case own == s.pkg:
+		return s.test() // an external test of its own package
+	}
+	return slices.ContainsFunc(table, func(r row) bool {
+		return r.speaksOf(s) && r.allows(own)
+	})
+}
+
+func (r row) speaksOf(s source) bool {
+	if !matches(r.pkg, s.pkg) {
+		return false
+	}
+	if r.files == "" {
+		return true // a test may use what its package may
+	}
+	ok, err := path.Match(r.files, s.name)
+	return ok && err == nil
+}
+
+func (r row) allows(imported string) bool {
+	ok := false
+	for _, pattern := range r.allow {
+		taken, back := strings.CutPrefix(pattern, "!")
+		if back && matches(taken, imported) {
+			return false
+		}
+		ok = ok || matches(pattern, imported)
+	}
+	return ok
+}
+
+func matches(pattern, name string) bool {
+	prefix, below := strings.CutSuffix(pattern, "...")
+	if !below {
+		return pattern == name
+	}
+	return strings.HasPrefix(name+"/", prefix)
+}
+
+func TestCheckImports(t *testing.T) {
+	t.Parallel()
+	const us = module + "/"
+	cases := map[string]struct {
+		pkg, file, imports string
+		want               []string
+	}{
+		"standard library":            {"cluster", "a.go", "net/http", nil},
+		"as in the table":             {"cluster", "a.go", us + "internal/step", nil},
+		"no row":                      {"internal/new", "a.go", "fmt", []string{"internal/new/a.go: internal/new has no row in the table of internal/arch"}},
+		"a test of no row":            {"internal/new", "a_test.go", "fmt", []string{"internal/new/a_test.go: internal/new has no row in the table of internal/arch"}},
+		"domain to adapter":           {"cluster", "a.go", us + "internal/pve", []string{"cluster/a.go:2: cluster may not import " + us + "internal/pve"}},
+		"domain's test to adapter":    {"cluster", "a_test.go", us + "internal/pve", []string{"cluster/a_test.go:2: cluster may not import " + us + "internal/pve"}},
+		"domain's test to the lab":    {"cluster", "a_test.go", us + "internal/sim/simtest", nil},
+		"its own package from a test": {"cluster", "a_test.go", us + "cluster", nil},
+		"domain to the lab":           {"cluster", "a.go", us + "internal/sim", []string{"cluster/a.go:2: cluster may not import " + us + "internal/sim"}},
+		"adapter to pipeline":         {"internal/kube", "a.go", us + "pipeline", []string{"internal/kube/a.go:2: internal/kube may not import " + us + "pipeline"}},
+		"go-proxmox":                  {"internal/pve", "a.go", proxmox, nil},
+		"go-proxmox elsewhere":        {"images", "a.go", proxmox, []string{"images/a.go:2: images may not import " + proxmox}},
+		"a longer name":               {"internal/pve", "a.go", proxmox + "2", []string{"internal/pve/a.go:2: internal/pve may not import " + proxmox + "2"}},
+		"lab command to the lab":      {"cmd/recast", "labdemo.go", us + "internal/sim", nil},
+		"other command to the lab":    {"cmd/recast", "roll.go", us + "internal/sim", []string{"cmd/recast/roll.go:2: cmd/recast may not import " + us + "internal/sim"}},
+		"lab command past the facade": {"cmd/recast", "lab.go", us + "internal/sim/world", []string{"cmd/recast/lab.go:2: cmd/recast may not import " + us + "internal/sim/world"}},
+		"the lab to recast":           {"internal/sim/world", "a.go", us + "cluster", []string{"internal/sim/world/a.go:2: internal/sim/world may not import " + us + "cluster"}},
+		"the lab to testing":          {"internal/sim/world", "a.go", "testing", []string{"internal/sim/world/a.go:2: internal/sim/world may not import testing"}},
+		"the lab to a client":         {"internal/sim/talosapi", "a.go", "github.com/siderolabs/talos/pkg/machinery/client", []string{"internal/sim/talosapi/a.go:2: internal/sim/talosapi may not import github.com/siderolabs/talos/pkg/machinery/client"}},
+		"the lab's test to a client":  {"internal/sim/talosapi", "a_test.go", "github.com/siderolabs/talos/pkg/machinery/client", nil},
+		"the harness to anything":     {"internal/sim/simtest", "a.go", us + "pipeline", nil},
+		"the harness to testing":      {"internal/sim/simtest", "a.go", "testing/synctest", nil},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, err := parse(c.pkg, c.file, []byte("package x\nimport _ "+strconv.Quote(c.imports)+"\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, checkImports(s)); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

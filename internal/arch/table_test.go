@@ -1,0 +1,110 @@
+package arch
+
+// A row allows what one package may import beside the standard library.
+// Several rows may speak of a package; an import needs one that allows it.
+type row struct {
+	pkg   string   // directory; "dir/..." is dir and all below it, "..." all
+	files string   // pattern of file names; "": every file that is no test
+	allow []string // the same for directories of ours, and whole paths for others; "!" takes back
+}
+
+const (
+	tests = "*_test.go"
+
+	errgroup   = "golang.org/x/sync/errgroup"
+	yaml       = "go.yaml.in/yaml/v4"
+	ggcr       = "github.com/google/go-containerregistry/pkg/..."
+	factory    = "github.com/siderolabs/image-factory/pkg/client"
+	schematic  = "github.com/siderolabs/image-factory/pkg/schematic"
+	machinery  = "github.com/siderolabs/talos/pkg/machinery/..."
+	talosDial  = "github.com/siderolabs/talos/pkg/machinery/client/..."
+	cosi       = "github.com/cosi-project/runtime/..."
+	pki        = "github.com/siderolabs/crypto/x509"
+	grpc       = "google.golang.org/grpc/..."
+	protobuf   = "google.golang.org/protobuf/..."
+	proxmox    = "github.com/luthermonson/go-proxmox"
+	k8sAPI     = "k8s.io/api/..."
+	apimachine = "k8s.io/apimachinery/..."
+	clientGo   = "k8s.io/client-go/..."
+	drain      = "k8s.io/kubectl/pkg/drain"
+	uuid       = "github.com/google/uuid"
+)
+
+// table is DESIGN's: cmd → adapters → domain → internal/{step,wait,fault}.
+// What is not in it may not be imported; a package without a row may not be.
+var table = []row{
+	{pkg: "cmd/recast", allow: []string{
+		"pipeline", "schematics/...", "images", "cluster", "internal/...", "!internal/sim/...",
+		"github.com/spf13/cobra/...", "golang.org/x/term",
+	}},
+	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
+
+	{pkg: "pipeline", allow: []string{
+		"schematics", "images", "cluster", "internal/config", "internal/step", "internal/journal", "internal/fault",
+	}},
+
+	// the domain
+	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
+	{pkg: "images", allow: []string{"schematics", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
+	{pkg: "cluster", allow: []string{"internal/step", "internal/wait", "internal/fault", errgroup}},
+
+	// what the domain stands on
+	{pkg: "internal/fault"},
+	{pkg: "internal/wait"},
+	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
+	{pkg: "internal/journal", allow: []string{"internal/fault"}},
+	{pkg: "internal/config", allow: []string{"internal/fault", yaml}},
+	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},
+
+	{pkg: "internal/ui", allow: []string{
+		"pipeline", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
+	}},
+
+	// adapters: the domain packages whose interfaces they fill, and one client library each
+	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup}},
+	{pkg: "internal/talos", allow: []string{
+		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup,
+	}},
+	{pkg: "internal/kube", allow: []string{
+		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, errgroup,
+	}},
+	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
+	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", ggcr, yaml}},
+
+	// the lab knows nothing of recast, and no client of what it simulates
+	{pkg: "internal/sim", allow: []string{
+		"internal/sim/...", "!internal/sim/simtest", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine,
+	}},
+	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
+	{pkg: "internal/sim/record"},
+	{pkg: "internal/sim/world/...", allow: []string{"internal/sim/world/...", "internal/sim/record", uuid}},
+	{pkg: "internal/sim/pveapi/...", allow: []string{
+		"internal/sim/pveapi/...", "internal/sim/world", "internal/sim/network", "internal/sim/record", uuid,
+	}},
+	{pkg: "internal/sim/artefact/...", allow: []string{"internal/sim/artefact/...", ggcr, yaml}},
+	{pkg: "internal/sim/factoryapi/...", allow: []string{
+		"internal/sim/factoryapi/...", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
+	}},
+	{pkg: "internal/sim/talosapi/...", allow: []string{
+		"internal/sim/talosapi/...", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
+	}},
+	{pkg: "internal/sim/kubeapi/...", allow: []string{
+		"internal/sim/kubeapi/...", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
+	}},
+	{pkg: "internal/sim/simtest", allow: []string{"..."}},
+	{pkg: "internal/arch"},
+
+	// tests may use the lab, and the lab's own tests the clients of what it simulates
+	{pkg: "...", files: tests, allow: []string{
+		"internal/sim/...", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
+	}},
+	{pkg: "internal/sim/...", files: tests, allow: []string{
+		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
+	}},
+	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
+	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine, clientGo}},
+	{pkg: "internal/factory", files: tests, allow: []string{"internal/registry", "internal/step", ggcr, schematic}},
+	{pkg: "internal/registry", files: tests, allow: []string{ggcr}},
+}

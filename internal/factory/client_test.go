@@ -1,0 +1,368 @@
+package factory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/schematics"
+	"github.com/siderolabs/image-factory/pkg/schematic"
+)
+
+const addr = "127.0.0.1:8080"
+
+// serve runs a handler on an in-memory network of this bubble and returns a client to it.
+func serve(t *testing.T, h http.Handler) *Client {
+	t.Helper()
+	n := network.Memory()
+	if err := listen(t, n, addr, h); err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func answer(status int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func TestExtensions(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /version/v1.13.9/extensions/official", answer(http.StatusOK, `[
+			{"name":"siderolabs/zfs","ref":"127.0.0.1:5000/siderolabs/zfs:2.3-v1","digest":"sha256:11","author":"A","description":"D"},
+			{"name":"siderolabs/odd","ref":"127.0.0.1:5000/siderolabs/odd","digest":"sha256:22"}]`))
+		mux.HandleFunc("GET /versions", answer(http.StatusOK, `["v1.13.8","v1.13.9"]`))
+		c := serve(t, mux)
+		got, err := c.Extensions(t.Context(), "v1.13.9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []schematics.OfficialExtension{
+			{Name: "siderolabs/zfs", Version: "2.3-v1", Ref: "127.0.0.1:5000/siderolabs/zfs", Digest: "sha256:11", Author: "A", Description: "D"},
+			{Name: "siderolabs/odd", Ref: "127.0.0.1:5000/siderolabs/odd", Digest: "sha256:22"},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("extensions (-want +got):\n%s", diff)
+		}
+		versions, err := c.Versions(t.Context())
+		if diff := cmp.Diff([]string{"v1.13.8", "v1.13.9"}, versions); err != nil || diff != "" {
+			t.Errorf("versions: %v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+// schematicStore answers as a factory does for its schematics.
+func schematicStore() http.Handler {
+	known := map[string]string{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /schematics", func(w http.ResponseWriter, r *http.Request) {
+		data, _ := io.ReadAll(r.Body)
+		doc, err := schematic.Unmarshal(data)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		id, _ := doc.ID()
+		text, _ := doc.Marshal()
+		known[id] = string(text)
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(map[string]string{"id": id, "schematic": string(text)})
+	})
+	mux.HandleFunc("GET /schematics/{id}", func(w http.ResponseWriter, r *http.Request) {
+		text, ok := known[r.PathValue("id")]
+		if !ok {
+			http.Error(w, "schematic not found", http.StatusNotFound)
+			return
+		}
+		_, _ = io.WriteString(w, text)
+	})
+	return mux
+}
+
+func TestRegister(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := serve(t, schematicStore())
+		s, err := schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
+			t.Errorf("before: known %t, %v", known, err)
+		}
+		if id, err := c.Register(t.Context(), s.Canonical()); id != s.ID() || err != nil {
+			t.Errorf("ID %s, want %s; %v", id, s.ID(), err)
+		}
+		if known, err := c.Knows(t.Context(), s.ID()); !known || err != nil {
+			t.Errorf("after: known %t, %v", known, err)
+		}
+	})
+}
+
+// TestRefusals: what the factory says reaches the reader, with the right kind.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	extensions := func(c *Client, ctx context.Context) error {
+		_, err := c.Extensions(ctx, "v9.9.9")
+		return err
+	}
+	register := func(c *Client, ctx context.Context) error {
+		_, err := c.Register(ctx, "customization: {}\n")
+		return err
+	}
+	knows := func(c *Client, ctx context.Context) error {
+		_, err := c.Knows(ctx, "abc")
+		return err
+	}
+	iso := func(c *Client, ctx context.Context) error {
+		body, _, err := c.ISO(ctx, images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"})
+		if body != nil {
+			return errors.Join(err, body.Close())
+		}
+		return err
+	}
+	const who = "image factory http://127.0.0.1:8080: "
+	for name, tc := range map[string]struct {
+		ask    func(*Client, context.Context) error
+		status int
+		body   string
+		want   string
+		kind   fault.Kind
+		hint   string
+	}{
+		"unknown version": {
+			extensions, 404, "version v9.9.9 is not available\n", who + "404 Not Found: version v9.9.9 is not available", fault.Config,
+			"http://127.0.0.1:8080/versions lists the Talos versions that it knows",
+		},
+		"malformed version": {
+			extensions, 500, "internal server error", who + "500 Internal Server Error: internal server error", fault.Failed,
+			"the reason is in the factory's own log; a malformed Talos version is one",
+		},
+		"a schematic it does not take": {
+			register, 400, "yaml: line 2: field owner not allowed", who + "400 Bad Request: yaml: line 2: field owner not allowed", fault.Config, "",
+		},
+		"a broken store": {knows, 500, "", who + "500 Internal Server Error", fault.Failed, "the reason is in the factory's own log; a malformed Talos version is one"},
+		"an unknown extension": {
+			iso, 400, `official extension "siderolabs/nope" is not available for Talos version v9.9.9`,
+			who + `400 Bad Request: official extension "siderolabs/nope" is not available for Talos version v9.9.9`, fault.Config, "",
+		},
+		"no image": {iso, 404, "not found", who + "404 Not Found: not found", fault.Failed, "the factory does not know Talos v9.9.9 or schematic abc"},
+		"customers only": {
+			iso, 402, "enterprise", who + "402 Payment Required: enterprise", fault.Failed, "this factory, or this part of it, is for its customers only",
+		},
+		"a very long answer": {
+			iso, 400, strings.Repeat("x", 100_000), who + "400 Bad Request: " + strings.Repeat("x", maxErrorText), fault.Config, "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
+				if err == nil {
+					t.Fatal("no error")
+				}
+				if got := err.Error(); got != tc.want {
+					t.Errorf("error\n got %s\nwant %s", got, tc.want)
+				}
+				if kind := fault.KindOf(err); kind != tc.kind {
+					t.Errorf("kind = %v, want %v", kind, tc.kind)
+				}
+				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+				}
+			})
+		})
+	}
+}
+
+func TestISO(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mux := http.NewServeMux()
+		mux.HandleFunc("/image/abc/v1.13.9/nocloud-amd64.iso", func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodHead {
+				t.Error("HEAD builds the image without sending it")
+			}
+			http.Redirect(w, r, "/cdn/1", http.StatusFound)
+		})
+		mux.HandleFunc("GET /image/abc/v1.13.9/metal-arm64-secureboot.iso", answer(http.StatusOK, "secure"))
+		mux.HandleFunc("GET /cdn/1", answer(http.StatusOK, "bytes"))
+		c := serve(t, mux)
+		for _, tc := range []struct {
+			req  images.ISORequest
+			want string
+		}{
+			{images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "nocloud", Arch: "amd64"}, "bytes"},
+			{images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "metal", Arch: "arm64", SecureBoot: true}, "secure"},
+		} {
+			body, size, err := c.ISO(t.Context(), tc.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(body)
+			if err := errors.Join(err, body.Close()); err != nil || string(got) != tc.want || size != int64(len(tc.want)) {
+				t.Errorf("%q, %d bytes announced, %v; want %q", got, size, err, tc.want)
+			}
+		}
+	})
+}
+
+// TestCutOffISO: a connection that breaks is an error for whoever reads.
+func TestCutOffISO(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			_, _ = io.WriteString(w, "half")
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				t.Error(err)
+			}
+			panic(http.ErrAbortHandler)
+		}))
+		body, size, err := c.ISO(t.Context(), images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64"})
+		if err != nil || size != 100 {
+			t.Fatal(size, err)
+		}
+		if _, err := io.ReadAll(body); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("error = %v", err)
+		}
+		if err := body.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRetry counts what reaches the server.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	get := func(c *Client, ctx context.Context) error { _, err := c.Versions(ctx); return err }
+	post := func(c *Client, ctx context.Context) error {
+		_, err := c.Register(ctx, "customization: {}\n")
+		return err
+	}
+	abort := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for name, tc := range map[string]struct {
+		ask      func(*Client, context.Context) error
+		answers  []http.HandlerFunc // the last one for all that follow
+		requests int
+		took     time.Duration
+		err      string
+	}{
+		"a proxy without its factory": {get, []http.HandlerFunc{answer(502, ""), answer(503, ""), answer(200, "[]")}, 3, 3 * time.Second, ""},
+		"for good":                    {get, []http.HandlerFunc{answer(503, "down")}, 3, 3 * time.Second, "503 Service Unavailable: down"},
+		"a broken connection":         {get, []http.HandlerFunc{abort, answer(200, "[]")}, 2, time.Second, ""},
+		"its own error":               {get, []http.HandlerFunc{answer(500, "")}, 1, 0, "500 Internal Server Error"},
+		"a change":                    {post, []http.HandlerFunc{answer(503, "down")}, 1, 0, "503 Service Unavailable: down"},
+		"a change that is cut off":    {post, []http.HandlerFunc{abort}, 1, 0, "EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				requests := 0
+				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					requests++
+					tc.answers[min(requests, len(tc.answers))-1](w, r)
+				}))
+				start := time.Now()
+				err := tc.ask(c, t.Context())
+				if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("error = %v, want %q", err, tc.err)
+				}
+				if took := time.Since(start); requests != tc.requests || took != tc.took {
+					t.Errorf("%d requests in %s, want %d in %s", requests, took, tc.requests, tc.took)
+				}
+			})
+		})
+	}
+}
+
+func TestCancelEndsRetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		_, err := serve(t, answer(503, "")).Versions(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || len(fault.Hints(err)) > 0 {
+			t.Errorf("error = %v, hints %v", err, fault.Hints(err))
+		}
+	})
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, err := New(Options{URL: "https://factory.example", Transport: &http.Transport{
+			DialContext: network.Memory().Dialer().DialContext,
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Extensions(t.Context(), "v1.13.9")
+		if err == nil || !strings.HasPrefix(err.Error(), "image factory https://factory.example: ") {
+			t.Errorf("error = %v", err)
+		}
+		if diff := cmp.Diff([]string{"see whether images.factory in recast.yaml is right and reachable from here"}, fault.Hints(err)); diff != "" {
+			t.Errorf("hints (-want +got):\n%s", diff)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"", "factory.talos.dev", "ftp://factory.talos.dev", "https://", "http://a b/", "://"} {
+		if _, err := New(Options{URL: url}); fault.KindOf(err) != fault.Config {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+}
+
+func TestInstallerRepository(t *testing.T) {
+	t.Parallel()
+	c, err := New(Options{URL: "https://factory.talos.dev/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, secure := range []bool{false, true} {
+		got = append(got, c.InstallerRepository(images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64", SecureBoot: secure}))
+	}
+	want := []string{"factory.talos.dev/nocloud-installer/abc", "factory.talos.dev/nocloud-installer-secureboot/abc"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("repositories (-want +got):\n%s", diff)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func ExampleError() {
+	fmt.Println(&Error{Factory: "https://factory.talos.dev", Status: 404, Message: "version not found"})
+	// Output: image factory https://factory.talos.dev: 404 Not Found: version not found
+}

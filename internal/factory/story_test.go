@@ -1,0 +1,264 @@
+package factory
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+const (
+	registryAddr = "127.0.0.1:5000"
+	talos        = "v1.13.9"
+)
+
+// site is a simulated factory and registry with the adapters to them, all in one bubble.
+type site struct {
+	factory  *factoryapi.Factory
+	catalog  factoryapi.Catalog
+	client   *Client
+	registry *registry.Client
+	recorder *record.Recorder
+	cache    string
+	lock     schematics.Lock // the file
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	n := network.Memory()
+	s := &site{recorder: record.New(), cache: filepath.Join(t.TempDir(), "iso")}
+	oci := factoryapi.NewRegistry(s.recorder)
+	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
+	if err := s.catalog.Publish(t.Context(), talos, factoryapi.Official()); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	s.factory, err = factoryapi.New(factoryapi.Options{
+		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)); err != nil {
+		t.Fatal(err)
+	}
+	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
+	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport()}); err != nil {
+		t.Fatal(err)
+	}
+	s.registry, err = registry.New(registry.Options{
+		Extensions: registryAddr + "/siderolabs/extensions", Transport: transport(), Keychain: authn.NewMultiKeychain(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.client.Close(), s.registry.Close()); err != nil {
+			t.Error(err)
+		}
+		s.factory.Close()
+	})
+	return s
+}
+
+// listen serves a handler until the test ends.
+func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
+	l, err := n.Listen(at)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: h}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(l) }) // ends with Close
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		serving.Wait()
+	})
+	return nil
+}
+
+// relock resolves one schematic against what is published now.
+func (s *site) relock(t *testing.T) ([]schematics.Warning, []schematics.Change) {
+	t.Helper()
+	old := s.lock
+	lock, warnings, err := schematics.Resolve(t.Context(), schematics.Request{
+		Talos: talos, Arch: "amd64", Platform: "nocloud", Old: &old, Update: true,
+		Files: map[string]schematics.File{"default": {
+			Path: "base.yaml", Data: []byte("customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"),
+		}},
+	}, s.registry, s.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.lock = lock
+	return warnings, schematics.Compare(old, lock)
+}
+
+func (s *site) build(t *testing.T) error {
+	t.Helper()
+	b := images.Builder{
+		Factory: s.client, Registry: s.registry, Cache: images.NewCache(s.cache),
+		Ledger: images.NewLedger(s.lock, func(l schematics.Lock) error { s.lock = l; return nil }),
+	}
+	return new(step.Runner).Run(t.Context(), b.Step())
+}
+
+// iso reads what the cached ISO of the lock holds.
+func (s *site) iso(t *testing.T) artefact.Image {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := artefact.ReadISO(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// TestPatchedExtension is the story of an extension that is published again
+// under the same version while the factory still has its old list.
+func TestPatchedExtension(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		if warnings, _ := s.relock(t); len(warnings) > 0 {
+			t.Fatal(warnings)
+		}
+		if err := s.build(t); err != nil {
+			t.Fatal(err)
+		}
+		before := s.lock.Schematics["default"]
+		s.holds(t, before)
+
+		was, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
+		if err != nil {
+			t.Fatal(err)
+		}
+		warnings, changes := s.relock(t)
+		after := s.lock.Schematics["default"]
+		if before.SchematicID == after.SchematicID || before.BuildID == after.BuildID {
+			t.Error("the patch changes neither schematic ID nor build ID")
+		}
+		if len(changes) != 1 || len(changes[0].Moved) != 1 || changes[0].Moved[0].Old.Digest != was || changes[0].Moved[0].New.Digest != is {
+			t.Errorf("changes = %+v, want %s → %s", changes, was, is)
+		}
+		if len(warnings) != 1 || warnings[0].Locked != is || warnings[0].Served != was {
+			t.Errorf("warnings = %+v", warnings)
+		}
+
+		mutations := s.recorder.Mutations()
+		err = s.build(t)
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), was) || !strings.Contains(err.Error(), is) {
+			t.Errorf("a stale factory: %v", err)
+		}
+		if got := s.recorder.Mutations(); got != mutations {
+			t.Errorf("refused, but %d requests changed something", got-mutations)
+		}
+
+		s.factory.Restart()
+		if err := s.build(t); err != nil {
+			t.Fatal(err)
+		}
+		s.holds(t, s.lock.Schematics["default"])
+
+		calls := len(s.recorder.Calls())
+		if err := s.build(t); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range s.recorder.Calls()[calls:] {
+			if c.Mutation || strings.Contains(c.Path, "/image/") {
+				t.Errorf("nothing is to be done, but %+v", c)
+			}
+		}
+	})
+}
+
+// holds checks the bytes of ISO and installer against the lock.
+func (s *site) holds(t *testing.T, e schematics.Locked) {
+	t.Helper()
+	iso := s.iso(t)
+	var got, want []string
+	for _, x := range iso.Extensions {
+		got = append(got, x.Name+" "+x.Digest)
+	}
+	for _, name := range []string{"qemu-guest-agent", "iscsi-tools"} { // as the schematic has them
+		for _, x := range e.Extensions {
+			if x.Name == name {
+				want = append(want, x.Name+" "+x.Digest)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("extensions in the ISO (-lock +ISO):\n%s", diff)
+	}
+	if iso.SchematicID != e.SchematicID || iso.SchematicYAML != e.Schematic || !strings.Contains(iso.Cmdline, "recast.lock="+e.LockHash) {
+		t.Errorf("schematic in the ISO: %+v", iso)
+	}
+	prefix := addr + "/nocloud-installer/" + e.SchematicID + "@sha256:"
+	if !strings.HasPrefix(e.Installer, prefix) {
+		t.Errorf("installer = %s, want %s…", e.Installer, prefix)
+	}
+	if _, found, err := s.registry.Digest(t.Context(), e.Installer); !found || err != nil {
+		t.Errorf("the installer can't be pulled: %v", err)
+	}
+}
+
+func TestUnknownTalosVersion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		_, err := s.registry.Official(t.Context(), "v1.13.10")
+		if diff := cmp.Diff([]string{"the nearest versions are " + talos}, fault.Hints(err)); fault.KindOf(err) != fault.Config || diff != "" {
+			t.Errorf("registry: %v (-want +got):\n%s", err, diff)
+		}
+		if _, err := s.client.Extensions(t.Context(), "v1.13.10"); fault.KindOf(err) != fault.Config {
+			t.Errorf("factory: %v", err)
+		}
+	})
+}
+
+// TestExamples posts every example to the factory: it must give the IDs that we compute.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		names, err := fs.Glob(schematics.Examples(), "*.yaml")
+		if err != nil || len(names) == 0 {
+			t.Fatal(names, err)
+		}
+		for _, name := range names {
+			data, err := fs.ReadFile(schematics.Examples(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			parsed, err := schematics.Parse(name, data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if id, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
+				t.Errorf("%s: the factory gives it %s, we %s; %v", name, id, parsed.ID(), err)
+			}
+		}
+	})
+}

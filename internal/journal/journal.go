@@ -1,0 +1,284 @@
+// Package journal keeps the facts of one run that the world can no longer tell:
+// each is on the disk, synced, before the step that destroys its source.
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Journal is the facts of one run, one file each. Its methods may be called
+// concurrently; of two writes to the same key one wins.
+type Journal struct {
+	run      string
+	root     *os.Root // the run's own directory
+	lock     *os.File // nil: read only
+	sync     func(point string) error
+	tempName atomic.Int64
+}
+
+// Options of Open.
+type Options struct {
+	// Run is the ID of the run, new or not.
+	Run string
+	// ReadOnly opens an existing run without locking it, even while another
+	// process writes it.
+	ReadOnly bool
+	// Sync is called right before a change becomes durable ("write <key>",
+	// "delete <key>") and right after ("written <key>", "deleted <key>"). Its
+	// error before refuses the change; after, the change is made and still
+	// reported as an error. May be nil.
+	Sync func(point string) error
+}
+
+const (
+	factSuffix   = ".json"
+	secretSuffix = ".secret"
+	tempPrefix   = ".tmp-"
+
+	// redacted is how a secret marshals: a fact that holds it has lost something.
+	redacted = "[redacted]"
+)
+
+// Open opens the journal of a run in dir/<run>, and makes both where they are
+// missing. While another process, or another Journal, has the run open for
+// writing, the error is of kind fault.Claimed.
+func Open(dir string, o Options) (*Journal, error) {
+	j, err := open(dir, o)
+	if err != nil {
+		return nil, fmt.Errorf("journal of run %q: %w", o.Run, err)
+	}
+	return j, nil
+}
+
+func open(dir string, o Options) (*Journal, error) {
+	if err := checkRun(o.Run); err != nil {
+		return nil, err
+	}
+	j := &Journal{run: o.Run, sync: o.Sync}
+	if j.sync == nil {
+		j.sync = func(string) error { return nil }
+	}
+	if !o.ReadOnly {
+		if err := j.claim(dir); err != nil {
+			return nil, err
+		}
+	}
+	root, err := os.OpenRoot(filepath.Join(dir, o.Run))
+	if err != nil {
+		return nil, errors.Join(err, j.Close())
+	}
+	j.root = root
+	if !o.ReadOnly {
+		if err := j.removeTemps(); err != nil {
+			return nil, errors.Join(err, j.Close())
+		}
+	}
+	if _, err := j.Info(); err != nil {
+		return nil, errors.Join(err, j.Close())
+	}
+	return j, nil
+}
+
+// claim locks the run and makes its directory where there is none.
+func (j *Journal) claim(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	parent, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	j.lock, err = lock(parent, j.run+".lock")
+	if err != nil {
+		return err
+	}
+	if err := j.make(parent); err != nil {
+		return errors.Join(err, j.Close())
+	}
+	return nil
+}
+
+// Close lets go of the run. It does not finish it.
+func (j *Journal) Close() error {
+	var errs []error
+	if j.root != nil {
+		errs = append(errs, j.root.Close())
+	}
+	if j.lock != nil {
+		errs = append(errs, j.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Run is the ID of the run.
+func (j *Journal) Run() string { return j.run }
+
+// Put stores a fact as JSON. It refuses a value that holds a redacted secret:
+// those go to PutSecret.
+func (j *Journal) Put(key string, v any) error {
+	b, err := marshal(v)
+	if err != nil {
+		return fmt.Errorf("journal %s: %w", key, err)
+	}
+	return j.put(key, factSuffix, b)
+}
+
+// PutSecret stores bytes as they are.
+func (j *Journal) PutSecret(key string, b []byte) error {
+	if len(b) == 0 {
+		return fmt.Errorf("journal %s: a secret without a single byte", key)
+	}
+	return j.put(key, secretSuffix, b)
+}
+
+func marshal(v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Contains(b, []byte(redacted)) {
+		return nil, errors.New("holds a secret, which is no plain fact")
+	}
+	return append(b, '\n'), nil
+}
+
+func (j *Journal) put(key, suffix string, b []byte) error {
+	name, err := fileName(key, suffix)
+	if err == nil {
+		err = j.write(key, name, b)
+	}
+	if err != nil {
+		return fmt.Errorf("journal %s: %w", key, err)
+	}
+	return nil
+}
+
+// Get reads the fact of a key into v, and says whether there is one. A file that
+// does not hold exactly one such value is an error.
+func (j *Journal) Get(key string, v any) (bool, error) {
+	b, found, err := j.read(key, factSuffix)
+	if err != nil || !found {
+		return false, err
+	}
+	if err := unmarshal(b, v); err != nil {
+		return false, fmt.Errorf("journal %s: %s: %w", key, j.path(key, factSuffix), err)
+	}
+	return true, nil
+}
+
+// Secret reads the secret of a key, and says whether there is one.
+func (j *Journal) Secret(key string) ([]byte, bool, error) {
+	b, found, err := j.read(key, secretSuffix)
+	if err == nil && found && len(b) == 0 {
+		err = fmt.Errorf("journal %s: %s is empty", key, j.path(key, secretSuffix))
+	}
+	if err != nil || !found {
+		return nil, false, err
+	}
+	return b, true, nil
+}
+
+func (j *Journal) read(key, suffix string) (b []byte, found bool, err error) {
+	name, err := fileName(key, suffix)
+	if err == nil {
+		b, err = j.root.ReadFile(name)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("journal %s: %s: %w", key, j.path(key, suffix), reason(err))
+	}
+	return b, true, nil
+}
+
+// reason is err without the name relative to the journal's own directory.
+func reason(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// unmarshal reads exactly one value whose fields are all known.
+func unmarshal(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+func (j *Journal) path(key, suffix string) string {
+	name, err := fileName(key, suffix)
+	if err != nil {
+		return key
+	}
+	return filepath.Join(j.root.Name(), name)
+}
+
+// Keys lists the keys that have a fact or a secret and start with prefix, sorted.
+func (j *Journal) Keys(prefix string) ([]string, error) {
+	entries, err := fs.ReadDir(j.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("journal: list keys: %w", err)
+	}
+	var keys []string
+	for _, e := range entries {
+		if key, ok := keyOf(e.Name()); ok && strings.HasPrefix(key, prefix) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), nil
+}
+
+// Delete removes the fact and the secret of a key; there need be neither.
+func (j *Journal) Delete(key string) error {
+	for _, suffix := range []string{factSuffix, secretSuffix} {
+		name, err := fileName(key, suffix)
+		if err == nil {
+			err = j.remove(key, name)
+		}
+		if err != nil {
+			return fmt.Errorf("journal %s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// Info says when the run began and how it ended.
+func (j *Journal) Info() (RunInfo, error) { return readInfo(j.root, j.run) }
+
+// Finish marks the run as ended, in words such as "done" or "failed: …". A run
+// that was finished and is opened again may be finished again.
+func (j *Journal) Finish(outcome string) error {
+	info, err := j.Info()
+	if err != nil {
+		return err
+	}
+	b, err := marshal(infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
+	if err == nil {
+		err = j.write("finish", infoName, b)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: finish run %q: %w", j.run, err)
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// lock takes an exclusive lock on a file, which ends with the process however it
+// ends. The file stays: removing it would let two processes lock two files of
+// one name.
+func lock(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	switch {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return nil, errors.Join(fault.As(fault.Claimed, errors.New("another process has it open")), f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return f, nil
+}

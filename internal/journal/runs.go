@@ -1,0 +1,145 @@
+package journal
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// RunInfo is one run as history shows it.
+type RunInfo struct {
+	ID       string
+	Started  time.Time
+	Finished time.Time // zero: still running, or killed
+	Outcome  string    // as given to Finish
+}
+
+// Unfinished says that the run is still running or was killed.
+func (r RunInfo) Unfinished() bool { return r.Finished.IsZero() }
+
+// infoName lacks the suffixes of facts and secrets, so that no key can name it.
+const infoName = "RUN"
+
+type infoFile struct {
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished,omitzero"`
+	Outcome  string    `json:"outcome,omitempty"`
+}
+
+// NewRunID makes an ID that sorts by time, with two bytes of random:
+// "20261121-0421-3f2a".
+func NewRunID(now time.Time, random io.Reader) (string, error) {
+	var tail [2]byte
+	if _, err := io.ReadFull(random, tail[:]); err != nil {
+		return "", fmt.Errorf("make a run ID: %w", err)
+	}
+	return now.UTC().Format("20060102-1504-") + hex.EncodeToString(tail[:]), nil
+}
+
+// Runs lists the runs in dir, newest first, whoever has them open. There are
+// none in a directory that does not exist; a run that cannot be read is an error.
+func Runs(dir string) ([]RunInfo, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: list runs: %w", err)
+	}
+	var runs []RunInfo
+	var errs []error
+	for _, e := range entries {
+		if !e.IsDir() || checkRun(e.Name()) != nil {
+			continue // a lock, or a run killed while it was being made
+		}
+		info, err := runInfo(filepath.Join(dir, e.Name()), e.Name())
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		runs = append(runs, info)
+	}
+	slices.SortFunc(runs, func(a, b RunInfo) int {
+		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
+	})
+	return runs, errors.Join(errs...)
+}
+
+// Unfinished lists the runs in dir that are still running or were killed, newest first.
+func Unfinished(dir string) ([]RunInfo, error) {
+	runs, err := Runs(dir)
+	return slices.DeleteFunc(runs, func(r RunInfo) bool { return !r.Unfinished() }), err
+}
+
+func runInfo(path, id string) (RunInfo, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return RunInfo{}, fmt.Errorf("journal of run %q: %w", id, err)
+	}
+	info, err := readInfo(root, id)
+	return info, errors.Join(err, root.Close())
+}
+
+func readInfo(root *os.Root, id string) (RunInfo, error) {
+	var f infoFile
+	b, err := root.ReadFile(infoName)
+	if err == nil {
+		err = unmarshal(b, &f)
+	}
+	if err == nil && f.Started.IsZero() {
+		err = errors.New("no start time")
+	}
+	if err != nil {
+		return RunInfo{}, fmt.Errorf("run %q: %s: %w", id, filepath.Join(root.Name(), infoName), reason(err))
+	}
+	return RunInfo{ID: id, Started: f.Started, Finished: f.Finished, Outcome: f.Outcome}, nil
+}
+
+// make makes the run's directory where there is none. It is made under another
+// name and renamed, so that a run that exists always has its start in it.
+func (j *Journal) make(parent *os.Root) error {
+	if _, err := parent.Lstat(j.run); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	b, err := marshal(infoFile{Started: time.Now().UTC()})
+	if err != nil {
+		return err
+	}
+	temp := ".new-" + j.run
+	if err := errors.Join(parent.RemoveAll(temp), parent.Mkdir(temp, 0o700)); err != nil {
+		return err
+	}
+	if err := fill(parent, temp, b); err != nil {
+		return err
+	}
+	if err := j.sync("write start"); err != nil {
+		return err
+	}
+	if err := parent.Rename(temp, j.run); err != nil {
+		return err
+	}
+	if err := syncDir(parent); err != nil {
+		return err
+	}
+	return j.sync("written start")
+}
+
+func fill(parent *os.Root, dir string, info []byte) error {
+	root, err := parent.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	err = writeSynced(root, infoName, info)
+	if err == nil {
+		err = syncDir(root)
+	}
+	return errors.Join(err, root.Close())
+}

@@ -1,0 +1,111 @@
+package journal_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+func TestRuns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now().UTC() // of the bubble
+		dir := t.TempDir()
+		for _, id := range []string{"b", "a"} {
+			j := open(t, dir, journal.Options{Run: id})
+			time.Sleep(time.Minute)
+			if id == "b" {
+				if err := j.Finish("done"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			closeNow(t, j)
+		}
+		runs, err := journal.Runs(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		killed := journal.RunInfo{ID: "a", Started: start.Add(time.Minute)}
+		done := journal.RunInfo{ID: "b", Started: start, Finished: start.Add(time.Minute), Outcome: "done"}
+		if diff := cmp.Diff([]journal.RunInfo{killed, done}, runs); diff != "" {
+			t.Errorf("Runs (-want +got):\n%s", diff)
+		}
+		unfinished, err := journal.Unfinished(dir)
+		if diff := cmp.Diff([]journal.RunInfo{killed}, unfinished); diff != "" || err != nil {
+			t.Errorf("Unfinished: %v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+func TestRunsOfNothing(t *testing.T) {
+	t.Parallel()
+	if runs, err := journal.Runs(filepath.Join(t.TempDir(), "none")); runs != nil || err != nil {
+		t.Errorf("Runs = %v, %v", runs, err)
+	}
+}
+
+func TestRunsNamesEveryDamagedRun(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	closeNow(t, open(t, dir, journal.Options{Run: "good"}))
+	for id, content := range map[string]string{"cut": `{"started`, "old": "{}"} {
+		if err := errors.Join(
+			os.Mkdir(filepath.Join(dir, id), 0o700),
+			os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(content), 0o600),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	runs, err := journal.Runs(dir)
+	if len(runs) != 1 || runs[0].ID != "good" {
+		t.Errorf("Runs = %v", runs)
+	}
+	want := strings.Join([]string{
+		`run "cut": ` + filepath.Join(dir, "cut", "RUN") + ": unexpected EOF",
+		`run "empty": ` + filepath.Join(dir, "empty", "RUN") + ": no such file or directory",
+		`run "old": ` + filepath.Join(dir, "old", "RUN") + ": no start time",
+	}, "\n")
+	if err == nil || err.Error() != want {
+		t.Errorf("err = %v, want %s", err, want)
+	}
+	if _, err := journal.Open(dir, journal.Options{Run: "cut"}); err == nil {
+		t.Error("a damaged run was opened")
+	}
+}
+
+func TestOpenRefusesBadIDs(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"", ".", "..", "a/b", "../a", "A", ".new-a", strings.Repeat("a", 201)} {
+		dir := t.TempDir()
+		if _, err := journal.Open(dir, journal.Options{Run: id}); err == nil {
+			t.Errorf("Open of run %q succeeded", id)
+		}
+		if entries, err := os.ReadDir(dir); len(entries) != 0 || err != nil {
+			t.Errorf("Open of run %q made %v, %v", id, entries, err)
+		}
+	}
+}
+
+func TestNewRunID(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 5, 21, 7, 0, time.FixedZone("CET", 3600))
+	id, err := journal.NewRunID(now, bytes.NewReader([]byte{0x3f, 0x2a}))
+	if id != run || err != nil {
+		t.Errorf("NewRunID = %q, %v", id, err)
+	}
+	if _, err := journal.NewRunID(now, bytes.NewReader([]byte{1})); err == nil {
+		t.Error("an ID without randomness")
+	}
+}

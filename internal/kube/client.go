@@ -1,0 +1,101 @@
+// Package kube is recast's way into the Kubernetes API of a cluster: nodes,
+// drains and attached volumes, over client-go and kubectl's drain.
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// requestTimeout bounds one request. Nothing here watches, so it may bound all of them.
+const requestTimeout = 30 * time.Second
+
+// Options are what a client takes from outside.
+type Options struct {
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
+	Poll time.Duration                                                     // pause before asking again; 0: 5 s
+}
+
+// Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
+type Client struct {
+	api  kubernetes.Interface
+	host string
+	poll time.Duration
+	base *http.Transport
+}
+
+var _ cluster.Kube = (*Client)(nil)
+
+// New makes a client of a kubeconfig's current context. It talks to nobody yet.
+func New(kubeconfig []byte, o Options) (*Client, error) {
+	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, fault.WithHint(fault.Configf("read kubeconfig: %w", err),
+			"fetch a fresh one with \"talosctl kubeconfig\"")
+	}
+	cfg.Dial = o.Dial
+	cfg.UserAgent = "recast"
+	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for each of its pods once a second
+	cfg.WarningHandler = rest.NoWarnings{}
+	base, rt, err := newTransport(cfg)
+	if err != nil {
+		return nil, fault.Configf("credentials of the kubeconfig: %w", err)
+	}
+	api, err := kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: rt, Timeout: requestTimeout})
+	if err != nil {
+		return nil, fault.Configf("kubeconfig: %w", err)
+	}
+	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base}, nil
+}
+
+// newTransport makes a transport of our own. client-go's are kept in a global
+// cache, where nobody can close them.
+func newTransport(cfg *rest.Config) (*http.Transport, http.RoundTripper, error) {
+	tc, err := cfg.TransportConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	tlsConfig, err := transport.TLSConfigFor(tc)
+	if err != nil {
+		return nil, nil, err
+	}
+	base := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		TLSClientConfig:     tlsConfig,
+		TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout:     90 * time.Second,
+		MaxIdleConnsPerHost: 25,
+		ForceAttemptHTTP2:   true,
+		// A node that vanished must not leave us on its dead connection.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+	}
+	if tc.Proxy != nil {
+		base.Proxy = tc.Proxy
+	}
+	if tc.DialHolder != nil {
+		base.DialContext = tc.DialHolder.Dial
+	}
+	rt, err := transport.HTTPWrappersForConfig(tc, base)
+	if err != nil {
+		return nil, nil, fmt.Errorf("wrap transport: %w", err)
+	}
+	return base, rt, nil
+}
+
+// Close ends the connections that no request uses.
+func (c *Client) Close() error {
+	c.base.CloseIdleConnections()
+	return nil
+}

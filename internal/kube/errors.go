@@ -1,0 +1,53 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// translate turns an error of client-go into ours.
+func (c *Client) translate(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.Canceled):
+		return err
+	case missing(err):
+		return fmt.Errorf("%w: %w", cluster.ErrNotFound, err)
+	case apierrors.IsUnauthorized(err):
+		return fault.WithHint(fmt.Errorf("%s does not accept the kubeconfig's credentials: %w", c.host, err),
+			"the client certificate may have expired: fetch a new kubeconfig with \"talosctl kubeconfig\"")
+	case apierrors.IsForbidden(err):
+		return fault.WithHint(fault.As(fault.Refused, err),
+			"the kubeconfig's user needs to read, patch and evict: nodes, pods, pods/eviction, daemonsets, "+
+				"poddisruptionbudgets, volumeattachments; Talos' own admin kubeconfig may do all of it")
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return fault.WithHint(fmt.Errorf("%s is not the server that the kubeconfig names: %w", c.host, err),
+			"the kubeconfig's certificate authority is another cluster's: fetch a new one with \"talosctl kubeconfig\"")
+	}
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return fault.WithHint(fmt.Errorf("no answer from %s: %w", c.host, err),
+			"check that the address in the kubeconfig is reachable from here and does not depend on one node")
+	}
+	return err
+}
+
+// missing says whether the API itself answered that there is no object of that
+// name; a proxy's 404, or one for an unknown path, is no such answer.
+func missing(err error) bool {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok || !apierrors.IsNotFound(err) || status.ErrStatus.Details == nil {
+		return false
+	}
+	return status.ErrStatus.Details.Name != "" && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}

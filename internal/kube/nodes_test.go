@@ -1,0 +1,194 @@
+package kube_test
+
+import (
+	"errors"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+func TestNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		info := node("wk1", 0)
+		info.UUID = "4C4C4544-0000-4000-8000-00000000000A"
+		info.Labels = map[string]string{"rack": "a"}
+		info.Taints = []corev1.Taint{{Key: "gpu", Value: "yes", Effect: corev1.TaintEffectNoSchedule}}
+		l.NodeUp(info)
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		if err := c.Cordon(t.Context(), "wk1"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		got, err := c.Nodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []cluster.KubeNode{{
+			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", Ready: true, Unschedulable: true,
+			KubeletVersion: "v1.35.4", Addresses: []netip.Addr{netip.MustParseAddr("127.42.7.31")},
+			Metadata: cluster.NodeMetadata{
+				Labels: map[string]string{
+					"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+					"kubernetes.io/os": "linux", "kubernetes.io/hostname": "wk1", "rack": "a",
+				},
+				Annotations: map[string]string{
+					"node.alpha.kubernetes.io/ttl": "0", "talos.dev/owned-labels": "[]",
+					"volumes.kubernetes.io/controller-managed-attach-detach": "true",
+				},
+				Taints: []cluster.Taint{
+					{Key: "gpu", Value: "yes", Effect: "NoSchedule"},
+					{Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"},
+				},
+			},
+		}}
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("nodes (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCordonAndUncordonOnlyWhereNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		var got []int
+		for _, f := range []func() error{
+			func() error { return c.Uncordon(t.Context(), "wk1") },
+			func() error { return c.Cordon(t.Context(), "wk1") },
+			func() error { return c.Cordon(t.Context(), "wk1") },
+			func() error { return c.Uncordon(t.Context(), "wk1") },
+		} {
+			if err := f(); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, l.calls.Mutations())
+		}
+		if diff := cmp.Diff([]int{0, 1, 1, 2}, got); diff != "" {
+			t.Errorf("mutations so far (-want +got):\n%s", diff)
+		}
+		if err := c.Cordon(t.Context(), "wk9"); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("cordon of a missing node: %v, want ErrNotFound", err)
+		}
+	})
+}
+
+func TestRestoreMetadata(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		remembered := cluster.NodeMetadata{
+			Labels:      map[string]string{"rack": "a", "kubernetes.io/hostname": "old"},
+			Annotations: map[string]string{"note": "hello", "flannel.alpha.coreos.com/backend-data": `{"VtepMAC":"old"}`},
+			Taints: []cluster.Taint{
+				{Key: "gpu", Effect: "NoSchedule"}, {Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"},
+			},
+		}
+		// Somebody else writes between our read and our write.
+		raced := false
+		l.calls.Hooks(func(call record.Call) error {
+			if call.Method != http.MethodPatch || raced {
+				return nil
+			}
+			raced = true
+			n, err := l.Node(t.Context(), "wk1")
+			if err != nil {
+				return err
+			}
+			n.Labels["other"] = "writer"
+			_, err = l.Store().Update(t.Context(), store.Nodes(), n, store.Main)
+			return err
+		}, nil)
+		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
+			t.Fatal(err)
+		}
+		l.calls.Hooks(nil, nil)
+		n, err := l.Node(t.Context(), "wk1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		type view struct{ Rack, Hostname, Other, Note, Flannel, Taint string }
+		got := view{
+			n.Labels["rack"], n.Labels["kubernetes.io/hostname"], n.Labels["other"],
+			n.Annotations["note"], n.Annotations["flannel.alpha.coreos.com/backend-data"], "",
+		}
+		for _, taint := range n.Spec.Taints {
+			got.Taint += taint.ToString()
+		}
+		if diff := cmp.Diff(view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got); diff != "" {
+			t.Errorf("node (-want +got):\n%s", diff)
+		}
+		writes := l.calls.Mutations()
+		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
+			t.Fatal(err)
+		}
+		if l.calls.Mutations() != writes {
+			t.Error("a node that lacks nothing was written to")
+		}
+	})
+}
+
+func TestErrorsSayWhatIsWrong(t *testing.T) {
+	cases := map[string]struct {
+		client func(t *testing.T, l *lab) *kube.Client
+		kind   fault.Kind
+		want   string
+	}{
+		"certificate of another authority": {
+			func(t *testing.T, l *lab) *kube.Client {
+				return connect(t, l.net, l.ca.cert, newAuthority(t).issue(t, "admin", []string{"system:masters"}))
+			}, fault.Failed, "does not accept the kubeconfig's credentials",
+		},
+		"user without rights": {
+			func(t *testing.T, l *lab) *kube.Client { return l.client(t) }, fault.Refused, `User "admin" cannot list resource "nodes"`,
+		},
+		"server of another authority": {
+			func(t *testing.T, l *lab) *kube.Client {
+				return connect(t, l.net, newAuthority(t).cert, l.ca.issue(t, "admin", nil))
+			}, fault.Failed, "is not the server that the kubeconfig names",
+		},
+		"nobody listens": {
+			func(t *testing.T, l *lab) *kube.Client {
+				return connect(t, network.Memory(), l.ca.cert, l.ca.issue(t, "admin", nil))
+			}, fault.Failed, "no answer from https://127.42.7.10:6443",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				_, err := tc.client(t, newLab(t)).Nodes(t.Context())
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Fatalf("err = %v, want %q", err, tc.want)
+				}
+				if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
+					t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
+				}
+			})
+		})
+	}
+}
+
+func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
+	t.Parallel()
+	if _, err := kube.New([]byte("apiVersion: v1\nkind: Secret\n"), kube.Options{}); fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v (kind %v), want one of kind Config", err, fault.KindOf(err))
+	}
+}

@@ -1,0 +1,89 @@
+package pve
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// rawConfig is a VM's configuration as the API gives it: values are strings,
+// numbers or booleans, and which it is changes with the version.
+type rawConfig map[string]json.RawMessage
+
+// normalise turns every value into the string that Proxmox would accept back,
+// and splits off the digest.
+func (r rawConfig) normalise() (config map[string]string, digest string, err error) {
+	config = make(map[string]string, len(r))
+	for key, raw := range r {
+		switch {
+		case len(raw) == 0 || bytes.Equal(raw, []byte("null")):
+		case raw[0] == '{' || raw[0] == '[':
+			return nil, "", fmt.Errorf("%s is neither a text nor a number: %s", key, raw)
+		case key == "digest":
+			digest = scalar(raw)
+		default:
+			config[key] = scalar(raw)
+		}
+	}
+	return config, digest, nil
+}
+
+// scalar is a JSON string's content, 1 or 0 for a boolean, and a number's digits as written.
+func scalar(raw json.RawMessage) string {
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	switch text := strings.TrimSpace(string(raw)); text {
+	case "true":
+		return "1"
+	case "false", "null":
+		return "0"
+	default:
+		return text
+	}
+}
+
+// truth reads the API's booleans: 1, "1", true.
+func truth(raw json.RawMessage) bool {
+	if len(raw) == 0 {
+		return false
+	}
+	s := scalar(raw)
+	return s != "" && s != "0"
+}
+
+// pendingRow is one key of a VM's pending list.
+type pendingRow struct {
+	Key     string          `json:"key"`
+	Pending json.RawMessage `json:"pending"`
+	Delete  json.RawMessage `json:"delete"`
+}
+
+// pendingKeys are the keys whose change waits for the VM's next start, sorted.
+func pendingKeys(rows []pendingRow) []string {
+	var keys []string
+	for _, r := range rows {
+		if len(r.Pending) > 0 || truth(r.Delete) {
+			keys = append(keys, r.Key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+var diskKey = regexp.MustCompile(`^(?:scsi|virtio|sata|ide|efidisk|tpmstate|unused)\d+$`)
+
+// touchesDisk says whether a change works on a drive. Allocating, detaching and
+// freeing may outlast the 30 s after which a synchronous request is given up.
+func touchesDisk(set map[string]string, del []string) bool {
+	for key := range set {
+		if diskKey.MatchString(key) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(del, diskKey.MatchString)
+}

@@ -1,0 +1,218 @@
+package pve
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// sent keeps the parameters of the last change and answers with then.
+func sent(params *map[string]string, then route) route {
+	return func(w http.ResponseWriter, r *http.Request) {
+		*params = nil
+		if err := json.NewDecoder(r.Body).Decode(params); err != nil {
+			raw("400 "+err.Error(), "")(w, r)
+			return
+		}
+		then(w, r)
+	}
+}
+
+func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
+	t.Parallel()
+	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Digest: "abc"}
+	const config = "/nodes/pve1/qemu/101/config"
+	cases := map[string]struct {
+		do      func(*testing.T, *Client) error
+		request string
+		params  map[string]string
+		task    bool
+	}{
+		"create": {
+			func(t *testing.T, c *Client) error {
+				return c.CreateVM(t.Context(), "pve1", 101, map[string]string{"name": "wk1", "scsi0": "fast:10"})
+			},
+			"POST /nodes/pve1/qemu",
+			map[string]string{"vmid": "101", "name": "wk1", "scsi0": "fast:10"},
+			true,
+		},
+		"set": {
+			func(t *testing.T, c *Client) error {
+				return c.SetConfig(t.Context(), vm, map[string]string{"onboot": "0", "boot": "order=scsi0"}, []string{"tags", "description"})
+			},
+			"PUT " + config,
+			map[string]string{"onboot": "0", "boot": "order=scsi0", "delete": "tags,description", "digest": "abc"},
+			false,
+		},
+		"set a drive": {
+			func(t *testing.T, c *Client) error {
+				return c.SetConfig(t.Context(), vm, map[string]string{"ide2": "none,media=cdrom"}, nil)
+			},
+			"POST " + config,
+			map[string]string{"ide2": "none,media=cdrom", "digest": "abc"},
+			true,
+		},
+		"detach a drive": {
+			func(t *testing.T, c *Client) error { return c.SetConfig(t.Context(), vm, nil, []string{"scsi1"}) },
+			"POST " + config,
+			map[string]string{"delete": "scsi1", "digest": "abc"},
+			true,
+		},
+		"the controller is no drive": {
+			func(t *testing.T, c *Client) error {
+				return c.SetConfig(t.Context(), vm, map[string]string{"scsihw": "virtio-scsi-single"}, nil)
+			},
+			"PUT " + config,
+			map[string]string{"scsihw": "virtio-scsi-single", "digest": "abc"},
+			false,
+		},
+		"move a disk": {
+			func(t *testing.T, c *Client) error { return c.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi4") },
+			"POST /nodes/pve1/qemu/101/move_disk",
+			map[string]string{"disk": "scsi1", "target-vmid": "9090", "target-disk": "scsi4", "digest": "abc"},
+			true,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				answer := data("null")
+				if tc.task {
+					answer = data(`"` + testUPID + `"`)
+				}
+				var params map[string]string
+				pve1.on(tc.request, sent(&params, answer))
+				pve1.on(statusPath, running, stopped("OK"))
+				if err := tc.do(t, s.client(t, "pve1")); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(tc.params, params); diff != "" {
+					t.Errorf("parameters (-want +got):\n%s", diff)
+				}
+				want := []string{tc.request}
+				if tc.task {
+					want = append(want, statusPath, statusPath)
+				}
+				if diff := cmp.Diff(want, pve1.requests()); diff != "" {
+					t.Errorf("requests (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestDeleteSendsNoParameters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
+			if r.ContentLength != 0 {
+				t.Errorf("a body of %d bytes", r.ContentLength)
+			}
+			data(`"`+testUPID+`"`)(w, r)
+		})
+		pve1.on(statusPath, stopped("OK"))
+		if err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.requests()); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestNothingIsSent(t *testing.T) {
+	t.Parallel()
+	undigested := cluster.VM{ID: 101, Name: "wk1", Host: "pve1"}
+	cases := map[string]struct {
+		do   func(*testing.T, *Client) error
+		want string
+	}{
+		"empty change": {func(t *testing.T, c *Client) error { return c.SetConfig(t.Context(), undigested, nil, nil) }, "<nil>"},
+		"set without a digest": {
+			func(t *testing.T, c *Client) error {
+				return c.SetConfig(t.Context(), undigested, map[string]string{"onboot": "0"}, nil)
+			},
+			`VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`,
+		},
+		"move without a digest": {
+			func(t *testing.T, c *Client) error {
+				return c.MoveDisk(t.Context(), undigested, "scsi1", 9090, "scsi1")
+			},
+			`VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`,
+		},
+		"create and start": {
+			func(t *testing.T, c *Client) error {
+				return c.CreateVM(t.Context(), "pve1", 101, map[string]string{"start": "1"})
+			},
+			`create VM 101: "start" is no key of a configuration`,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
+					t.Errorf("error is %v\nwant     %s", err, tc.want)
+				}
+				if got := pve1.requests(); len(got) > 0 {
+					t.Errorf("sent %q", got)
+				}
+			})
+		})
+	}
+}
+
+func TestRefusedChangeLeavesNothingPending(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
+			`{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`))
+		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
+		var params map[string]string
+		pve1.on("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before", Pending: []string{"cores", "memory"}}
+		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
+		if e, ok := errors.AsType[*Error](err); !ok || e.Params["scsi1"] == "" {
+			t.Errorf("error is %v", err)
+		}
+		if diff := cmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
+			t.Errorf("taken back (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
+		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
+		pve1.on("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
+		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
+		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
+		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
+			"take back what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
+		if fmt.Sprint(err) != want {
+			t.Errorf("error is %v\nwant     %s", err, want)
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package pve
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+)
+
+// ErrNoSpace says that a storage has no room for what was asked.
+var ErrNoSpace = errors.New("no space left")
+
+// Error is an answer of Proxmox other than success.
+type Error struct {
+	Method, Path string // Path without the /api2/json prefix and the query
+	Status       int
+	Reason       string            // of the status line; Proxmox puts its message there
+	Message      string            // of the JSON body; "" where the body was empty
+	Params       map[string]string // what is wrong with each parameter of the request
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s: %d", e.Method, e.Path, e.Status)
+	if said := e.said(); said != "" {
+		b.WriteString(" " + said)
+	}
+	for i, name := range slices.Sorted(maps.Keys(e.Params)) {
+		sep := "; "
+		if i == 0 {
+			sep = ": "
+		}
+		fmt.Fprintf(&b, "%s%s: %s", sep, name, e.Params[name])
+	}
+	return b.String()
+}
+
+// said is the server's message: the body's, which a proxy in front does not
+// lose, else the status line's.
+func (e *Error) said() string {
+	if e.Message != "" {
+		return e.Message
+	}
+	return e.Reason
+}
+
+// text is everything that the server said, to be searched for known wordings.
+func (e *Error) text() string {
+	parts := []string{e.Reason, e.Message}
+	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
+		parts = append(parts, e.Params[name])
+	}
+	return strings.Join(parts, "\n")
+}
+
+// Unwrap gives the sentinels that the answer amounts to.
+func (e *Error) Unwrap() []error {
+	errs := sentinels(e.text())
+	if e.Method != http.MethodGet && (isGateway(e.Status) || isSuccess(e.Status)) {
+		errs = append(errs, cluster.ErrLostAnswer)
+	}
+	return errs
+}
+
+// isGateway says that the entry node, or a proxy in front, got no answer from
+// whoever should have done the work. Proxmox uses 595, 596 and 599.
+func isGateway(status int) bool {
+	return status >= 590 && status <= 599 ||
+		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+}
+
+func isSuccess(status int) bool { return status >= 200 && status <= 299 }
+
+var wordings = []struct {
+	text *regexp.Regexp
+	is   error
+}{
+	// Config writes say "checksum mismatch (file change by other user?)", move_disk
+	// "detected modified configuration - file changed by other user?".
+	{regexp.MustCompile(`file changed? by other user`), cluster.ErrChanged},
+	{regexp.MustCompile(`(?:VM|CT) \d+ already exists on node`), cluster.ErrExists},
+	{regexp.MustCompile(`storage '[^']+' does not exist`), images.ErrNoStorage},
+	{regexp.MustCompile(`(?i)no space left|not enough (?:free )?space|insufficient free space|out of space|disk quota exceeded`), ErrNoSpace},
+}
+
+// sentinels are the errors that callers branch on, found in Proxmox's wording:
+// its status codes do not tell them apart.
+func sentinels(text string) []error {
+	var errs []error
+	for _, w := range wordings {
+		if w.text.MatchString(text) {
+			errs = append(errs, w.is)
+		}
+	}
+	return errs
+}
+
+// parseError reads an answer other than success. Either half may be missing:
+// 401 and 59x come without a body, HTTP/2 proxies lose the reason.
+func parseError(method, path string, status int, statusLine string, body []byte) *Error {
+	e := &Error{Method: method, Path: path, Status: status}
+	reason := strings.TrimPrefix(statusLine, fmt.Sprint(status))
+	e.Reason = strings.TrimSpace(reason)
+	var answer struct {
+		Message any            `json:"message"`
+		Errors  map[string]any `json:"errors"`
+	}
+	// A body that is not Proxmox's JSON (a proxy's HTML page) adds nothing to the status line.
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return e
+	}
+	if answer.Message != nil {
+		e.Message = strings.TrimSpace(fmt.Sprint(answer.Message))
+	}
+	if len(answer.Errors) > 0 {
+		e.Params = make(map[string]string, len(answer.Errors))
+		for name, what := range answer.Errors {
+			e.Params[name] = strings.TrimSpace(fmt.Sprint(what))
+		}
+	}
+	return e
+}
+
+func (e *Error) redact(clean func(string) string) {
+	e.Reason, e.Message = clean(e.Reason), clean(e.Message)
+	for name, what := range e.Params {
+		e.Params[name] = clean(what)
+	}
+}

@@ -1,0 +1,114 @@
+package pve
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+)
+
+func TestParseError(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		status int
+		line   string
+		body   string
+		want   Error
+		text   string
+	}{
+		"message in both": {
+			500, "500 storage 'x' does not exist", `{"data":null,"message":"storage 'x' does not exist\n"}`,
+			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
+			"POST /p: 500 storage 'x' does not exist",
+		},
+		"status line only": {
+			401, "401 No ticket", "",
+			Error{Status: 401, Reason: "No ticket"},
+			"POST /p: 401 No ticket",
+		},
+		"no reason, as behind an HTTP/2 proxy": {
+			500, "500", `{"message":"VM 110 is running - destroy failed\n","data":null}`,
+			Error{Status: 500, Message: "VM 110 is running - destroy failed"},
+			"POST /p: 500 VM 110 is running - destroy failed",
+		},
+		"neither": {500, "500 ", "", Error{Status: 500}, "POST /p: 500"},
+		"parameters": {
+			400, "400 Parameter verification failed.", `{"errors":{"scsi0":"bad\n","name":"worse"},"message":"Parameter verification failed.\n","data":null}`,
+			Error{Status: 400, Reason: "Parameter verification failed.", Message: "Parameter verification failed.", Params: map[string]string{"scsi0": "bad", "name": "worse"}},
+			"POST /p: 400 Parameter verification failed.: name: worse; scsi0: bad",
+		},
+		"a proxy's page": {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
+			tc.want.Method, tc.want.Path = "POST", "/p"
+			if diff := cmp.Diff(&tc.want, got); diff != "" {
+				t.Errorf("parsed (-want +got):\n%s", diff)
+			}
+			if got.Error() != tc.text {
+				t.Errorf("says %q, want %q", got, tc.text)
+			}
+		})
+	}
+}
+
+func TestSentinels(t *testing.T) {
+	t.Parallel()
+	all := []error{cluster.ErrChanged, cluster.ErrExists, cluster.ErrLostAnswer, ErrNoSpace, images.ErrNoStorage}
+	cases := map[string]struct {
+		err  error
+		want []error
+	}{
+		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
+		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
+		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
+		"upload's checksum":    {&TaskError{Exit: "checksum mismatch: got 'a' != expect 'b'"}, nil},
+		"taken":                {&Error{Method: "POST", Status: 500, Reason: "unable to create VM 100 - VM 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},
+		"taken by container":   {&TaskError{Exit: "unable to create VM 100 - CT 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},
+		"gateway on a change":  {&Error{Method: "POST", Status: 595, Reason: "Connection refused"}, []error{cluster.ErrLostAnswer}},
+		"gateway on a read":    {&Error{Method: "GET", Status: 595, Reason: "Connection refused"}, nil},
+		"killed task":          {&TaskError{Exit: "unexpected status"}, []error{cluster.ErrLostAnswer}},
+		"file system full":     {&TaskError{Exit: "qemu-img: /x: error while writing: No space left on device"}, []error{ErrNoSpace}},
+		"volume group full":    {&TaskError{Exit: `lvcreate error: Volume group "pve" has insufficient free space (0 extents): 1280 required.`}, []error{ErrNoSpace}},
+		"zfs full":             {&TaskError{Exit: "zfs error: cannot create 'rpool/x': out of space"}, []error{ErrNoSpace}},
+		"unknown storage":      {&Error{Method: "GET", Status: 500, Reason: "storage 'nosuch' does not exist"}, []error{images.ErrNoStorage}},
+		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
+		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			for _, s := range all {
+				if errors.Is(tc.err, s) {
+					got = append(got, s.Error())
+				}
+			}
+			var want []string
+			for _, s := range tc.want {
+				want = append(want, s.Error())
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%v is (-want +got):\n%s", tc.err, diff)
+			}
+		})
+	}
+}
+
+func FuzzParseError(f *testing.F) {
+	f.Add(400, "400 Parameter verification failed.", `{"errors":{"a":"b"},"message":"m"}`)
+	f.Add(595, "595 Connection refused", "")
+	f.Add(500, "", `{"message":{"a":[1]},"errors":{"x":null}}`)
+	f.Fuzz(func(t *testing.T, status int, line, body string) {
+		e := parseError("POST", "/p", status, line, []byte(body))
+		if e.Error() == "" || e.Status != status {
+			t.Errorf("lost: %+v", e)
+		}
+		e.Unwrap()
+	})
+}

@@ -1,0 +1,68 @@
+package pve
+
+import (
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"regexp"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var missingPrivilege = regexp.MustCompile(`Permission check failed \(([^,()]+), ([^()]+)\)`)
+
+// explain attaches what is known about mending an error, and its kind.
+func (c *Client) explain(err error) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		switch e.Status {
+		case http.StatusUnauthorized:
+			return fault.WithHint(err, "Proxmox does not accept the API token %s: check that it exists and has not expired (pveum user token list %s); "+
+				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid", c.tokenID, userOf(c.tokenID))
+		case http.StatusForbidden:
+			return fault.As(fault.Refused, c.hintForbidden(e, err))
+		}
+	}
+	if e, ok := errors.AsType[*FingerprintError](err); ok {
+		return fault.WithHint(err, "read the right fingerprint on the node itself: "+
+			"openssl x509 -noout -fingerprint -sha256 -in /etc/pve/local/pveproxy-ssl.pem (or pve-ssl.pem where that is missing); "+
+			"what is served now: openssl s_client -connect %s </dev/null | openssl x509 -noout -fingerprint -sha256", e.Addr)
+	}
+	if isCertificate(err) {
+		return fault.WithHint(err, "set proxmox.caFile to a copy of /etc/pve/pve-root-ca.pem, or proxmox.fingerprint to the node's own")
+	}
+	if _, ok := errors.AsType[*unreachableError](err); ok {
+		return fault.WithHint(err, "check proxmox.endpoints, and that port 8006 can be reached from here")
+	}
+	if errors.Is(err, ErrNoSpace) {
+		return fault.WithHint(err, "free space on that storage or choose another one")
+	}
+	return err
+}
+
+func (c *Client) hintForbidden(e *Error, err error) error {
+	m := missingPrivilege.FindStringSubmatch(e.text())
+	if m == nil {
+		return fault.WithHint(err, "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
+	}
+	path, privilege := m[1], m[2]
+	return fault.WithHint(err, "the token needs %s on %s: pveum acl modify %s --tokens '%s' --roles ROLE, with a ROLE that has it "+
+		"(a token with privilege separation needs it besides its user)", privilege, path, path, c.tokenID)
+}
+
+func userOf(tokenID string) string {
+	user, _, _ := strings.Cut(tokenID, "!")
+	return user
+}
+
+// isCertificate says that the server's certificate was not trusted.
+func isCertificate(err error) bool {
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[x509.CertificateInvalidError](err)
+	return ok
+}

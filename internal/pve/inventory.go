@@ -1,0 +1,252 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/luthermonson/go-proxmox"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// listLag bounds how long the cluster's list of VMs may be behind: Proxmox renews it about every 10 s.
+const listLag = 30 * time.Second
+
+// Permissions implements cluster.Access. It is what Proxmox lists for the token:
+// the top-level paths and those that an ACL names.
+func (c *Client) Permissions(ctx context.Context) (map[string][]string, error) {
+	var paths map[string]map[string]json.RawMessage
+	if err := c.get(ctx, "/access/permissions", &paths); err != nil {
+		return nil, err
+	}
+	granted := make(map[string][]string, len(paths))
+	for path, privileges := range paths {
+		// The value says whether the privilege propagates; listed is granted.
+		for privilege := range privileges {
+			granted[path] = append(granted[path], privilege)
+		}
+		slices.Sort(granted[path])
+	}
+	return granted, nil
+}
+
+// Quorate implements cluster.Inventory. A node that is in no cluster is quorate.
+func (c *Client) Quorate(ctx context.Context) (bool, error) {
+	var rows []struct {
+		Type    string          `json:"type"`
+		Quorate json.RawMessage `json:"quorate"`
+	}
+	if err := c.get(ctx, "/cluster/status", &rows); err != nil {
+		return false, err
+	}
+	nodes := 0
+	for _, row := range rows {
+		switch row.Type {
+		case "cluster":
+			return truth(row.Quorate), nil
+		case "node":
+			nodes++
+		}
+	}
+	if nodes != 1 {
+		return false, fmt.Errorf("the status of the Proxmox cluster shows neither a cluster nor a single node (%d nodes)", nodes)
+	}
+	return true, nil
+}
+
+// VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
+// read, because a volume may be referenced by any of them.
+func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	vms := make([]cluster.VM, len(rows))
+	gone := make([]bool, len(rows))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce)
+	for i, row := range rows {
+		g.Go(func() error {
+			vm := fromResource(row)
+			err := c.readConfig(ctx, &vm)
+			if isNoConfig(err) {
+				// Deleted or moved since the list was made: ask about this one alone.
+				vm, err = c.VM(ctx, vm.ID)
+				gone[i] = errors.Is(err, cluster.ErrNotFound)
+				if gone[i] {
+					return nil
+				}
+			}
+			vms[i] = vm
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	var found []cluster.VM
+	for i, vm := range vms {
+		if !gone[i] {
+			found = append(found, vm)
+		}
+	}
+	slices.SortFunc(found, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
+	return found, nil
+}
+
+// VM implements cluster.Inventory.
+func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	var vm cluster.VM
+	start := time.Now()
+	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.poll}
+	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		var err error
+		vm, err = c.lookup(ctx, id)
+		if isStale(err) && time.Since(start) < listLag {
+			return false, "", err
+		}
+		return err == nil, "", wait.Stop(err)
+	})
+	if isStale(err) {
+		err = fault.WithHint(err, "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
+	}
+	return vm, err
+}
+
+// staleError says that Proxmox's list of VMs and its VMs do not agree just now.
+type staleError struct{ error }
+
+func (e *staleError) Unwrap() error { return e.error }
+
+func isStale(err error) bool {
+	_, ok := errors.AsType[*staleError](err)
+	return ok
+}
+
+// lookup reads a VM where the cluster's list says it is. Where the list and the
+// nodes disagree, only Proxmox's own register of numbers can say that it does not exist.
+func (c *Client) lookup(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return cluster.VM{}, err
+	}
+	i := slices.IndexFunc(rows, func(r *proxmox.ClusterResource) bool { return r.VMID == uint64(id) })
+	if i >= 0 {
+		vm := fromResource(rows[i])
+		err := c.readVM(ctx, &vm)
+		if !isNoConfig(err) {
+			return vm, err
+		}
+	}
+	free, err := c.isFree(ctx, id)
+	switch {
+	case err != nil:
+		return cluster.VM{}, err
+	case free:
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
+}
+
+// isFree asks Proxmox's register of VMIDs, which also knows what our token may not see.
+func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
+	var next json.RawMessage
+	err := c.get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
+	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (c *Client) resources(ctx context.Context) (proxmox.ClusterResources, error) {
+	var rows proxmox.ClusterResources
+	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(rows, func(r *proxmox.ClusterResource) bool { return r.Type != "qemu" }), nil
+}
+
+func fromResource(r *proxmox.ClusterResource) cluster.VM {
+	return cluster.VM{
+		ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node, Pool: r.Pool,
+		Running: r.Status == "running", Template: r.Template != 0, HA: r.HAstate != "",
+	}
+}
+
+// readVM fills in the configuration and the state of the moment.
+func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
+	if err := c.readConfig(ctx, vm); err != nil {
+		return err
+	}
+	s, err := c.vmStatus(ctx, *vm)
+	if err != nil {
+		return err
+	}
+	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, truth(s.HA.Managed)
+	return nil
+}
+
+// readConfig fills in what the configuration says. The digest is that of the
+// configuration as read: a change while the rest is read is found when it is used.
+func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
+	var raw rawConfig
+	if err := c.get(ctx, vmPath(*vm, "config"), &raw); err != nil {
+		return err
+	}
+	var rows []pendingRow
+	if err := c.get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
+		return err
+	}
+	config, digest, err := raw.normalise()
+	if err != nil {
+		return fmt.Errorf("configuration of VM %d: %w", vm.ID, err)
+	}
+	vm.Config, vm.Digest, vm.Pending = config, digest, pendingKeys(rows)
+	vm.Lock = config["lock"]
+	vm.Template = config["template"] == "1"
+	vm.Name = cmp.Or(config["name"], vm.Name)
+	return nil
+}
+
+type vmStatus struct {
+	Status string `json:"status"`    // "running" or "stopped"
+	QMP    string `json:"qmpstatus"` // what QEMU itself says
+	HA     struct {
+		Managed json.RawMessage `json:"managed"`
+	} `json:"ha"`
+}
+
+func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
+	var s vmStatus
+	err := c.get(ctx, vmPath(vm, "status/current"), &s)
+	return s, err
+}
+
+// vmPath is the path of a VM's resource below its host; what may be "".
+func vmPath(vm cluster.VM, what string) string {
+	path := fmt.Sprintf("/nodes/%s/qemu/%d", url.PathEscape(vm.Host), vm.ID)
+	if what == "" {
+		return path
+	}
+	return path + "/" + what
+}
+
+var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
+
+// isNoConfig says that the host that was asked has no such VM; another one may.
+func isNoConfig(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == http.StatusInternalServerError && noConfig.MatchString(e.text())
+}

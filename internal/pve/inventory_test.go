@@ -1,0 +1,220 @@
+package pve
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+const (
+	listPath = "GET /cluster/resources?type=vm"
+	noVM101  = `500 Configuration file 'nodes/pve1/qemu-server/101.conf' does not exist`
+)
+
+// vm101 makes pve1 answer about VM 101 as Proxmox does: some numbers are strings.
+func vm101(pve1 *fake) {
+	pve1.on(listPath, data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","template":0,"hastate":"started"},
+		{"type":"lxc","id":"lxc/200","vmid":200,"node":"pve1","name":"ct","status":"running"}]`))
+	pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"name":"wk1","memory":"4096","cores":2,"onboot":1,"agent":"1","protection":true,"kvm":false,"cpulimit":1.50,
+		"smbios1":"uuid=AB-CD","description":"two\nlines\n","lock":"backup","digest":"abc","cicustom":null}`))
+	pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","value":"2048","pending":4096},{"key":"name","value":"wk1"},{"key":"ide2","value":"none","delete":1}]`))
+	pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"running","qmpstatus":"io-error","ha":{"managed":1,"state":"started"}}`))
+}
+
+var wantVM101 = cluster.VM{
+	ID: 101, Name: "wk1", Host: "pve1", Running: true, Lock: "backup", HA: true, Pool: "talos", Digest: "abc",
+	Config: map[string]string{
+		"name": "wk1", "memory": "4096", "cores": "2", "onboot": "1", "agent": "1", "protection": "1", "kvm": "0", "cpulimit": "1.50",
+		"smbios1": "uuid=AB-CD", "description": "two\nlines\n", "lock": "backup",
+	},
+	Pending: []string{"ide2", "memory"},
+}
+
+func TestVMs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		vm101(s.node(t, "pve1"))
+		got, err := s.client(t, "pve1").VMs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]cluster.VM{wantVM101}, got); diff != "" {
+			t.Errorf("VMs (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestVMsFailsWhereOneCannotBeRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
+		if vms, err := s.client(t, "pve1").VMs(t.Context()); err == nil {
+			t.Errorf("lists %v", vms)
+		}
+	})
+}
+
+func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		pve1.on("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+		pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+		vms, err := s.client(t, "pve1").VMs(t.Context())
+		if err != nil || len(vms) > 0 {
+			t.Errorf("lists %v, error %v", vms, err)
+		}
+	})
+}
+
+func TestVM(t *testing.T) {
+	t.Parallel()
+	taken := raw("400 Parameter verification failed.", `{"errors":{"vmid":"VM 101 already exists"},"data":null}`)
+	cases := map[string]struct {
+		prepare func(pve1 *fake)
+		want    cluster.VM
+		missing bool
+		err     string
+		hints   int
+	}{
+		"is there": {prepare: vm101, want: func() cluster.VM { vm := wantVM101; vm.QMP = "io-error"; return vm }()},
+		"is not listed and its number is free": {
+			prepare: func(pve1 *fake) {
+				pve1.on(listPath, data(`[]`))
+				pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			},
+			missing: true, err: "find VM 101: not found",
+		},
+		"is listed but just deleted": {
+			prepare: func(pve1 *fake) {
+				vm101(pve1)
+				pve1.on("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+				pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			},
+			missing: true, err: "find VM 101: not found",
+		},
+		"is there before it is listed": {
+			prepare: func(pve1 *fake) {
+				vm101(pve1)
+				listed := pve1.routes[listPath][0]
+				pve1.on(listPath, data(`[]`), data(`[]`), listed)
+				pve1.on("GET /cluster/nextid?vmid=101", taken)
+			},
+			want: func() cluster.VM { vm := wantVM101; vm.QMP = "io-error"; return vm }(),
+		},
+		"cannot be seen": {
+			prepare: func(pve1 *fake) {
+				pve1.on(listPath, data(`[]`))
+				pve1.on("GET /cluster/nextid?vmid=101", taken)
+			},
+			err: "find VM 101: its number is taken, but no node shows it", hints: 1,
+		},
+		"cannot be asked about": {
+			prepare: func(pve1 *fake) {
+				vm101(pve1)
+				pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
+			},
+			err: "find VM 101: GET /nodes/pve1/qemu/101/config: 595 No route to host",
+		},
+		"may not be asked about": {
+			prepare: func(pve1 *fake) { pve1.on(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
+			err:     "find VM 101: GET /cluster/resources: 403 Permission check failed (/, Sys.Audit)", hints: 1,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				tc.prepare(pve1)
+				start := time.Now()
+				got, err := s.client(t, "pve1").VM(t.Context(), 101)
+				if tc.err != "" && fmt.Sprint(err) != tc.err || tc.err == "" && err != nil {
+					t.Fatalf("error is %v\nwant     %s", err, tc.err)
+				}
+				if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
+					t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
+				}
+				if diff := cmp.Diff(tc.want, got); tc.err == "" && diff != "" {
+					t.Errorf("VM (-want +got):\n%s", diff)
+				}
+				if took := time.Since(start); took > listLag+time.Minute {
+					t.Errorf("took %s", took)
+				}
+			})
+		})
+	}
+}
+
+func TestQuorate(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		answer string
+		want   bool
+		err    bool
+	}{
+		"cluster":            {`[{"type":"node","name":"pve1"},{"type":"cluster","quorate":1},{"type":"node","name":"pve2"}]`, true, false},
+		"number as text":     {`[{"type":"cluster","quorate":"1"}]`, true, false},
+		"lost":               {`[{"type":"cluster","quorate":0},{"type":"node","name":"pve1"}]`, false, false},
+		"not said":           {`[{"type":"cluster"},{"type":"node","name":"pve1"}]`, false, false},
+		"single node":        {`[{"type":"node","name":"pve1"}]`, true, false},
+		"nothing":            {`[]`, false, true},
+		"nodes, no cluster":  {`[{"type":"node"},{"type":"node"}]`, false, true},
+		"something entirely": {`"quorate"`, false, true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.node(t, "pve1").on("GET /cluster/status", data(tc.answer))
+				got, err := s.client(t, "pve1").Quorate(t.Context())
+				if got != tc.want || (err != nil) != tc.err {
+					t.Errorf("quorate %v, error %v", got, err)
+				}
+			})
+		})
+	}
+}
+
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("GET /access/permissions", data(`{"/":{"Sys.Audit":1},"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{}`))
+		c := s.client(t, "pve1")
+		for _, want := range []map[string][]string{{"/": {"Sys.Audit"}, "/vms": {"VM.Audit", "VM.PowerMgmt"}}, {}} {
+			got, err := c.Permissions(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("permissions (-want +got):\n%s", diff)
+			}
+		}
+	})
+}
+
+func TestNormaliseRefusesWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{`{"a":1}`, `["a"]`} {
+		if config, _, err := (rawConfig{"net0": []byte(value)}).normalise(); err == nil {
+			t.Errorf("%s is read as %v", value, config)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// settleTime bounds how long a VM may take to show what a finished task has
+// done. Where Proxmox HA manages it, the task only queues the request.
+const settleTime = 2 * time.Minute
+
+// Start implements cluster.Power. A VM that runs already is started.
+func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
+	err := c.power(ctx, vm, "start", nil)
+	if e, ok := errors.AsType[*TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.awaitState(ctx, vm, "running")
+}
+
+// Shutdown implements cluster.Power. The VM still runs when it has not powered off in time.
+func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+	// Rounded up: a timeout of 0 would not wait for the guest at all.
+	seconds := max(1, int((grace+time.Second-1)/time.Second))
+	params := map[string]string{"timeout": strconv.Itoa(seconds), "forceStop": "0"}
+	if err := c.power(ctx, vm, "shutdown", params); err != nil {
+		return err
+	}
+	return c.awaitState(ctx, vm, "stopped")
+}
+
+// Stop implements cluster.Power.
+func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
+	if err := c.power(ctx, vm, "stop", nil); err != nil {
+		return err
+	}
+	return c.awaitState(ctx, vm, "stopped")
+}
+
+func (c *Client) power(ctx context.Context, vm cluster.VM, what string, params map[string]string) error {
+	if params == nil {
+		params = map[string]string{}
+	}
+	var upid string
+	err := c.change(ctx, http.MethodPost, vmPath(vm, "status/"+what), params, &upid)
+	return c.finish(ctx, upid, err)
+}
+
+// awaitState waits until QEMU itself is in that state: "running" alone may also
+// be a VM that QEMU has paused because of an error.
+func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string) error {
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), Every: c.poll, Timeout: settleTime}
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		s, err := c.vmStatus(ctx, vm)
+		if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
+			return false, "", wait.Stop(err)
+		}
+		if err != nil {
+			return false, "", err
+		}
+		seen := s.Status
+		if s.QMP != "" && s.QMP != s.Status {
+			seen += ", " + s.QMP
+		}
+		switch s.QMP {
+		case "internal-error", "io-error", "guest-panicked":
+			if state == "running" {
+				return false, "", wait.Stop(errors.New(seen))
+			}
+		}
+		return s.Status == state && (s.QMP == state || s.QMP == "" && state == "stopped"), seen, nil
+	})
+}

@@ -1,0 +1,61 @@
+package pve
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+func TestPower(t *testing.T) {
+	t.Parallel()
+	vm := cluster.VM{ID: 101, Host: "pve1"}
+	start := func(t *testing.T, c *Client) error { return c.Start(t.Context(), vm) }
+	shutdown := func(t *testing.T, c *Client) error { return c.Shutdown(t.Context(), vm, 1500*time.Millisecond) }
+	stop := func(t *testing.T, c *Client) error { return c.Stop(t.Context(), vm) }
+	state := func(status, qmp string) route { return data(`{"status":"` + status + `","qmpstatus":"` + qmp + `"}`) }
+	cases := map[string]struct {
+		do     func(*testing.T, *Client) error
+		what   string
+		params map[string]string
+		task   route
+		states []route
+		want   string
+	}{
+		"start":                       {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "prelaunch"), state("running", "running")}, "<nil>"},
+		"start by HA":                 {start, "start", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped"), state("stopped", "stopped"), state("running", "running")}, "<nil>"},
+		"start what runs":             {start, "start", map[string]string{}, stopped("VM 101 already running"), []route{state("running", "running")}, "<nil>"},
+		"start fails":                 {start, "start", map[string]string{}, stopped("volume 'isos:iso/x.iso' does not exist"), nil, "task qmdestroy 101 on pve1: volume 'isos:iso/x.iso' does not exist"},
+		"start into an error":         {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "io-error")}, "VM 101 running: running, io-error"},
+		"start stays paused":          {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "paused")}, "VM 101 running: gave up after 2m0s; last seen: running, paused: context deadline exceeded"},
+		"shutdown":                    {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("OK"), []route{state("running", "running"), state("stopped", "stopped")}, "<nil>"},
+		"shutdown is not followed":    {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("VM quit/powerdown failed - got timeout"), nil, "task qmdestroy 101 on pve1: VM quit/powerdown failed - got timeout"},
+		"stop":                        {stop, "stop", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped")}, "<nil>"},
+		"stop, qmp is no longer told": {stop, "stop", map[string]string{}, stopped("OK"), []route{data(`{"status":"stopped"}`)}, "<nil>"},
+		"stop of a VM that is gone":   {stop, "stop", map[string]string{}, stopped("OK"), []route{raw(noVM101, "")}, "VM 101 stopped: GET /nodes/pve1/qemu/101/status/current: " + noVM101},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				var params map[string]string
+				pve1.on("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
+				pve1.on(statusPath, tc.task)
+				pve1.on(logPath, data(`[]`))
+				pve1.on("GET /nodes/pve1/qemu/101/status/current", tc.states...)
+				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
+					t.Errorf("error is %v\nwant     %s", err, tc.want)
+				}
+				if diff := cmp.Diff(tc.params, params); diff != "" {
+					t.Errorf("parameters (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}

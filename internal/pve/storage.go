@@ -1,0 +1,82 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/luthermonson/go-proxmox"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Storage implements images.Store.
+func (c *Client) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
+	var rows proxmox.Storages
+	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
+		return images.StorageInfo{}, err
+	}
+	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage })
+	if i < 0 {
+		err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
+		return images.StorageInfo{}, fault.WithHint(err, "see pvesm status on %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
+	}
+	s := rows[i]
+	return images.StorageInfo{
+		Active:    s.Enabled != 0 && s.Active != 0,
+		Shared:    s.Shared != 0,
+		Content:   strings.FieldsFunc(s.Content, func(r rune) bool { return r == ',' || r == ' ' }),
+		FreeBytes: int64(min(s.Avail, 1<<62)),
+	}, nil
+}
+
+// ISO implements images.Store.
+func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	v, found, err := c.volume(ctx, host, storage+":iso/"+name)
+	if !found || err != nil {
+		return 0, false, err
+	}
+	size, err := v.Size.Int64()
+	if err != nil {
+		return 0, false, fmt.Errorf("size of %s: %w", v.Volid, err)
+	}
+	return size, true, nil
+}
+
+// HasVolume implements cluster.Inventory.
+func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
+	_, found, err := c.volume(ctx, host, volid)
+	return found, err
+}
+
+// volumeRow is what a storage lists about a volume.
+type volumeRow struct {
+	Volid string      `json:"volid"`
+	Size  json.Number `json:"size"`
+}
+
+// volume looks a volume up in its storage's listing. Proxmox lists disks only of
+// VMs that the token may see.
+func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
+	storage, name, ok := strings.Cut(volid, ":")
+	if !ok || storage == "" || name == "" {
+		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
+	}
+	path := "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
+	if strings.HasPrefix(name, "iso/") {
+		path += "?content=iso"
+	}
+	var rows []volumeRow
+	if err := c.get(ctx, path, &rows); err != nil {
+		return volumeRow{}, false, err
+	}
+	i := slices.IndexFunc(rows, func(v volumeRow) bool { return v.Volid == volid })
+	if i < 0 {
+		return volumeRow{}, false, nil
+	}
+	return rows[i], true, nil
+}

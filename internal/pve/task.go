@@ -1,0 +1,183 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+const (
+	// outage is how long a task's state may be unreadable before its wait gives up.
+	outage = 2 * time.Minute
+	// logTail is how many lines of a task's log go into its error.
+	logTail = 8
+	// logLines is how much of the log is read to find its tail.
+	logLines = 500
+)
+
+// UPID is the name of a Proxmox task, in parts.
+type UPID struct {
+	Raw   string
+	Node  string // where it runs
+	Type  string // "qmcreate", "imgcopy", …
+	ID    string // what it works on: "101", "100-scsi1>200-scsi5"; may be empty
+	User  string // "user@realm" or "user@realm!token"
+	Start time.Time
+}
+
+// ParseUPID reads UPID:node:pid:pstart:starttime:type:id:user: with the numbers in hex.
+func ParseUPID(s string) (UPID, error) {
+	f := strings.Split(s, ":")
+	if len(f) != 9 || f[0] != "UPID" || f[8] != "" || f[1] == "" || f[5] == "" || f[7] == "" {
+		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task", s)
+	}
+	for _, number := range f[2:4] {
+		if _, err := strconv.ParseUint(number, 16, 64); err != nil {
+			return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
+		}
+	}
+	start, err := strconv.ParseUint(f[4], 16, 32)
+	if err != nil {
+		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
+	}
+	return UPID{Raw: s, Node: f[1], Type: f[5], ID: f[6], User: f[7], Start: time.Unix(int64(start), 0)}, nil
+}
+
+func (u UPID) String() string { return strings.TrimSpace(u.Type+" "+u.ID) + " on " + u.Node }
+
+func (u UPID) path(what string) string {
+	return "/nodes/" + url.PathEscape(u.Node) + "/tasks/" + url.PathEscape(u.Raw) + "/" + what
+}
+
+// TaskError is a task that did not end well, or with warnings where those count.
+type TaskError struct {
+	UPID UPID
+	Exit string   // Proxmox's exitstatus
+	Log  []string // the end of its log
+}
+
+func (e *TaskError) Error() string {
+	s := "task " + e.UPID.String() + ": " + e.Exit
+	// A plain failure repeats the last line of the log; these say nothing by themselves.
+	if len(e.Log) > 0 && (isWarnings(e.Exit) || e.Exit == unexpectedStatus) {
+		s += " (" + strings.Join(e.Log, " | ") + ")"
+	}
+	return s
+}
+
+// Unwrap gives the sentinels that the task's words amount to.
+func (e *TaskError) Unwrap() []error {
+	errs := sentinels(e.Exit)
+	if e.Exit == unexpectedStatus {
+		errs = append(errs, cluster.ErrLostAnswer)
+	}
+	return errs
+}
+
+// unexpectedStatus is what Proxmox says of a task whose worker was killed, with
+// its node for instance. How far it came is unknown.
+const unexpectedStatus = "unexpected status"
+
+func isWarnings(exit string) bool { return strings.HasPrefix(exit, "WARNINGS:") }
+
+// finish waits for the task that a change started. The change's own error comes
+// first, so that callers can pass both on. A task that ends with warnings has
+// done its work: they are passed on to Options.Warn.
+func (c *Client) finish(ctx context.Context, upid string, err error) error {
+	if err != nil {
+		return err
+	}
+	err = c.await(ctx, upid)
+	if e, ok := errors.AsType[*TaskError](err); ok && isWarnings(e.Exit) {
+		c.warn(e.Error())
+		return nil
+	}
+	return err
+}
+
+// finishClean is finish for work that is only done without a warning.
+func (c *Client) finishClean(ctx context.Context, upid string, err error) error {
+	if err != nil {
+		return err
+	}
+	return c.await(ctx, upid)
+}
+
+// await waits until a task has ended and returns nil for OK alone. When it gives
+// up before, the task goes on: the error wraps cluster.ErrLostAnswer.
+func (c *Client) await(ctx context.Context, raw string) error {
+	upid, err := ParseUPID(raw)
+	if err != nil {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	exit := ""
+	readable := time.Now()
+	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), Every: c.poll}, func(ctx context.Context) (bool, string, error) {
+		status, err := c.taskStatus(ctx, upid)
+		if err != nil {
+			if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) || time.Since(readable) > outage {
+				return false, "", wait.Stop(err)
+			}
+			return false, "", err
+		}
+		readable = time.Now()
+		exit = status.ExitStatus
+		return status.Status == "stopped", status.Status, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	if exit == "OK" {
+		return nil
+	}
+	if exit == "" {
+		exit = unexpectedStatus
+	}
+	e := &TaskError{UPID: upid, Exit: c.transport.redact(exit), Log: c.taskLog(ctx, upid)}
+	if errors.Is(e, ErrNoSpace) {
+		return c.explain(e)
+	}
+	return e
+}
+
+type taskStatus struct {
+	Status     string `json:"status"` // "running" or "stopped"
+	ExitStatus string `json:"exitstatus"`
+}
+
+func (c *Client) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) {
+	var s taskStatus
+	err := c.get(ctx, upid.path("status"), &s)
+	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusForbidden {
+		err = fault.WithHint(err, "tasks of other users can only be read with Sys.Audit on /nodes/%s", upid.Node)
+	}
+	return s, err
+}
+
+// taskLog is the end of a task's log; empty where it cannot be read, because it
+// only illustrates an error that stands without it.
+func (c *Client) taskLog(ctx context.Context, upid UPID) []string {
+	var rows []struct {
+		T json.RawMessage `json:"t"`
+	}
+	if err := c.get(ctx, upid.path("log?limit="+strconv.Itoa(logLines)), &rows); err != nil {
+		return nil
+	}
+	var lines []string
+	for _, row := range rows {
+		if line := strings.TrimSpace(scalar(row.T)); line != "" && !strings.HasPrefix(line, "TASK ") {
+			lines = append(lines, c.transport.redact(line))
+		}
+	}
+	return lines[max(0, len(lines)-logTail):]
+}

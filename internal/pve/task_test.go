@@ -1,0 +1,174 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+func TestParseUPID(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		in   string
+		want UPID
+		err  bool
+	}{
+		"delete": {
+			in:   testUPID,
+			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0)},
+		},
+		"reassign": {
+			in:   "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:",
+			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0)},
+		},
+		"without object": {
+			in:   "UPID:n:1:2:3:imgcopy::root@pam:",
+			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0)},
+		},
+		"empty":             {in: "", err: true},
+		"cut short":         {in: "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll", err: true},
+		"no hexadecimal":    {in: "UPID:pve1:x:00012345:386D4380:qmdestroy:101:root@pam:", err: true},
+		"time out of range": {in: "UPID:pve1:1:1:FFFFFFFFFF:qmdestroy:101:root@pam:", err: true},
+		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ParseUPID(tc.in)
+			if (err != nil) != tc.err {
+				t.Errorf("error %v", err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("parsed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzParseUPID(f *testing.F) {
+	f.Add(testUPID)
+	f.Add("UPID:n:1:2:3:imgcopy::root@pam:")
+	f.Fuzz(func(t *testing.T, s string) {
+		u, err := ParseUPID(s)
+		if err != nil {
+			return
+		}
+		if u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":") {
+			t.Errorf("%q is read as %+v", s, u)
+		}
+		if path := u.path("status"); strings.Count(path, "/") != 5 {
+			t.Errorf("%q leads to %s", s, path)
+		}
+	})
+}
+
+const (
+	taskPath   = "GET /nodes/pve1/tasks/UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve%21roll:"
+	statusPath = taskPath + "/status"
+	logPath    = taskPath + "/log?limit=500"
+)
+
+var running = data(`{"status":"running","upid":"` + testUPID + `"}`)
+
+func stopped(exit string) route { return data(`{"status":"stopped","exitstatus":"` + exit + `"}`) }
+
+func TestTask(t *testing.T) {
+	t.Parallel()
+	log := data(`[{"n":1,"t":"removing image"},{"n":2,"t":"cannot free fast:vm-101-disk-0"},{"n":3,"t":"TASK WARNINGS: 1"}]`)
+	cases := map[string]struct {
+		answers []route
+		want    string
+		lost    bool
+	}{
+		"ends well":        {[]route{running, running, stopped("OK")}, "", false},
+		"outlasts a fault": {[]route{running, raw("595 Connection refused", ""), lost, stopped("OK")}, "", false},
+		"fails":            {[]route{running, stopped("can't remove VM 101 - protection mode enabled")}, "task qmdestroy 101 on pve1: can't remove VM 101 - protection mode enabled", false},
+		"warns":            {[]route{stopped("WARNINGS: 1")}, "task qmdestroy 101 on pve1: WARNINGS: 1 (removing image | cannot free fast:vm-101-disk-0)", false},
+		"was killed":       {[]route{running, stopped("unexpected status")}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0)", true},
+		"ends nowhere":     {[]route{data(`{"status":"stopped"}`)}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0)", true},
+		"is unknown": {
+			[]route{raw("400 Parameter verification failed.", `{"errors":{"upid":"no such task"},"data":null}`)},
+			cluster.ErrLostAnswer.Error() + ": task qmdestroy 101 on pve1: " + strings.TrimSuffix(statusPath, "%21roll:/status") + "!roll:/status: 400 Parameter verification failed.: upid: no such task", true,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				pve1.on("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+				pve1.on(statusPath, tc.answers...)
+				pve1.on(logPath, log)
+				err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+				if tc.want == "" && err != nil || tc.want != "" && fmt.Sprint(err) != tc.want {
+					t.Errorf("error is %v\nwant     %s", err, tc.want)
+				}
+				if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
+					t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
+				}
+			})
+		})
+	}
+}
+
+func TestWarningsOfOtherTasksAreReported(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+		pve1.on(statusPath, stopped("WARNINGS: 1"))
+		pve1.on(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
+		var warned []string
+		c := s.clientWith(t, Options{RootCAs: s.pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
+		if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"task qmdestroy 101 on pve1: WARNINGS: 1 (iothread is only valid with virtio disk)"}
+		if diff := cmp.Diff(want, warned); diff != "" {
+			t.Errorf("warned (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestTaskWaitEnds(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		timeout time.Duration
+		status  route
+		within  time.Duration
+	}{
+		"with the context":       {time.Minute, running, time.Minute},
+		"when Proxmox goes away": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				pve1.on("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+				pve1.on(statusPath, tc.status)
+				ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
+				defer cancel()
+				start := time.Now()
+				err := s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+				if !errors.Is(err, cluster.ErrLostAnswer) {
+					t.Errorf("error is %v", err)
+				}
+				if took := time.Since(start); took > tc.within {
+					t.Errorf("took %s", took)
+				}
+			})
+		})
+	}
+}

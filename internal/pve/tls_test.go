@@ -1,0 +1,87 @@
+package pve
+
+import (
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func TestTrust(t *testing.T) {
+	t.Parallel()
+	other := strings.Repeat("00:", 31) + "00"
+	cases := map[string]struct {
+		options func(*testing.T, *site) Options
+		host    string
+		err     string // part of it
+		hint    string
+	}{
+		"authority": {options: func(_ *testing.T, s *site) Options { return Options{RootCAs: s.pool()} }},
+		"authority from a file": {options: func(t *testing.T, s *site) Options {
+			path := filepath.Join(t.TempDir(), "ca.pem")
+			if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Leaf.Raw}), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return Options{CAFile: path}
+		}},
+		"pin": {options: func(_ *testing.T, s *site) Options { return Options{Fingerprint: s.fingerprint()} }},
+		"one of two pins, in lower case": {options: func(_ *testing.T, s *site) Options {
+			return Options{Fingerprint: other + ", " + strings.ToLower(strings.ReplaceAll(s.fingerprint(), ":", ""))}
+		}},
+		"a pin does not look at the name": {options: func(_ *testing.T, s *site) Options { return Options{Fingerprint: s.fingerprint()} }, host: "10.0.0.1"},
+		"wrong pin":                       {options: func(*testing.T, *site) Options { return Options{Fingerprint: other} }, err: "not the pinned " + other, hint: "openssl s_client -connect pve1:8006"},
+		"unknown authority":               {options: func(*testing.T, *site) Options { return Options{} }, err: "certificate", hint: "/etc/pve/pve-root-ca.pem"},
+		"wrong name":                      {options: func(_ *testing.T, s *site) Options { return Options{RootCAs: s.pool()} }, host: "pve9", err: "pve9", hint: "proxmox.fingerprint"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				host := tc.host
+				if host == "" {
+					host = "pve1"
+				}
+				first, second := s.node(t, host), s.node(t, "pve2")
+				for _, n := range []*fake{first, second} {
+					n.on("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))
+				}
+				quorate, err := s.clientWith(t, tc.options(t, s), host, "pve2").Quorate(t.Context())
+				if tc.err == "" {
+					if err != nil || !quorate {
+						t.Errorf("quorate %v, error %v", quorate, err)
+					}
+					return
+				}
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("error is %v, want %q in it", err, tc.err)
+				}
+				if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(hints, tc.hint) {
+					t.Errorf("hints are %s, want %q in them", hints, tc.hint)
+				}
+				if len(first.requests())+len(second.requests()) > 0 {
+					t.Error("a request went to a server that is not trusted")
+				}
+			})
+		})
+	}
+}
+
+func TestWrongFingerprintShowsBoth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.node(t, "pve1")
+		_, err := s.clientWith(t, Options{Fingerprint: strings.Repeat("ab", 32)}, "pve1").Quorate(t.Context())
+		e, ok := errors.AsType[*FingerprintError](err)
+		if !ok || e.Got != s.fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB" {
+			t.Errorf("error is %+v", err)
+		}
+	})
+}

@@ -1,0 +1,220 @@
+package pve
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+const (
+	dialTimeout = 10 * time.Second
+	// headerTimeout outlasts the 30 s after which the entry node gives up on
+	// another node and says so itself.
+	headerTimeout = 90 * time.Second
+	// idleTimeout is below the 5 s after which pveproxy closes an idle
+	// connection, so that no request runs into the closing.
+	idleTimeout = 3 * time.Second
+	maxAnswer   = 64 << 20
+
+	apiPrefix = "/api2/json"
+)
+
+// backoff is the pauses after each round over all endpoints that brought no answer.
+var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
+
+// transport sends each request to the endpoint that answered last, and to the
+// others when no connection can be made. It turns every answer but a success
+// into an *Error, which go-proxmox would lose. Reads are repeated when no answer
+// came; a change is sent again only if the first time nothing was sent at all.
+type transport struct {
+	endpoints []*url.URL
+	reads     *http.Transport
+	// writes makes a connection for each request: one that the server has just
+	// closed would leave us not knowing whether the change arrived.
+	writes  *http.Transport
+	current atomic.Int64 // index into endpoints
+	redact  func(string) string
+}
+
+func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, error) {
+	cfg, err := tlsConfig(o)
+	if err != nil {
+		return nil, err
+	}
+	dial := o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
+	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
+	t.writes.DisableKeepAlives = true
+	return t, nil
+}
+
+func oneTransport(dial func(context.Context, string, string) (net.Conn, error), cfg *tls.Config) *http.Transport {
+	return &http.Transport{
+		DialContext:           dial,
+		TLSClientConfig:       cfg,
+		TLSHandshakeTimeout:   dialTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		IdleConnTimeout:       idleTimeout,
+		MaxIdleConnsPerHost:   readsAtOnce,
+		WriteBufferSize:       64 << 10,
+	}
+}
+
+func (t *transport) close() {
+	t.reads.CloseIdleConnections()
+	t.writes.CloseIdleConnections()
+}
+
+// unreachableError says that no endpoint could be connected to.
+type unreachableError struct{ errs []error }
+
+func (e *unreachableError) Unwrap() []error { return e.errs }
+
+func (e *unreachableError) Error() string {
+	var said []string
+	for _, err := range e.errs {
+		said = append(said, err.Error())
+	}
+	return "reach Proxmox: " + strings.Join(said, "; ")
+}
+
+// RoundTrip implements http.RoundTripper. The answer's body is held in memory.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil && req.GetBody != nil {
+		defer func() { _ = req.Body.Close() }() // every attempt gets a body of its own
+	}
+	for round := 0; ; round++ {
+		resp, again, err := t.round(req)
+		if err == nil || !again || round == len(backoff) {
+			return resp, err
+		}
+		select {
+		case <-req.Context().Done():
+			return nil, err
+		case <-time.After(backoff[round]):
+		}
+	}
+}
+
+// round tries every endpoint once, beginning with the one that answered last.
+// again says that trying once more can do no harm.
+func (t *transport) round(req *http.Request) (resp *http.Response, again bool, err error) {
+	first := int(t.current.Load())
+	unreachable := &unreachableError{}
+	for i := range t.endpoints {
+		n := (first + i) % len(t.endpoints)
+		var sent bool
+		resp, sent, err = t.try(req, t.endpoints[n])
+		if err == nil {
+			t.current.Store(int64(n))
+			return resp, false, nil
+		}
+		if !sent {
+			unreachable.errs = append(unreachable.errs, err)
+		}
+		if !mayRepeat(req, sent, err) {
+			return nil, false, err
+		}
+	}
+	if len(unreachable.errs) == len(t.endpoints) {
+		err = unreachable
+	}
+	return nil, true, err
+}
+
+// mayRepeat says whether a request that brought no answer may be sent again.
+func mayRepeat(req *http.Request, sent bool, err error) bool {
+	if req.Context().Err() != nil || isCertificate(err) {
+		return false
+	}
+	if _, ok := errors.AsType[*FingerprintError](err); ok {
+		return false
+	}
+	if req.Method != http.MethodGet {
+		return !sent && (req.Body == nil || req.GetBody != nil)
+	}
+	e, answered := errors.AsType[*Error](err)
+	return !answered || isGateway(e.Status)
+}
+
+// try sends req to one endpoint. sent is true as soon as a connection stood: the
+// request may then have arrived.
+func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
+	var connected atomic.Bool
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	})
+	out := req.Clone(ctx)
+	out.URL.Scheme, out.URL.Host, out.Host = to.Scheme, to.Host, to.Host
+	if req.GetBody != nil {
+		if out.Body, err = req.GetBody(); err != nil {
+			return nil, false, fmt.Errorf("read what is to be sent: %w", err)
+		}
+	}
+	via := t.writes
+	if req.Method == http.MethodGet {
+		via = t.reads
+	}
+	resp, err = via.RoundTrip(out)
+	if err == nil {
+		resp, err = t.answer(resp)
+	}
+	sent = connected.Load()
+	if _, answered := errors.AsType[*Error](err); err == nil || answered {
+		return resp, sent, err
+	}
+	if e, ok := errors.AsType[*FingerprintError](err); ok {
+		e.Addr = to.Host
+	}
+	err = fmt.Errorf("%s: %w", to.Host, err)
+	if sent && req.Method != http.MethodGet {
+		err = fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	return nil, sent, err
+}
+
+// answer reads the whole answer, so that one that breaks off counts as none, and
+// turns everything but Proxmox's own form of success into an *Error.
+func (t *transport) answer(resp *http.Response) (*http.Response, error) {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if closeErr := resp.Body.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil && len(body) > maxAnswer {
+		err = fmt.Errorf("the answer is larger than %d bytes", maxAnswer)
+	}
+	path := strings.TrimPrefix(resp.Request.URL.Path, apiPrefix)
+	if !isSuccess(resp.StatusCode) {
+		e := parseError(resp.Request.Method, path, resp.StatusCode, resp.Status, body)
+		e.redact(t.redact)
+		return nil, e
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	var envelope map[string]json.RawMessage
+	if json.Unmarshal(body, &envelope) != nil || envelope["data"] == nil {
+		return nil, &Error{
+			Method: resp.Request.Method, Path: path, Status: resp.StatusCode,
+			Message: "the answer is not that of a Proxmox API",
+		}
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, nil
+}

@@ -1,0 +1,111 @@
+// Package registry is the adapter to OCI registries: what a reference names, and
+// which official extensions exist for a Talos version.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// OfficialExtensions is the repository whose tags, one for each Talos version,
+// list the official extensions.
+const OfficialExtensions = "ghcr.io/siderolabs/extensions"
+
+var (
+	_ images.Registry    = (*Client)(nil)
+	_ schematics.Catalog = (*Client)(nil)
+)
+
+// Options says which lists are read, and how registries are reached.
+type Options struct {
+	Extensions string // repository; "": OfficialExtensions
+	// Transport carries every request. Nil: one of the client's own, with the
+	// system's proxy and root certificates.
+	Transport http.RoundTripper
+	Keychain  authn.Keychain // nil: that of docker's config file
+}
+
+// Client reads registries.
+type Client struct {
+	extensions name.Repository
+	transport  http.RoundTripper
+	keychain   authn.Keychain
+}
+
+// New does not talk to any registry yet. A malformed repository is an error of kind Config.
+func New(o Options) (*Client, error) {
+	if o.Extensions == "" {
+		o.Extensions = OfficialExtensions
+	}
+	repository, err := name.NewRepository(o.Extensions)
+	if err != nil {
+		return nil, fault.Configf("list of official extensions: %w", err)
+	}
+	c := &Client{extensions: repository, transport: o.Transport, keychain: o.Keychain}
+	if c.transport == nil {
+		c.transport = http.DefaultTransport.(*http.Transport).Clone()
+	}
+	if c.keychain == nil {
+		c.keychain = authn.DefaultKeychain
+	}
+	return c, nil
+}
+
+// Close closes idle connections. Requests under way end with their contexts.
+func (c *Client) Close() error {
+	if t, ok := c.transport.(interface{ CloseIdleConnections() }); ok {
+		t.CloseIdleConnections()
+	}
+	return nil
+}
+
+// Digest returns the digest of what a reference names, of the index where it is
+// one. The manifest is fetched and hashed, so a registry can't claim another digest.
+func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return "", false, fault.Configf("image reference %q: %w", ref, err)
+	}
+	// GET rather than HEAD: only its answer has the registry's words when it refuses.
+	d, err := remote.Get(r, c.options(ctx)...)
+	if notFound(err) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, explain(err, r.Context())
+	}
+	return d.Digest.String(), true, nil
+}
+
+func (c *Client) options(ctx context.Context) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(c.transport), remote.WithAuthFromKeychain(c.keychain)}
+}
+
+func notFound(err error) bool {
+	e, ok := errors.AsType[*transport.Error](err)
+	return ok && e.StatusCode == http.StatusNotFound
+}
+
+func explain(err error, r name.Repository) error {
+	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), err)
+	e, ok := errors.AsType[*transport.Error](err)
+	switch {
+	case !ok:
+		return err
+	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
+		return fault.WithHint(err, "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
+	case e.StatusCode == http.StatusTooManyRequests:
+		return fault.WithHint(err, "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
+	}
+	return err
+}

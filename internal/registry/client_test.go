@@ -1,0 +1,299 @@
+package registry
+
+import (
+	"bytes"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// direct hands requests to a handler in the same process.
+type direct struct{ http.Handler }
+
+func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil {
+		defer req.Body.Close()
+	} else {
+		req.Body = http.NoBody
+	}
+	w := httptest.NewRecorder()
+	d.ServeHTTP(w, req)
+	resp := w.Result()
+	resp.Request = req
+	return resp, nil
+}
+
+const host = "127.0.0.1:5000"
+
+func server() direct { return direct{ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))} }
+
+func client(t *testing.T, transport http.RoundTripper) *Client {
+	t.Helper()
+	c, err := New(Options{
+		Extensions: host + "/siderolabs/extensions", Transport: transport, Keychain: authn.NewMultiKeychain(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func push(t *testing.T, to http.RoundTripper, ref string, img v1.Image) {
+	t.Helper()
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(r, img, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pushList(t *testing.T, to http.RoundTripper, talos string, refs ...artefact.ListedExtension) {
+	t.Helper()
+	img, err := artefact.ExtensionsList(refs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	push(t, to, host+"/siderolabs/extensions:"+talos, img)
+}
+
+func TestOfficial(t *testing.T) {
+	t.Parallel()
+	s := server()
+	one, two := "sha256:"+strings.Repeat("1", 64), "sha256:"+strings.Repeat("2", 64)
+	pushList(t, s, "v1.13.9",
+		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@" + one, Author: "Sidero", Description: "An agent\nof QEMU"},
+		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@" + two},
+	)
+	got, err := client(t, s).Official(t.Context(), "v1.13.9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []schematics.OfficialExtension{
+		{Name: "siderolabs/iscsi-tools", Version: "v0.2.0", Ref: "ghcr.io/siderolabs/iscsi-tools", Digest: two},
+		{
+			Name: "siderolabs/qemu-guest-agent", Version: "11.0.2", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: one,
+			Author: "Sidero", Description: "An agent\nof QEMU",
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("extensions (-want +got):\n%s", diff)
+	}
+}
+
+func TestOfficialRefuses(t *testing.T) {
+	t.Parallel()
+	s := server()
+	x := artefact.ListedExtension{Ref: "ghcr.io/siderolabs/zfs:1.0@sha256:" + strings.Repeat("1", 64)}
+	for _, v := range []string{"v1.12.4", "v1.13.7", "v1.13.8", "v1.13.9", "v1.14.0-beta.1", "latest"} {
+		pushList(t, s, v, x)
+	}
+	pushList(t, s, "v1.1.1")
+	push(t, s, host+"/siderolabs/extensions:v1.1.2", empty.Image)
+	locked := direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		http.Error(w, `{"errors":[{"code":"DENIED","message":"requested access to the resource is denied"}]}`, http.StatusForbidden)
+	})}
+	for title, tc := range map[string]struct {
+		to    http.RoundTripper
+		talos string
+		want  string
+		kind  fault.Kind
+		hint  string
+	}{
+		"no version": {s, "", `"" is not a Talos version`, fault.Config, ""},
+		"no tag":     {s, "v1 13", `"v1 13" is not a Talos version`, fault.Config, ""},
+		"unknown": {
+			s, "v1.13.10", "Talos v1.13.10 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config,
+			"the nearest versions are v1.13.7, v1.13.8, v1.13.9",
+		},
+		"an empty list":  {s, "v1.1.1", "read 127.0.0.1:5000/siderolabs/extensions:v1.1.1: image-digests: the list is missing or empty", fault.Failed, ""},
+		"an empty image": {s, "v1.1.2", "read 127.0.0.1:5000/siderolabs/extensions:v1.1.2: image-digests: the list is missing or empty", fault.Failed, ""},
+		"denied": {
+			locked, "v1.13.9", "registry 127.0.0.1:5000: GET https://127.0.0.1:5000/v2/siderolabs/extensions/manifests/v1.13.9: " +
+				"DENIED: requested access to the resource is denied", fault.Failed,
+			"log in with `docker login 127.0.0.1:5000`, or see whether the repository's name is right",
+		},
+		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			_, err := client(t, tc.to).Official(t.Context(), tc.talos)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if got := err.Error(); got != tc.want {
+				t.Errorf("error\n got %s\nwant %s", got, tc.want)
+			}
+			if kind := fault.KindOf(err); kind != tc.kind {
+				t.Errorf("kind = %v, want %v", kind, tc.kind)
+			}
+			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+			}
+		})
+	}
+}
+
+func TestParseOfficial(t *testing.T) {
+	t.Parallel()
+	d := "@sha256:" + strings.Repeat("1", 64)
+	for title, tc := range map[string]struct {
+		digests, descriptions string
+		want                  []string
+		err                   string
+	}{
+		"comments and empty lines": {"# hello\n\nghcr.io/a/b:1" + d + "\r\n", "", []string{"a/b 1"}, ""},
+		"the first of two counts":  {"ghcr.io/a/b:1" + d + "\nghcr.io/a/b:2" + d, "", []string{"a/b 1"}, ""},
+		"sorted":                   {"ghcr.io/a/z:1" + d + "\nghcr.io/a/b:2" + d, "{}", []string{"a/b 2", "a/z 1"}, ""},
+		"half a digest":            {"ghcr.io/a/b:1@sha256:11", "", nil, `image-digests: "ghcr.io/a/b:1@sha256:11" is not a tagged reference with a digest`},
+		"no tag":                   {"ghcr.io/a/b" + d, "", nil, "is not a tagged reference with a digest"},
+		"broken descriptions":      {"ghcr.io/a/b:1" + d, "[]", nil, "descriptions.yaml: "},
+		"nothing":                  {"", "", nil, "image-digests: the list is missing or empty"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			list, err := parseOfficial([]byte(tc.digests), []byte(tc.descriptions))
+			var got []string
+			for _, x := range list {
+				got = append(got, x.Name+" "+x.Version)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("extensions (-want +got):\n%s", diff)
+			}
+			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("error = %v, want %q", err, tc.err)
+			}
+		})
+	}
+}
+
+func TestDigest(t *testing.T) {
+	t.Parallel()
+	s := server()
+	c := client(t, s)
+	idx, err := random.Index(64, 1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag(host + "/metal-installer/abc:v1.13.9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(tag, idx, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	want, err := idx.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	repository := host + "/metal-installer/abc"
+	for ref, found := range map[string]bool{
+		repository + ":v1.13.9":                                true,
+		repository + "@" + want.String():                       true,
+		repository + ":v1.13.8":                                false,
+		repository + "@sha256:" + strings.Repeat("0", 64):      false,
+		host + "/metal-installer/other@" + want.String():       false,
+		host + "/metal-installer/other:v1.13.9":                false,
+		host + "/metal-installer/abc:v1.13.9@" + want.String(): true,
+	} {
+		got, ok, err := c.Digest(t.Context(), ref)
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+		}
+		if ok != found || found && got != want.String() {
+			t.Errorf("%s: %q %t, want %q %t", ref, got, ok, want, found)
+		}
+	}
+}
+
+// TestDigestIsComputed: a registry that sends other bytes than were asked for is not believed.
+func TestDigestIsComputed(t *testing.T) {
+	t.Parallel()
+	asked := "sha256:" + strings.Repeat("1", 64)
+	liar := direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v2/" {
+			w.Header().Set("Docker-Content-Digest", asked)
+			w.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
+			_, _ = io.Copy(w, bytes.NewReader([]byte(`{"schemaVersion":2,"manifests":[]}`)))
+		}
+	})}
+	got, found, err := client(t, liar).Digest(t.Context(), host+"/a/b@"+asked)
+	if err == nil || found {
+		t.Errorf("%q %t %v", got, found, err)
+	}
+}
+
+func TestBadReferences(t *testing.T) {
+	t.Parallel()
+	if _, err := New(Options{Extensions: "GHCR.io/UPPER"}); fault.KindOf(err) != fault.Config {
+		t.Errorf("repository: %v", err)
+	}
+	if _, _, err := client(t, server()).Digest(t.Context(), "a b"); fault.KindOf(err) != fault.Config {
+		t.Errorf("reference: %v", err)
+	}
+}
+
+func TestCloseReachesTransport(t *testing.T) {
+	t.Parallel()
+	idle := &idleCounter{RoundTripper: server()}
+	c, err := New(Options{Transport: idle})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil || idle.closed != 1 {
+		t.Errorf("closed %d times: %v", idle.closed, err)
+	}
+}
+
+type idleCounter struct {
+	http.RoundTripper
+	closed int
+}
+
+func (i *idleCounter) CloseIdleConnections() { i.closed++ }
+
+func TestNearest(t *testing.T) {
+	t.Parallel()
+	tags := []string{"v1.9.0", "v1.10.0", "v1.12.4", "v1.13.8", "v1.13.9", "v1.13.9", "v1.14.0-beta.1", "latest", "v1.13.09", "sha256-abc.sig"}
+	for unknown, want := range map[string][]string{
+		"v1.13.10": {"v1.12.4", "v1.13.8", "v1.13.9"},
+		"v1.12.9":  {"v1.10.0", "v1.12.4", "v1.13.8"},
+		"v1.0.0":   {"v1.9.0", "v1.10.0", "v1.12.4"},
+		"1.13.9":   {"v1.12.4", "v1.13.8", "v1.13.9"},
+		"v2.0.0":   {"v1.12.4", "v1.13.8", "v1.13.9"},
+	} {
+		if diff := cmp.Diff(want, nearest(unknown, tags, 3)); diff != "" {
+			t.Errorf("nearest to %s (-want +got):\n%s", unknown, diff)
+		}
+	}
+	if diff := cmp.Diff([]string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3)); diff != "" {
+		t.Errorf("of one (-want +got):\n%s", diff)
+	}
+	if got := nearest("v1.13.9", nil, 3); len(got) != 0 {
+		t.Errorf("of none: %v", got)
+	}
+}

@@ -1,0 +1,129 @@
+package registry
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+	"go.yaml.in/yaml/v4"
+)
+
+// maxListBytes bounds a file of the list; the real ones have some tens of KiB.
+const maxListBytes = 8 << 20
+
+// Official reads the list of official extensions that was released with a Talos
+// version. See siderolabs/extensions, Makefile, target extensions.
+func (c *Client) Official(ctx context.Context, talos string) ([]schematics.OfficialExtension, error) {
+	if _, err := name.NewTag(c.extensions.Name() + ":" + talos); err != nil || talos == "" {
+		return nil, fault.Configf("%q is not a Talos version", talos)
+	}
+	tag := c.extensions.Tag(talos)
+	img, err := remote.Image(tag, c.options(ctx)...)
+	if notFound(err) {
+		return nil, c.unknownVersion(ctx, talos)
+	}
+	if err != nil {
+		return nil, explain(err, c.extensions)
+	}
+	files, err := read(img, "image-digests", "descriptions.yaml")
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", tag, err)
+	}
+	list, err := parseOfficial(files["image-digests"], files["descriptions.yaml"])
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", tag, err)
+	}
+	return list, nil
+}
+
+// unknownVersion names the versions that exist, if the registry lets us list them.
+func (c *Client) unknownVersion(ctx context.Context, talos string) error {
+	err := fault.Configf("Talos %s is not known to %s", talos, c.extensions)
+	tags, listErr := remote.List(c.extensions, c.options(ctx)...)
+	if listErr != nil {
+		if ctx.Err() != nil {
+			return explain(listErr, c.extensions)
+		}
+		return err
+	}
+	if near := nearest(talos, tags, 3); len(near) > 0 {
+		return fault.WithHint(err, "the nearest versions are %s", strings.Join(near, ", "))
+	}
+	return err
+}
+
+// read returns files of an image's root directory.
+func read(img v1.Image, names ...string) (map[string][]byte, error) {
+	content := mutate.Extract(img)
+	defer content.Close()
+	files := map[string][]byte{}
+	for archive := tar.NewReader(content); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		file := strings.TrimPrefix(strings.TrimPrefix(header.Name, "./"), "/")
+		if !slices.Contains(names, file) {
+			continue
+		}
+		data, err := io.ReadAll(io.LimitReader(archive, maxListBytes+1))
+		if err != nil {
+			return nil, err
+		}
+		if len(data) > maxListBytes {
+			return nil, fmt.Errorf("%s has more than %d bytes", file, maxListBytes)
+		}
+		files[file] = data
+	}
+}
+
+// parseOfficial reads the lines "ghcr.io/siderolabs/<name>:<version>@sha256:<index>"
+// and what is said about each. The result is sorted by name.
+func parseOfficial(digests, descriptions []byte) ([]schematics.OfficialExtension, error) {
+	var about map[string]struct {
+		Author      string `yaml:"author"`
+		Description string `yaml:"description"`
+	}
+	if err := yaml.Unmarshal(descriptions, &about); err != nil {
+		return nil, fmt.Errorf("descriptions.yaml: %w", err)
+	}
+	var list []schematics.OfficialExtension
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(digests)) {
+		line = strings.TrimSpace(line)
+		tagged, digest, ok := strings.Cut(line, "@")
+		if !ok {
+			continue
+		}
+		tag, err := name.NewTag(tagged, name.StrictValidation)
+		if err != nil || !schematics.IsDigest(digest) {
+			return nil, fmt.Errorf("image-digests: %q is not a tagged reference with a digest", line)
+		}
+		if seen[tag.RepositoryStr()] { // the first one is what factories build
+			continue
+		}
+		seen[tag.RepositoryStr()] = true
+		list = append(list, schematics.OfficialExtension{
+			Name: tag.RepositoryStr(), Version: tag.TagStr(), Ref: tag.Repository.Name(), Digest: digest,
+			Author: about[line].Author, Description: about[line].Description,
+		})
+	}
+	if len(list) == 0 {
+		return nil, errors.New("image-digests: the list is missing or empty")
+	}
+	slices.SortFunc(list, func(a, b schematics.OfficialExtension) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}

@@ -1,0 +1,325 @@
+package artefact_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+func agent() artefact.Extension {
+	return artefact.Extension{
+		Name: "qemu-guest-agent", Version: "11.0.2", Author: "Sidero Labs", Description: "The QEMU guest agent: <&\">",
+		Digest: "sha256:" + strings.Repeat("a", 64),
+		Files: map[string][]byte{
+			"/usr/local/lib/containers/qemu-guest-agent/qemu-ga": {0, 1, 2, 0xff},
+			"/usr/local/etc/containers/qemu-guest-agent.yaml":    []byte("name: qemu-guest-agent\n"),
+		},
+	}
+}
+
+func image(arch string) artefact.Image {
+	return artefact.Image{
+		TalosVersion: "v1.13.9", Arch: arch, Platform: "nocloud",
+		Cmdline:     "talos.platform=nocloud console=ttyS0 recast.lock=sha256-abc",
+		SchematicID: "ce4c", SchematicYAML: "customization: {}\n", FactoryURL: "http://127.0.0.1:8080",
+		Extensions: []artefact.Extension{agent(), {Name: "iscsi-tools", Version: "v0.2.0"}},
+	}
+}
+
+func TestBootImagesRoundTrip(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		make func(artefact.Image) ([]byte, error)
+		read func([]byte) (artefact.Image, error)
+		want func(*artefact.Image)
+	}{
+		"ISO": {artefact.ISO, artefact.ReadISO, func(i *artefact.Image) { i.Cmdline += " talos.halt_if_installed=1" }},
+		"UKI": {artefact.UKI, artefact.ReadUKI, func(*artefact.Image) {}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, err := tt.make(image("amd64"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := tt.read(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := image("amd64")
+			tt.want(&want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("read image (-want +got):\n%s", diff)
+			}
+			again, err := tt.make(got)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(b, again) {
+				t.Error("the same image made twice has other bytes")
+			}
+			if !bytes.Contains(b, []byte(want.Cmdline)) {
+				t.Error("the command line does not appear as it is in the bytes")
+			}
+			if len(b) > 64<<10 {
+				t.Errorf("%d bytes: larger than the lab can afford", len(b))
+			}
+			requireDamageFound(t, b, tt.read)
+		})
+	}
+}
+
+func requireDamageFound(t *testing.T, b []byte, read func([]byte) (artefact.Image, error)) {
+	t.Helper()
+	for i := 0; i < len(b); i += 97 {
+		bad := slices.Clone(b)
+		bad[i] ^= 0x20
+		if _, err := read(bad); !errors.Is(err, artefact.ErrNotBootable) {
+			t.Fatalf("byte %d changed: err = %v", i, err)
+		}
+		if _, err := read(b[:i]); !errors.Is(err, artefact.ErrNotBootable) {
+			t.Fatalf("cut to %d bytes: err = %v", i, err)
+		}
+	}
+	if _, err := read(append(slices.Clone(b), 1)); !errors.Is(err, artefact.ErrNotBootable) {
+		t.Errorf("one byte more: err = %v", err)
+	}
+}
+
+func TestInvalidImagesAreNotMade(t *testing.T) {
+	t.Parallel()
+	tests := map[string]func(*artefact.Image){
+		"no version":     func(i *artefact.Image) { i.TalosVersion = "" },
+		"no platform":    func(i *artefact.Image) { i.Platform = "" },
+		"no such arch":   func(i *artefact.Image) { i.Arch = "riscv64" },
+		"nameless":       func(i *artefact.Image) { i.Extensions[1].Name = "" },
+		"relative path":  func(i *artefact.Image) { i.Extensions[0].Files["usr/x"] = nil },
+		"path with dots": func(i *artefact.Image) { i.Extensions[0].Files["/usr/../x"] = nil },
+	}
+	for name, spoil := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			img := image("amd64")
+			spoil(&img)
+			if _, err := artefact.ISO(img); err == nil {
+				t.Error("ISO: no error")
+			}
+			if _, err := artefact.Installer(img); err == nil {
+				t.Error("Installer: no error")
+			}
+		})
+	}
+}
+
+func TestInstallerRoundTrip(t *testing.T) {
+	t.Parallel()
+	idx, err := artefact.Installer(image("amd64"), image("arm64"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(idx); err != nil {
+		t.Fatal(err)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		got, err := artefact.ReadInstaller(idx, arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(image(arch), got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", arch, diff)
+		}
+	}
+	if _, err := artefact.ReadInstaller(idx, "riscv64"); err == nil {
+		t.Error("an architecture that the index lacks was read")
+	}
+	again, err := artefact.Installer(image("amd64"), image("arm64"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := digest(t, idx), digest(t, again); a != b {
+		t.Errorf("made twice: %s and %s", a, b)
+	}
+}
+
+func TestInstallerOfSomethingElse(t *testing.T) {
+	t.Parallel()
+	if _, err := artefact.ReadInstaller(empty.Index, "amd64"); err == nil {
+		t.Error("empty index: no error")
+	}
+	idx, err := artefact.ExtensionIndex(agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := artefact.ReadInstaller(idx, "amd64"); !errors.Is(err, artefact.ErrNotBootable) {
+		t.Errorf("extension image: err = %v", err)
+	}
+	installer, err := artefact.Installer(image("amd64"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := artefact.ReadExtension(installer, "amd64"); err == nil {
+		t.Error("installer read as an extension: no error")
+	}
+}
+
+func TestExtensionRoundTrip(t *testing.T) {
+	t.Parallel()
+	idx, err := artefact.ExtensionIndex(agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(idx); err != nil {
+		t.Fatal(err)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		got, err := artefact.ReadExtension(idx, arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := agent()
+		want.Digest = digest(t, idx)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", arch, diff)
+		}
+	}
+}
+
+func TestExtensionDigestFollowsItsContent(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		change func(*artefact.Extension)
+		same   bool
+	}{
+		"nothing":      {func(*artefact.Extension) {}, true},
+		"provenance":   {func(e *artefact.Extension) { e.Digest = "" }, true},
+		"a file":       {func(e *artefact.Extension) { e.Files["/usr/local/etc/containers/qemu-guest-agent.yaml"] = nil }, false},
+		"another file": {func(e *artefact.Extension) { e.Files["/new"] = nil }, false},
+		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
+	}
+	base, err := artefact.ExtensionIndex(agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := digest(t, base)
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := agent()
+			tt.change(&e)
+			idx, err := artefact.ExtensionIndex(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := digest(t, idx) == before; got != tt.same {
+				t.Errorf("same digest = %v, want %v", got, tt.same)
+			}
+		})
+	}
+}
+
+func TestExtensionsListRoundTrip(t *testing.T) {
+	t.Parallel()
+	want := []artefact.ListedExtension{
+		{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@sha256:" + strings.Repeat("b", 64), Author: "Sidero Labs", Description: "agent: yes"},
+		{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:" + strings.Repeat("a", 64)},
+	}
+	img, err := artefact.ExtensionsList(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Image(img); err != nil {
+		t.Fatal(err)
+	}
+	got, err := artefact.ReadExtensionsList(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("list (-want +got):\n%s", diff)
+	}
+	if _, err := artefact.ReadExtensionsList(empty.Image); err == nil {
+		t.Error("an image without a list: no error")
+	}
+}
+
+func TestDiskRoundTrip(t *testing.T) {
+	t.Parallel()
+	want := artefact.Disk{Partitions: []artefact.Partition{
+		{Label: "EFI", UUID: "u1", FilesystemUUID: "f1", Filesystem: "vfat", Data: []byte{0, 1, 2}},
+		{Label: "META", UUID: "u2"},
+	}}
+	b := artefact.WriteDisk(want)
+	got, err := artefact.ReadDisk(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("disk (-want +got):\n%s", diff)
+	}
+	if b := artefact.WriteDisk(artefact.Disk{}); len(b) != 0 {
+		t.Errorf("a blank disk has %d bytes", len(b))
+	}
+	if got, err := artefact.ReadDisk(nil); err != nil || len(got.Partitions) != 0 {
+		t.Errorf("blank disk = %v, %v", got, err)
+	}
+	for i := 1; i < len(b); i++ {
+		if _, err := artefact.ReadDisk(b[:i]); !errors.Is(err, artefact.ErrNoPartitionTable) {
+			t.Fatalf("cut to %d bytes: err = %v", i, err)
+		}
+	}
+	if _, err := artefact.ReadDisk([]byte("user data")); !errors.Is(err, artefact.ErrNoPartitionTable) {
+		t.Errorf("foreign bytes: err = %v", err)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	iso, err := artefact.ISO(image("amd64"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	uki, err := artefact.UKI(image("arm64"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(iso)
+	f.Add(uki)
+	f.Add(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "STATE"}}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if img, err := artefact.ReadISO(b); err == nil {
+			requireValid(t, img)
+		}
+		if img, err := artefact.ReadUKI(b); err == nil {
+			requireValid(t, img)
+		}
+		if d, err := artefact.ReadDisk(b); err == nil && len(b) > 0 {
+			if again, err := artefact.ReadDisk(artefact.WriteDisk(d)); err != nil || !cmp.Equal(d, again) {
+				t.Errorf("disk changes when written again: %v", err)
+			}
+		}
+	})
+}
+
+func requireValid(t *testing.T, img artefact.Image) {
+	t.Helper()
+	if _, err := artefact.UKI(img); err != nil {
+		t.Errorf("read an image that can't be made: %v", err)
+	}
+}
+
+func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	h, err := idx.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.String()
+}

@@ -1,0 +1,54 @@
+package artefact
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrNoPartitionTable says that a disk holds bytes but no partition table that can be read.
+var ErrNoPartitionTable = errors.New("no readable partition table")
+
+const diskKind = "disk"
+
+// Disk is a partitioned disk. A blank disk has no bytes and no partitions.
+type Disk struct {
+	Partitions []Partition
+}
+
+// Partition is one partition, in the order of the partition table.
+type Partition struct {
+	Label          string // "EPHEMERAL", "META", …
+	UUID           string // of the partition
+	FilesystemUUID string
+	Filesystem     string // "xfs", "vfat", …; "" for none
+	Data           []byte
+}
+
+// WriteDisk makes the bytes of a disk; a disk without partitions is blank and has none.
+func WriteDisk(d Disk) []byte {
+	if len(d.Partitions) == 0 {
+		return nil
+	}
+	b, err := seal(diskKind, d)
+	if err != nil {
+		// Strings and bytes always have a JSON form.
+		panic(fmt.Sprintf("artefact: %v", err))
+	}
+	return b
+}
+
+// ReadDisk reads the bytes of a disk. No bytes are a blank disk; bytes of anything else are ErrNoPartitionTable.
+func ReadDisk(b []byte) (Disk, error) {
+	if len(b) == 0 {
+		return Disk{}, nil
+	}
+	var d Disk
+	rest, err := unseal(diskKind, b, &d)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes after its end", len(rest))
+	}
+	if err != nil {
+		return Disk{}, fmt.Errorf("%w: %w", ErrNoPartitionTable, err)
+	}
+	return d, nil
+}

@@ -1,0 +1,84 @@
+package artefact
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// Installer makes an installer image with one manifest for each img, which
+// differ in architecture. As the factory makes them, the index is an OCI one
+// and the manifests are Docker's; layer 0 is the bare installer, layer 1 what it installs.
+func Installer(img ...Image) (v1.ImageIndex, error) {
+	if len(img) == 0 {
+		return nil, errors.New("installer for no architecture")
+	}
+	index := v1.ImageIndex(empty.Index)
+	for _, i := range img {
+		one, err := installerFor(i)
+		if err != nil {
+			return nil, fmt.Errorf("make %s installer: %w", i.Arch, err)
+		}
+		index = withPlatform(index, one, i.Arch)
+	}
+	return index, nil
+}
+
+func installerFor(img Image) (v1.Image, error) {
+	uki, err := UKI(img)
+	if err != nil {
+		return nil, err
+	}
+	base, err := layer(map[string][]byte{
+		"bin/installer": []byte("installer " + img.TalosVersion + " " + img.Arch + "\n"),
+	}, types.DockerLayer)
+	if err != nil {
+		return nil, err
+	}
+	payload, err := layer(map[string][]byte{
+		installDir(img.Arch) + "systemd-boot.efi": []byte("systemd-boot " + img.Arch + "\n"),
+		installDir(img.Arch) + "vmlinuz.efi":      uki,
+	}, types.DockerLayer)
+	if err != nil {
+		return nil, err
+	}
+	return image(img.Arch, v1.Config{
+		Entrypoint: []string{"/bin/installer"},
+		Env:        []string{"VERSION=" + img.TalosVersion},
+		Labels: map[string]string{
+			"alpha.talos.dev/version":         img.TalosVersion,
+			"org.opencontainers.image.source": "https://github.com/siderolabs/talos",
+		},
+	}, base, payload)
+}
+
+// ReadInstaller reads what an installer image would install on a machine of
+// arch; an image that is none, or damaged, is ErrNotBootable.
+func ReadInstaller(idx v1.ImageIndex, arch string) (Image, error) {
+	one, err := imageFor(idx, arch)
+	if err != nil {
+		return Image{}, fmt.Errorf("installer: %w", err)
+	}
+	files, err := readFiles(one)
+	if err != nil {
+		return Image{}, fmt.Errorf("installer: %w", err)
+	}
+	name := installDir(arch) + "vmlinuz.efi"
+	uki, ok := files[name]
+	if !ok {
+		return Image{}, fmt.Errorf("installer: %w: no %s", ErrNotBootable, name)
+	}
+	img, err := ReadUKI(uki)
+	if err != nil {
+		return Image{}, fmt.Errorf("installer: %w", err)
+	}
+	if img.Arch != arch {
+		return Image{}, fmt.Errorf("installer: %w: %s holds a kernel for %s", ErrNotBootable, name, img.Arch)
+	}
+	return img, nil
+}
+
+func installDir(arch string) string { return "usr/install/" + arch + "/" }

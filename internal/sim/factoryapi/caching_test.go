@@ -1,0 +1,142 @@
+package factoryapi_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// TestPatchStory walks through what siderolabs/image-factory v1.4.0 was seen to
+// do when an extension is published again under its version.
+func TestPatchStory(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		agent := []string{"siderolabs/qemu-guest-agent"}
+		first := l.register(agent)
+		before := l.listed()
+		require := func(step string, img artefact.Image, want string) {
+			t.Helper()
+			if len(img.Extensions) != 1 || img.Extensions[0].Digest != want {
+				t.Errorf("%s: built of %v, want %s", step, img.Extensions, want)
+			}
+		}
+		require("ISO at first", l.iso(first), before)
+		require("installer at first", l.installer(first), before)
+
+		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if oldDigest != before || after == before {
+			t.Fatalf("patched %s to %s, was listed as %s", oldDigest, after, before)
+		}
+
+		if got := l.listed(); got != before {
+			t.Errorf("a running factory lists %s, want what it has cached: %s", got, before)
+		}
+		require("ISO of a running factory", l.iso(first), before)
+		require("installer of a running factory", l.installer(first), before)
+		stale := l.register(agent, "recast.lock=sha256-stale")
+		require("ISO of a new schematic of a running factory", l.iso(stale), before)
+		require("installer of a new schematic of a running factory", l.installer(stale), before)
+
+		l.factory.Restart()
+		if got := l.listed(); got != after {
+			t.Errorf("a restarted factory lists %s, want %s", got, after)
+		}
+		require("ISO after a restart", l.iso(first), after)
+		require("installer of an old schematic after a restart", l.installer(first), before)
+		require("installer that a stale factory built, after a restart", l.installer(stale), before)
+		fresh := l.register(agent, "recast.lock=sha256-fresh")
+		require("ISO of a new schematic after a restart", l.iso(fresh), after)
+		require("installer of a new schematic after a restart", l.installer(fresh), after)
+	})
+}
+
+func TestPatchChangesContentNotVersion(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		read := func() artefact.Extension {
+			t.Helper()
+			idx, err := l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := artefact.ReadExtension(idx, "amd64")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		digests := map[string]bool{read().Digest: true}
+		for i := range 3 {
+			_, digest, err := l.catalog.Patch(t.Context(), talosVersion, "iscsi-tools")
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := read()
+			if e.Digest != digest || e.Version != "v0.2.0" {
+				t.Errorf("patch %d: the tag holds %s %s, want %s", i, e.Version, e.Digest, digest)
+			}
+			digests[digest] = true
+		}
+		if len(digests) != 4 {
+			t.Errorf("three patches gave %d digests in all, want 4", len(digests))
+		}
+		if content := string(read().Files["/usr/local/etc/containers/iscsi-tools.yaml"]); !strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3") {
+			t.Errorf("content = %q", content)
+		}
+		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "nope"); err == nil {
+			t.Error("an extension that does not exist was patched")
+		}
+	})
+}
+
+func TestBuildGoesOnWithoutItsClient(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp, err := l.transport.RoundTrip(req); err == nil {
+			t.Fatalf("answered in a second: %s", resp.Status)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if _, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion); err != nil {
+			t.Errorf("the installer was not finished: %v", err)
+		}
+	})
+}
+
+func TestConcurrentRequestsShareOneBuild(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register([]string{"siderolabs/iscsi-tools"})
+		started := time.Now()
+		got := make(chan string)
+		for range 3 {
+			go func() {
+				_, body := l.do(http.MethodGet, "/image/"+id+"/"+talosVersion+"/nocloud-amd64.iso", "")
+				got <- body
+			}()
+		}
+		first := <-got
+		if second, third := <-got, <-got; first != second || first != third {
+			t.Error("three requests got different images")
+		}
+		if took := time.Since(started); took != 3500*time.Millisecond {
+			t.Errorf("took %s, want one list and one build", took)
+		}
+	})
+}

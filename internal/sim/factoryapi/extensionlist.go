@@ -1,0 +1,173 @@
+package factoryapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// extensionsImage is the repository of the lists of official extensions, by Talos version.
+const extensionsImage = "siderolabs/extensions"
+
+// extensionRef is an official extension of one Talos version.
+type extensionRef struct {
+	repo, tag, digest   string // "siderolabs/iscsi-tools", "v0.2.0", of the index
+	author, description string
+}
+
+// extensionInfo is an extension as the API lists it.
+type extensionInfo struct {
+	Name        string `json:"name"`
+	Ref         string `json:"ref"`
+	Digest      string `json:"digest"`
+	Author      string `json:"author"`
+	Description string `json:"description"`
+}
+
+func (f *Factory) officialExtensions(w http.ResponseWriter, r *http.Request) error {
+	tag, err := versionTag(r.PathValue("version"))
+	if err != nil {
+		return err
+	}
+	refs, err := f.extensions(r.Context(), tag)
+	if err != nil {
+		return err
+	}
+	list := make([]extensionInfo, 0, len(refs))
+	for _, e := range refs {
+		list = append(list, extensionInfo{
+			Name: e.repo, Ref: f.opts.Registry + "/" + e.repo + ":" + e.tag, Digest: e.digest,
+			Author: e.author, Description: e.description,
+		})
+	}
+	return json.NewEncoder(w).Encode(list)
+}
+
+// officialOverlays fails for every known version: the lab has no overlays, and
+// the real factory fails when its list of them is empty.
+func (f *Factory) officialOverlays(_ http.ResponseWriter, r *http.Request) error {
+	tag, err := versionTag(r.PathValue("version"))
+	if err != nil {
+		return err
+	}
+	if err := f.requireVersion(tag); err != nil {
+		return err
+	}
+	return errNoOverlays
+}
+
+// extensions returns the list of a Talos version: fetched once, then the same
+// until a restart, whatever the registry says by then.
+func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, error) {
+	if err := f.requireVersion(tag); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	m := f.memory
+	f.mu.Unlock()
+	if refs, ok := m.list(tag); ok {
+		return refs, nil
+	}
+	_, err, _ := m.fetches.Do(tag, func() (any, error) {
+		ctx, done := f.outlive(ctx)
+		defer done()
+		refs, err := f.fetchExtensions(ctx, tag)
+		if err != nil {
+			return nil, err
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.extensions[tag] = refs
+		return nil, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	refs, _ := m.list(tag)
+	return refs, nil
+}
+
+func (m *memory) list(tag string) ([]extensionRef, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	refs, ok := m.extensions[tag]
+	return refs, ok
+}
+
+func (f *Factory) fetchExtensions(ctx context.Context, tag string) ([]extensionRef, error) {
+	if err := f.take(ctx, listTakes); err != nil {
+		return nil, err
+	}
+	img, err := f.registry.image(ctx, extensionsImage, tag)
+	if err != nil {
+		return nil, err
+	}
+	listed, err := artefact.ReadExtensionsList(img)
+	if err != nil {
+		return nil, err
+	}
+	refs := make([]extensionRef, 0, len(listed))
+	for _, l := range listed {
+		ref, err := parseListed(l)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+func parseListed(l artefact.ListedExtension) (extensionRef, error) {
+	tagged, digest, _ := strings.Cut(l.Ref, "@")
+	tag, err := name.NewTag(tagged)
+	if err != nil {
+		return extensionRef{}, fmt.Errorf("listed extension %q: %w", l.Ref, err)
+	}
+	return extensionRef{
+		repo: tag.RepositoryStr(), tag: tag.TagStr(), digest: digest,
+		author: l.Author, description: l.Description,
+	}, nil
+}
+
+// findExtension looks a name up, also the present name of one that was renamed.
+func findExtension(refs []extensionRef, wanted string) (extensionRef, bool) {
+	for _, candidate := range []string{wanted, renamed(wanted)} {
+		i := slices.IndexFunc(refs, func(e extensionRef) bool { return e.repo == candidate })
+		if i >= 0 {
+			return refs[i], true
+		}
+	}
+	return extensionRef{}, false
+}
+
+// renamed is the present name of an extension. See siderolabs/image-factory,
+// internal/profile/profile.go, ExtensionNameAlias.
+func renamed(extension string) string {
+	switch extension {
+	case "siderolabs/v4l-uvc":
+		return "siderolabs/v4l-uvc-drivers"
+	case "siderolabs/usb-modem":
+		return "siderolabs/usb-modem-drivers"
+	case "siderolabs/gasket":
+		return "siderolabs/gasket-driver"
+	case "siderolabs/talos-vmtoolsd":
+		return "siderolabs/vmtoolsd-guest-agent"
+	case "siderolabs/xe-guest-utilities":
+		return "siderolabs/xen-guest-agent"
+	case "siderolabs/nvidia-container-toolkit", "siderolabs/nvidia-open-gpu-kernel-modules", "siderolabs/nonfree-kmod-nvidia":
+		return extension + "-lts"
+	case "siderolabs/nvidia-fabricmanager":
+		return "siderolabs/nvidia-fabric-manager-lts"
+	case "siderolabs/i915-ucode":
+		return "siderolabs/i915"
+	case "siderolabs/amdgpu-firmware":
+		return "siderolabs/amdgpu"
+	}
+	return extension
+}

@@ -1,0 +1,309 @@
+package factoryapi_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/siderolabs/image-factory/pkg/client"
+	"github.com/siderolabs/image-factory/pkg/schematic"
+)
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		got, err := l.client.Versions(t.Context())
+		if diff := cmp.Diff([]string{"v1.13.8", talosVersion, "v1.14.0-rc.0"}, got); err != nil || diff != "" {
+			t.Errorf("versions (-want +got): %v\n%s", err, diff)
+		}
+		got, err = l.client.BrokenVersions(t.Context())
+		if err != nil || len(got) != 0 {
+			t.Errorf("broken versions = %v, %v", got, err)
+		}
+	})
+}
+
+func TestExtensionList(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		list, err := l.client.ExtensionsVersions(t.Context(), talosVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range list {
+			names = append(names, e.Name)
+		}
+		want := []string{
+			"siderolabs/iscsi-tools", "siderolabs/qemu-guest-agent", "siderolabs/tailscale",
+			"siderolabs/util-linux-tools", "siderolabs/intel-ucode",
+		}
+		if diff := cmp.Diff(want, names); diff != "" {
+			t.Errorf("names (-want +got):\n%s", diff)
+		}
+		idx, err := l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pushed, err := idx.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent := client.ExtensionInfo{
+			Name: "siderolabs/qemu-guest-agent", Ref: registryAddr + "/siderolabs/qemu-guest-agent:11.0.2",
+			Digest: pushed.String(), Author: "Markus Reiter",
+			Description: "This system extension provides the QEMU Guest Agent service.",
+		}
+		if diff := cmp.Diff(agent, list[1]); diff != "" {
+			t.Errorf("agent (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSchematicIDs(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		if got, want := l.register(nil), "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba"; got != want {
+			t.Errorf("empty schematic: %s, want %s", got, want)
+		}
+		if got := l.register([]string{"siderolabs/qemu-guest-agent"}); got != agentID {
+			t.Errorf("guest agent: %s, want %s", got, agentID)
+		}
+		got, err := l.client.SchematicGet(t.Context(), agentID)
+		want := &schematic.Schematic{Customization: schematic.Customization{
+			SystemExtensions: schematic.SystemExtensions{OfficialExtensions: []string{"siderolabs/qemu-guest-agent"}},
+		}}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("schematic (-want +got): %v\n%s", err, diff)
+		}
+		_, err = l.client.SchematicGet(t.Context(), strings.Repeat("0", 64))
+		if !client.IsHTTPErrorCode(err, http.StatusNotFound) {
+			t.Errorf("unknown schematic: err = %v", err)
+		}
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		agent := l.register([]string{"siderolabs/qemu-guest-agent"})
+		nope := l.register([]string{"siderolabs/nope"})
+		images := "/image/" + agent + "/"
+		tests := map[string]struct {
+			method, path, body string
+			status             int
+			text               string
+		}{
+			"unknown field":         {"POST", "/schematics", "customisation: {}\n", 400, "field customisation not found"},
+			"owner":                 {"POST", "/schematics", "owner: me\ncustomization: {}\n", 400, "owner field is only supported in Enterprise edition"},
+			"unknown extension":     {"GET", "/image/" + nope + "/v1.13.9/nocloud-amd64.iso", "", 400, `official extension "siderolabs/nope" is not available for Talos version v1.13.9`},
+			"the same, installer":   {"GET", "/v2/nocloud-installer/" + nope + "/manifests/v1.13.9", "", 400, `official extension "siderolabs/nope" is not available for Talos version v1.13.9`},
+			"unknown version":       {"GET", images + "v1.99.0/nocloud-amd64.iso", "", 404, "version 1.99.0 is not available"},
+			"the same, HEAD":        {"HEAD", images + "v1.99.0/nocloud-amd64.iso", "", 404, ""},
+			"the same, list":        {"GET", "/version/v1.99.0/extensions/official", "", 404, "version 1.99.0 is not available"},
+			"the same, installer ":  {"GET", "/v2/nocloud-installer/" + agent + "/manifests/v1.99.0", "", 404, "failed to get base installer: version 1.99.0 is not available"},
+			"malformed version":     {"GET", "/version/bogus/extensions/official", "", 500, "internal server error"},
+			"malformed image":       {"GET", images + "bogus/nocloud-amd64.iso", "", 500, "internal server error"},
+			"version without list":  {"GET", "/version/v1.13.8/extensions/official", "", 500, "internal server error"},
+			"overlays":              {"GET", "/version/v1.13.9/overlays/official", "", 500, "internal server error"},
+			"unknown schematic":     {"GET", "/image/0000/v1.13.9/nocloud-amd64.iso", "", 404, `schematic ID "0000" not found`},
+			"no such asset":         {"GET", images + "v1.13.9/nocloud.txt", "", 400, `invalid profile path: "nocloud.txt"`},
+			"no such architecture":  {"GET", images + "v1.13.9/nocloud-riscv64.iso", "", 400, `invalid architecture: "riscv64"`},
+			"no such platform":      {"GET", images + "v1.13.9/toaster-amd64.iso", "", 500, "internal server error"},
+			"secure boot":           {"GET", images + "v1.13.9/nocloud-amd64-secureboot.iso", "", 400, "secure boot is disabled"},
+			"secure boot installer": {"GET", "/v2/nocloud-installer-secureboot/" + agent + "/manifests/v1.13.9", "", 400, "secure boot is disabled"},
+			"disk image":            {"GET", images + "v1.13.9/nocloud-amd64.raw.xz", "", 501, "the lab builds no nocloud-amd64.raw.xz"},
+			"checksum":              {"GET", images + "v1.13.9/nocloud-amd64.iso.sha256", "", 402, "enterprise not enabled"},
+			"no installer":          {"GET", "/v2/nocloud/" + agent + "/manifests/v1.13.9", "", 400, "invalid image: nocloud"},
+			"unknown digest":        {"GET", "/v2/nocloud-installer/" + agent + "/manifests/sha256:" + strings.Repeat("0", 64), "", 404, "NAME_UNKNOWN"},
+		}
+		for name, tt := range tests {
+			resp, body := l.do(tt.method, tt.path, tt.body)
+			if resp.StatusCode != tt.status || !strings.Contains(body, tt.text) {
+				t.Errorf("%s: %d %q, want %d %q", name, resp.StatusCode, body, tt.status, tt.text)
+			}
+		}
+	})
+}
+
+func TestAssets(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register([]string{"siderolabs/qemu-guest-agent"}, "recast.lock=sha256-abc")
+		path := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
+
+		started := time.Now()
+		head, _ := l.do(http.MethodHead, path, "")
+		if head.StatusCode != http.StatusOK || time.Since(started) < time.Second {
+			t.Errorf("HEAD: %s after %s; it has to build the image", head.Status, time.Since(started))
+		}
+		built := time.Now()
+		resp, body := l.do(http.MethodGet, path+"?filename=x.iso", "")
+		if time.Since(built) != 0 {
+			t.Errorf("a built image took %s", time.Since(built))
+		}
+		if int64(len(body)) != head.ContentLength {
+			t.Errorf("GET sent %d bytes, HEAD announced %d", len(body), head.ContentLength)
+		}
+		if got := resp.Header.Get("Content-Disposition"); got != `attachment; filename="x.iso"` {
+			t.Errorf("Content-Disposition = %s", got)
+		}
+		for _, absent := range []string{"ETag", "Last-Modified", "Accept-Ranges"} {
+			if got := resp.Header.Get(absent); got != "" {
+				t.Errorf("%s = %q", absent, got)
+			}
+		}
+
+		img, err := artefact.ReadISO([]byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
+		if !strings.HasPrefix(line, "talos.platform=nocloud ") || !strings.HasSuffix(line, " recast.lock=sha256-abc") {
+			t.Errorf("cmdline = %q", line)
+		}
+		_, canonical := l.do(http.MethodGet, "/schematics/"+id, "")
+		want := artefact.Image{
+			TalosVersion: talosVersion, Arch: "amd64", Platform: "nocloud",
+			Cmdline: line + " " + artefact.HaltIfInstalled, SchematicID: id, SchematicYAML: canonical,
+			FactoryURL: "http://" + factoryAddr, Extensions: img.Extensions,
+		}
+		if diff := cmp.Diff(want, img); diff != "" {
+			t.Errorf("ISO (-want +got):\n%s", diff)
+		}
+		if len(img.Extensions) != 1 || img.Extensions[0].Digest != l.listed() {
+			t.Errorf("extensions = %v", img.Extensions)
+		}
+		want.Cmdline = line
+		if diff := cmp.Diff(want, l.installer(id)); diff != "" {
+			t.Errorf("installer (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestMetaGoesIntoTheISOAlone(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{
+			Meta: []schematic.MetaValue{{Key: 0xc, Value: "x"}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
+		if line := l.iso(id).Cmdline; !strings.Contains(line, arg) {
+			t.Errorf("ISO: %q", line)
+		}
+		if line := l.installer(id).Cmdline; strings.Contains(line, "META") {
+			t.Errorf("installer: %q", line)
+		}
+	})
+}
+
+func TestRenamedExtension(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
+		if err := l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}); err != nil {
+			t.Fatal(err)
+		}
+		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
+		if len(img.Extensions) != 1 || img.Extensions[0].Name != "i915" {
+			t.Errorf("extensions = %v", img.Extensions)
+		}
+	})
+}
+
+func TestInstallerReferences(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register([]string{"siderolabs/qemu-guest-agent"})
+		digest := func(reference string) string {
+			t.Helper()
+			idx, err := l.pull(factoryAddr + "/" + reference)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := idx.Digest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return h.String()
+		}
+		byTag := digest("nocloud-installer/" + id + ":" + talosVersion)
+		if got := digest("nocloud-installer/" + id + ":latest"); got != byTag {
+			t.Errorf("latest = %s, want the newest stable version's %s", got, byTag)
+		}
+		if got := digest("nocloud-installer/" + id + "@" + byTag); got != byTag {
+			t.Errorf("by digest = %s", got)
+		}
+		metal := digest("installer/" + id + ":" + talosVersion)
+		if got := digest("metal-installer/" + id + ":" + talosVersion); got != metal || got == byTag {
+			t.Errorf("metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
+		}
+		idx, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion)
+		if err != nil {
+			t.Fatalf("the factory keeps its installers in the registry: %v", err)
+		}
+		if _, err := artefact.ReadInstaller(idx, "arm64"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		l.installer(id)
+		if got := l.recorder.Mutations(); got != 1 {
+			t.Errorf("%d mutations, want the schematic alone: what the factory does in the registry is its own business", got)
+		}
+		want := record.Call{Seq: 1, Proto: "factory", Target: factoryAddr, Method: "POST", Path: "/schematics", Mutation: true}
+		if diff := cmp.Diff(want, l.recorder.Calls()[0]); diff != "" {
+			t.Errorf("first call (-want +got):\n%s", diff)
+		}
+		l.recorder.Hooks(func(record.Call) error { return errors.New("dead") }, nil)
+		if _, err := l.client.Versions(t.Context()); err == nil {
+			t.Error("factory: a refused call was answered")
+		}
+		if _, err := l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"); err == nil {
+			t.Error("registry: a refused call was answered")
+		}
+	})
+}
+
+func TestAnswerWaitsForTheRecorder(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		const takes = 7 * time.Second
+		l.recorder.Hooks(nil, func(record.Call) { time.Sleep(takes) })
+		started := time.Now()
+		l.register(nil)
+		if got := time.Since(started); got != takes {
+			t.Errorf("answered after %s, want %s", got, takes)
+		}
+	})
+}
+
+func TestCloseEndsBuilds(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		started := time.Now()
+		time.AfterFunc(time.Second, l.factory.Close)
+		resp, body := l.do(http.MethodGet, "/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, "")
+		if resp.StatusCode != http.StatusInternalServerError || time.Since(started) != time.Second {
+			t.Errorf("after %s: %s: %s; want the build to end with its factory", time.Since(started), resp.Status, body)
+		}
+		time.Sleep(time.Minute)
+		if _, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion); err == nil {
+			t.Error("an installer was pushed after the end")
+		}
+	})
+}

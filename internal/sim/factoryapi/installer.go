@@ -1,0 +1,144 @@
+package factoryapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// installerImages is where in the registry the factory keeps installers, by image name, schematic and tag.
+const installerImages = "factory"
+
+// manifest answers for an installer. A tag that the registry has is served as
+// it is, for ever; a version it lacks is built, for both architectures;
+// everything else is the registry's business.
+func (f *Factory) manifest(w http.ResponseWriter, r *http.Request) error {
+	d, err := f.design(r.PathValue("schematic"))
+	if err != nil {
+		return err
+	}
+	image := r.PathValue("image")
+	o, err := parseInstaller(image)
+	if err != nil {
+		return err
+	}
+	reference := r.PathValue("reference")
+	if reference == "latest" {
+		if reference, err = f.latest(); err != nil {
+			return err
+		}
+	}
+	if strings.HasPrefix(reference, "sha256:") || !strings.HasPrefix(reference, "v") {
+		return f.proxy(w, r, "manifests", reference)
+	}
+	o.design, o.version = d, reference
+	repo := strings.Join([]string{installerImages, image, d.id}, "/")
+	digest, err, _ := f.builds.Do("installer/"+repo+":"+reference, func() (any, error) {
+		return f.installer(r.Context(), repo, o)
+	})
+	if err != nil {
+		return err
+	}
+	return f.proxy(w, r, "manifests", digest.(string))
+}
+
+func (f *Factory) blob(w http.ResponseWriter, r *http.Request) error {
+	if _, err := f.design(r.PathValue("schematic")); err != nil {
+		return err
+	}
+	if _, err := parseInstaller(r.PathValue("image")); err != nil {
+		return err
+	}
+	return f.proxy(w, r, "blobs", r.PathValue("digest"))
+}
+
+// parseInstaller reads [<platform>-]installer[-secureboot]; without a platform it is metal.
+func parseInstaller(image string) (order, error) {
+	text, secureBoot := strings.CutSuffix(image, "-secureboot")
+	if text == "installer" {
+		return order{kind: installer, platform: "metal", secureBoot: secureBoot}, nil
+	}
+	platform, ok := strings.CutSuffix(text, "-installer")
+	if !ok {
+		return order{}, invalidf("invalid image: %s", image)
+	}
+	return order{kind: installer, platform: platform, secureBoot: secureBoot}, nil
+}
+
+// installer returns the digest of an installer that is in the registry, or was just put there.
+func (f *Factory) installer(ctx context.Context, repo string, o order) (string, error) {
+	ctx, done := f.outlive(ctx)
+	defer done()
+	tag := f.registry.registry.Repo(repo).Tag(o.version)
+	desc, err := remote.Head(tag, f.registry.options(ctx)...)
+	if err == nil {
+		return desc.Digest.String(), nil
+	}
+	if e, ok := errors.AsType[*transport.Error](err); !ok || e.StatusCode != http.StatusNotFound {
+		return "", fmt.Errorf("look for %s: %w", tag, err)
+	}
+	if _, err := versionTag(o.version); err != nil {
+		return "", err
+	}
+	return f.buildInstaller(ctx, repo, o)
+}
+
+func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (string, error) {
+	var images []artefact.Image
+	for _, o.arch = range []string{"amd64", "arm64"} {
+		refs, err := f.resolve(ctx, o)
+		if err != nil {
+			return "", fmt.Errorf("error enhancing profile from schematic: %w", err)
+		}
+		img, err := f.image(ctx, o, refs)
+		if err != nil {
+			return "", err
+		}
+		images = append(images, img)
+	}
+	idx, err := artefact.Installer(images...)
+	if err != nil {
+		return "", err
+	}
+	if err := f.take(ctx, installerTakes); err != nil {
+		return "", err
+	}
+	if err := f.registry.push(ctx, repo, o.version, idx); err != nil {
+		return "", err
+	}
+	digest, err := idx.Digest()
+	return digest.String(), err
+}
+
+// proxy fetches a manifest or blob of an installer from the registry.
+func (f *Factory) proxy(w http.ResponseWriter, r *http.Request, what, reference string) error {
+	u := url.URL{
+		Scheme: f.registry.registry.Scheme(), Host: f.registry.registry.RegistryStr(),
+		Path: "/" + strings.Join([]string{"v2", installerImages, r.PathValue("image"), r.PathValue("schematic"), what, reference}, "/"),
+	}
+	req, err := http.NewRequestWithContext(r.Context(), r.Method, u.String(), nil)
+	if err != nil {
+		return err
+	}
+	req.Header["Accept"] = r.Header["Accept"]
+	resp, err := f.opts.Transport.RoundTrip(req)
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return nil
+	}
+	defer resp.Body.Close()
+	for key, values := range resp.Header {
+		w.Header()[key] = values
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, err = io.Copy(w, resp.Body)
+	return err
+}

@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"crypto/x509/pkix"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/role"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+)
+
+const schematicDefault = `# Image Factory format: anyone can post it to a factory.
+customization:
+  systemExtensions:
+    officialExtensions:
+      - siderolabs/qemu-guest-agent
+`
+
+const schematicStorage = `# Image Factory format: anyone can post it to a factory.
+customization:
+  systemExtensions:
+    officialExtensions:
+      - siderolabs/iscsi-tools
+      - siderolabs/qemu-guest-agent
+`
+
+// Files is a ready working directory, by file name, without a lock: that is
+// recast's to make. dir is where it will be.
+func (l *Lab) Files(dir string) (map[string][]byte, error) {
+	var endpoints []string
+	for _, n := range l.Nodes {
+		if n.ControlPlane {
+			endpoints = append(endpoints, n.Addr.String())
+		}
+	}
+	talosconfig, err := l.Talos.Talosconfig(role.Admin, endpoints...)
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := issue(&l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := kubeapi.Kubeconfig(ClusterName, l.kubernetesURL(), l.kubeCA.pem, cert, key)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{
+		"recast.yaml":             []byte(l.config()),
+		"schematics/default.yaml": []byte(schematicDefault),
+		"schematics/storage.yaml": []byte(schematicStorage),
+		"talosconfig":             talosconfig,
+		"kubeconfig":              kubeconfig,
+		"env":                     []byte(l.envFile(dir)),
+		controlFile:               l.controlJSON(),
+	}, nil
+}
+
+// Env is what a client of the lab needs in its environment.
+func (l *Lab) Env(dir string) map[string]string {
+	return map[string]string{
+		"PROXMOX_VE_API_TOKEN": l.Token(),
+		"TALOSCONFIG":          filepath.Join(dir, "talosconfig"),
+		"KUBECONFIG":           filepath.Join(dir, "kubeconfig"),
+	}
+}
+
+func (l *Lab) envFile(dir string) string {
+	env := l.Env(dir)
+	var b strings.Builder
+	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "TALOSCONFIG", "KUBECONFIG"} {
+		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
+	}
+	return b.String()
+}
+
+// config is recast.yaml.
+func (l *Lab) config() string {
+	var b strings.Builder
+	var endpoints []string
+	for i := range l.o.Hosts {
+		endpoints = append(endpoints, "https://"+l.o.addr(firstHost+i)+":"+proxmoxPort)
+	}
+	fmt.Fprintf(&b, `version: 1
+cluster: %s
+talos:
+  version: %s
+  config: ./talosconfig
+images:
+  factory: %s
+  extensions: %s/siderolabs
+  iso: {storage: [%s]}
+schematics:
+  default: schematics/default.yaml
+  storage: schematics/storage.yaml
+proxmox:
+  endpoints: [%s]
+  fingerprint: "%s"
+  vmids: 9000-9099
+nodes:
+`, ClusterName, TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
+	for _, n := range l.Nodes {
+		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d}\n", n.Name, n.Schematic, n.VMID)
+	}
+	b.WriteString(`roll:
+  settle: 2s
+  poll: 200ms
+  timeouts: {stop: 1m, boot: 2m, join: 3m}
+`)
+	return b.String()
+}

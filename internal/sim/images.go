@@ -1,0 +1,67 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// PatchedExtension is the one that stories patch: only workers have it.
+const PatchedExtension = "iscsi-tools"
+
+// extensions are what the lab's release of Talos comes with.
+func extensions() []artefact.Extension {
+	ext := func(name, version, author, text, file string) artefact.Extension {
+		return artefact.Extension{
+			Name: name, Version: version, Author: author, Description: text,
+			Files: map[string][]byte{file: []byte("#!/bin/" + name + " " + version + "\n")},
+		}
+	}
+	return []artefact.Extension{
+		ext("iscsi-tools", "v0.2.0", "Sidero Labs", "iSCSI tools.", "/usr/local/sbin/iscsid"),
+		ext("qemu-guest-agent", "11.0.2", "Markus Reiter", "The QEMU guest agent.", "/usr/local/lib/containers/qemu-guest-agent/qemu-ga"),
+		ext("util-linux-tools", "2.41.2", "Sidero Labs", "fstrim and others.", "/usr/local/sbin/fstrim"),
+	}
+}
+
+// pull fetches what an installer image holds, over the network as a node does.
+func (l *Lab) pull(ctx context.Context, ref, arch string) (artefact.Image, error) {
+	parsed, err := name.ParseReference(ref, name.Insecure)
+	if err != nil {
+		return artefact.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	index, err := remote.Index(parsed, remote.WithContext(ctx), remote.WithTransport(l.puller))
+	if err != nil {
+		return artefact.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	img, err := artefact.ReadInstaller(index, arch)
+	if err != nil {
+		return artefact.Image{}, fmt.Errorf("read installer %s: %w", ref, err)
+	}
+	return img, nil
+}
+
+// register hands a schematic to the factory and returns where its installer is.
+func (l *Lab) register(ctx context.Context, schematic string) (installer string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, l.factoryURL()+"/schematics", bytes.NewBufferString(schematic))
+	if err != nil {
+		return "", fmt.Errorf("register schematic: %w", err)
+	}
+	resp, err := (&http.Client{Transport: l.puller}).Do(req)
+	if err != nil {
+		return "", fmt.Errorf("register schematic: %w", err)
+	}
+	defer resp.Body.Close()
+	var answer struct{ ID string }
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.ID == "" {
+		return "", fmt.Errorf("register schematic: status %s: %w", resp.Status, err)
+	}
+	return fmt.Sprintf("%s/nocloud-installer/%s:%s", l.o.Factory, answer.ID, TalosVersion), nil
+}

@@ -1,0 +1,306 @@
+package kubeapi_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+func TestStatusErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters")
+		leases := c.CoordinationV1().Leases("kube-system")
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
+		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stale := stored.DeepCopy()
+		stored.Spec.HolderIdentity = new("a")
+		if _, err := leases.Update(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		stale.Spec.HolderIdentity = new("b")
+
+		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
+		_, lost := leases.Update(t.Context(), stale, metav1.UpdateOptions{})
+		_, none := leases.Get(t.Context(), "none", metav1.GetOptions{})
+		_, nowhere := c.CoordinationV1().Leases("nowhere").Create(t.Context(), lease, metav1.CreateOptions{})
+		_, field := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.hostname=x"})
+		_, patch := leases.Patch(t.Context(), "recast", types.ApplyPatchType, []byte("{}"), metav1.PatchOptions{FieldManager: "x", Force: new(true)})
+		other := leases.Delete(t.Context(), "recast", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")})
+		unserved := c.RESTClient().Get().AbsPath("/apis/batch/v1/jobs").Do(t.Context()).Error()
+		forbidden := func() error {
+			_, err := l.client(t, "viewers").CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			return err
+		}()
+
+		want := []metav1.StatusReason{
+			metav1.StatusReasonAlreadyExists, metav1.StatusReasonConflict, metav1.StatusReasonNotFound, metav1.StatusReasonNotFound,
+			metav1.StatusReasonBadRequest, metav1.StatusReasonUnsupportedMediaType, metav1.StatusReasonConflict,
+			metav1.StatusReasonNotFound, metav1.StatusReasonForbidden,
+		}
+		var got []metav1.StatusReason
+		for _, err := range []error{twice, lost, none, nowhere, field, patch, other, unserved, forbidden} {
+			got = append(got, apierrors.ReasonForError(err))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("reasons (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestPatches(t *testing.T) {
+	cases := map[string]struct {
+		kind  types.PatchType
+		patch string
+		want  map[string]string
+	}{
+		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
+		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
+		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
+		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
+		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
+				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
+				if _, err := maps.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
+				if tc.want == nil {
+					if !apierrors.IsBadRequest(err) {
+						t.Fatalf("err = %v, want a bad request", err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(tc.want, got.Data); diff != "" {
+					t.Errorf("data (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestStatusAndSpecAreWrittenApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).client(t, "system:masters")
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
+		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		type view struct {
+			Phase      corev1.NodePhase
+			PodCIDR    string
+			Generation int64
+		}
+		got := []view{{n.Status.Phase, n.Spec.PodCIDR, n.Generation}}
+		n.Status.Phase, n.Spec.PodCIDR = corev1.NodeRunning, "10.244.0.0/24"
+		if n, err = c.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
+		n.Status.Phase, n.Spec.PodCIDR = corev1.NodeTerminated, "10.244.0.0/24"
+		if n, err = c.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
+		want := []view{{"", "", 1}, {corev1.NodeRunning, "", 1}, {corev1.NodeRunning, "10.244.0.0/24", 2}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("created, status written, spec written (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDiscovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).client(t, "system:masters")
+		v, err := c.Discovery().ServerVersion()
+		if err != nil || v.GitVersion != "v1.35.4" || v.Minor != "35" {
+			t.Errorf("version = %+v, %v", v, err)
+		}
+		_, lists, err := c.Discovery().ServerGroupsAndResources()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var served []string
+		for _, l := range lists {
+			for _, r := range l.APIResources {
+				if r.Name == "pods/eviction" || r.Kind == "VolumeAttachment" || r.Kind == "PodDisruptionBudget" {
+					served = append(served, l.GroupVersion+" "+r.Name+" "+r.Group)
+				}
+			}
+		}
+		want := []string{
+			"v1 pods/eviction policy", "policy/v1 poddisruptionbudgets ", "policy/v1 poddisruptionbudgets/status ",
+			"storage.k8s.io/v1 volumeattachments ", "storage.k8s.io/v1 volumeattachments/status ",
+		}
+		slices.Sort(served)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, served); diff != "" {
+			t.Errorf("resources (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestWatchSeesWhatItSelects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+			l := newLab(t)
+			cfg := l.config(t, "system:masters")
+			cfg.ContentType = accept
+			cfg.AcceptContentTypes = accept
+			c, err := kubernetes.NewForConfig(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
+				if _, err := c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var got []watch.EventType
+			for range 3 {
+				e := <-w.ResultChan()
+				if _, ok := e.Object.(*corev1.Node); !ok {
+					t.Fatalf("%s: event %s with a %T", accept, e.Type, e.Object)
+				}
+				got = append(got, e.Type)
+			}
+			w.Stop()
+			if diff := cmp.Diff([]watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got); diff != "" {
+				t.Errorf("%s: events (-want +got):\n%s", accept, diff)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestInformer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		c := l.client(t, "system:masters")
+		ctx, cancel := context.WithCancel(t.Context())
+		f := informers.NewSharedInformerFactory(c, 0)
+		nodes := f.Core().V1().Nodes()
+		informer := nodes.Informer()
+		f.Start(ctx.Done())
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			t.Fatal("informer did not sync")
+		}
+		time.Sleep(10 * time.Second)
+		n, err := nodes.Lister().Get("wk1")
+		if err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0 {
+			t.Errorf("informer's node = %+v, %v", n, err)
+		}
+		cancel()
+		f.Shutdown()
+	})
+}
+
+func TestRecorderSeesAndBreaksRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		cordon := func() error {
+			_, err := c.CoreV1().Nodes().Patch(t.Context(), "wk1", types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
+			return err
+		}
+		l.calls.Hooks(func(record.Call) error { return errors.New("cut") }, nil)
+		if err := cordon(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+			t.Fatalf("err = %v, want a broken connection", err)
+		}
+		l.calls.Hooks(nil, nil)
+		n, err := l.Node(t.Context(), "wk1")
+		if err != nil || n.Spec.Unschedulable {
+			t.Fatalf("a request that was broken off has acted: %v, %v", n, err)
+		}
+		acted := false
+		l.calls.Hooks(nil, func(record.Call) {
+			n, err := l.Node(t.Context(), "wk1")
+			acted = err == nil && n.Spec.Unschedulable
+		})
+		if err := cordon(); err != nil {
+			t.Fatal(err)
+		}
+		if !acted {
+			t.Error("the after hook ran before the server acted")
+		}
+		calls := l.calls.Calls()
+		want := record.Call{
+			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
+			User: "admin", Mutation: true,
+		}
+		if diff := cmp.Diff(want, calls[len(calls)-1]); diff != "" {
+			t.Errorf("call (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestServesOnRealSockets(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- l.Serve(t.Context(), listener) }()
+	cfg := l.config(t, "system:masters")
+	cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, listener.Addr().String())
+	}
+	c, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 4 {
+		t.Errorf("namespaces = %v, %v", list, err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Errorf("serve after its listener was closed: %v", err)
+	}
+}

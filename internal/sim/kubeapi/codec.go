@@ -1,0 +1,177 @@
+package kubeapi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+const maxBodyBytes = 3 << 20 // as the real server
+
+// answer is what a request comes to, before it is written.
+type answer struct {
+	code  int
+	body  runtime.Object // as JSON or protobuf
+	plain string         // instead of body: text
+	media string         // of plain; "" for text/plain
+	watch *watching      // instead of both: a stream
+}
+
+func ok(obj runtime.Object) answer { return answer{code: http.StatusOK, body: obj} }
+
+// failed turns an error into the Status that a real server sends.
+func failed(err error) answer {
+	status := apierrors.NewInternalError(err).Status()
+	var known apierrors.APIStatus
+	if errors.As(err, &known) {
+		status = known.Status()
+	}
+	status.TypeMeta = metav1.TypeMeta{}
+	return answer{code: int(status.Code), body: &status}
+}
+
+// read returns the request's body, bounded.
+func read(r *http.Request) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r.Body, maxBodyBytes+1))
+	if err != nil {
+		return nil, apierrors.NewBadRequest("read request body: " + err.Error())
+	}
+	if len(b) > maxBodyBytes {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBodyBytes))
+	}
+	return b, nil
+}
+
+// decode reads JSON, YAML or protobuf.
+func (s *Server) decode(b []byte, into schema.GroupVersionKind) (runtime.Object, error) {
+	obj, _, err := s.codecs.UniversalDeserializer().Decode(b, &into, nil)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("decode %s: %v", into.Kind, err))
+	}
+	return obj, nil
+}
+
+// decodeObject reads an object of the target's kind.
+func (s *Server) decodeObject(b []byte, t target) (store.Object, error) {
+	decoded, err := s.decode(b, t.resource.GVK())
+	if err != nil {
+		return nil, err
+	}
+	kinds, _, err := s.scheme.ObjectKinds(decoded)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	obj, ok := decoded.(store.Object)
+	if !ok || kinds[0] != t.resource.GVK() {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the object provided is a %s, not a %s", kinds[0].Kind, t.resource.Kind))
+	}
+	if t.namespace != "" && obj.GetNamespace() == "" {
+		obj.SetNamespace(t.namespace)
+	}
+	if obj.GetNamespace() != t.namespace {
+		return nil, apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	return obj, nil
+}
+
+// serializer picks JSON where the client takes it, else protobuf.
+func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
+	accept := r.Header.Get("Accept")
+	want := ""
+	for part := range strings.SplitSeq(accept, ",") {
+		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
+		if err != nil || params["as"] != "" {
+			continue
+		}
+		switch media {
+		case runtime.ContentTypeJSON, "*/*", "application/*":
+			want = runtime.ContentTypeJSON
+		case runtime.ContentTypeProtobuf:
+			if want == "" {
+				want = runtime.ContentTypeProtobuf
+			}
+		}
+	}
+	if accept == "" {
+		want = runtime.ContentTypeJSON
+	}
+	info, found := runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), want)
+	if !found {
+		return info, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "",
+			"only application/json and application/vnd.kubernetes.protobuf are served", 0, false)
+	}
+	return info, nil
+}
+
+// typed is a copy of obj that says which kind it is.
+func (s *Server) typed(obj runtime.Object, gvk schema.GroupVersionKind) runtime.Object {
+	obj = obj.DeepCopyObject()
+	obj.GetObjectKind().SetGroupVersionKind(gvk)
+	return obj
+}
+
+// kindOf is the group, version and kind under which obj is sent.
+func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
+	if gvk := obj.GetObjectKind().GroupVersionKind(); !gvk.Empty() {
+		return gvk, nil
+	}
+	switch obj.(type) {
+	case *metav1.Status:
+		return schema.GroupVersionKind{Version: "v1", Kind: "Status"}, nil
+	case *metav1.APIVersions:
+		return schema.GroupVersionKind{Version: "v1", Kind: "APIVersions"}, nil
+	case *metav1.APIGroupList:
+		return schema.GroupVersionKind{Version: "v1", Kind: "APIGroupList"}, nil
+	case *metav1.APIGroup:
+		return schema.GroupVersionKind{Version: "v1", Kind: "APIGroup"}, nil
+	case *metav1.APIResourceList:
+		return schema.GroupVersionKind{Version: "v1", Kind: "APIResourceList"}, nil
+	}
+	gvks, _, err := s.scheme.ObjectKinds(obj)
+	if err != nil {
+		return schema.GroupVersionKind{}, err
+	}
+	return gvks[0], nil
+}
+
+// write sends the answer.
+func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
+	switch {
+	case a.watch != nil:
+		s.stream(w, r, a.watch)
+		return
+	case a.body == nil:
+		w.Header().Set("Content-Type", cmp.Or(a.media, "text/plain; charset=utf-8"))
+		w.WriteHeader(a.code)
+		_, _ = io.WriteString(w, a.plain) // a client that is gone needs no answer
+		return
+	}
+	info, err := s.serializer(r)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotAcceptable)
+		return
+	}
+	gvk, err := s.kindOf(a.body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	if status, ok := a.body.(*metav1.Status); ok && status.Details != nil && status.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
+	}
+	w.Header().Set("Content-Type", info.MediaType)
+	w.WriteHeader(a.code)
+	_ = info.Serializer.Encode(s.typed(a.body, gvk), w) // the same
+}

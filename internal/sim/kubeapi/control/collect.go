@@ -1,0 +1,64 @@
+package control
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// collect deletes what has lost its controller, and the pods of Nodes that are gone.
+func (m *Manager) collect(ctx context.Context) error {
+	owners := map[string]bool{}
+	for _, r := range watched() {
+		objects, _, err := m.store.List(ctx, r, "")
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			owners[string(o.GetUID())] = true
+		}
+	}
+	for _, r := range []schema.GroupVersionResource{store.ReplicaSets(), store.Pods()} {
+		objects, _, err := m.store.List(ctx, r, "")
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			if err := m.collectOne(ctx, r, o, owners); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource, o store.Object, owners map[string]bool) error {
+	if p, ok := o.(*corev1.Pod); ok && p.Spec.NodeName != "" {
+		if _, err := m.store.Get(ctx, store.Nodes(), "", p.Spec.NodeName); apierrors.IsNotFound(err) {
+			_, err := m.store.Delete(ctx, r, p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+			return err
+		} else if err != nil {
+			return err
+		}
+	}
+	ref := metav1.GetControllerOfNoCopy(o)
+	if ref == nil || !collects(ref.Kind) || owners[string(ref.UID)] || o.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	_, err := m.store.Delete(ctx, r, o.GetNamespace(), o.GetName(), metav1.DeleteOptions{})
+	return err
+}
+
+// collects says whether objects of that kind are known here, so that a missing one is truly gone.
+func collects(kind string) bool {
+	switch kind {
+	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Node":
+		return true
+	}
+	return false
+}

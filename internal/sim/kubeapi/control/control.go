@@ -1,0 +1,181 @@
+// Package control is what acts on a lab's Kubernetes objects: the kubelets of
+// its machines and the controllers that a cluster runs by itself.
+package control
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// How long things take, before the lab's speed is applied.
+const (
+	readyAfter    = 5 * time.Second   // a kubelet that registered until its node is Ready
+	lostAfter     = 40 * time.Second  // a silent kubelet until its node is Unknown
+	evictAfter    = 300 * time.Second // an unreachable node until its pods are deleted
+	startAfter    = time.Second       // a pod on its node until it runs and is ready
+	endAfter      = time.Second       // a pod asked to end until it is gone
+	detachAfter   = 2 * time.Second   // a volume without pods until it is detached
+	unmountsAfter = 6 * time.Minute   // the same while the kubelet is silent
+)
+
+// settle is the pause between a change and the look at it: what happens at the
+// same moment is seen together, whoever comes first.
+const settle = time.Millisecond
+
+// Manager runs every kubelet and controller of one cluster in one goroutine:
+// after each change it looks at all objects and does what is due. Only this
+// goroutine writes, so that what happened is easy to follow.
+type Manager struct {
+	store  store.Store
+	timers *timers
+	kick   chan struct{}
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu       sync.Mutex
+	kubelets map[string]*kubelet // running ones, by node
+	err      error               // what stopped the manager
+}
+
+// New starts the controllers. What takes them a second takes 1/speed of one.
+// They end with ctx or Close.
+func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	m := &Manager{
+		store: s, cancel: cancel,
+		timers:   newTimers(speed),
+		kick:     make(chan struct{}, 1),
+		kubelets: map[string]*kubelet{},
+	}
+	var watches []store.Watch
+	for _, r := range watched() {
+		w, err := s.Watch(ctx, r, "")
+		if err != nil {
+			cancel()
+			return nil, fmt.Errorf("watch %s: %w", r.Resource, err)
+		}
+		watches = append(watches, w)
+	}
+	for _, w := range watches {
+		m.done.Go(func() { m.follow(ctx, w) })
+	}
+	m.done.Go(func() { m.run(ctx) })
+	m.wake()
+	return m, nil
+}
+
+func watched() []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{
+		store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
+		store.ReplicaSets(), store.StatefulSets(), store.Budgets(), store.Attachments(),
+	}
+}
+
+// Close ends every controller and returns when they have ended, with the error
+// that stopped them before if there was one.
+func (m *Manager) Close() error {
+	m.cancel()
+	m.done.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// follow turns changes of one resource into a wake-up.
+func (m *Manager) follow(ctx context.Context, w store.Watch) {
+	defer w.Stop()
+	for {
+		if _, err := w.Next(ctx); err != nil && !apierrors.IsResourceExpired(err) {
+			return
+		}
+		m.wake()
+	}
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default: // awake already
+	}
+}
+
+func (m *Manager) run(ctx context.Context) {
+	alarm := time.NewTimer(settle)
+	defer alarm.Stop()
+	settling := true // the alarm is about to ring; more changes don't put it off
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.kick:
+			if !settling {
+				alarm.Reset(settle)
+				settling = true
+			}
+			continue
+		case <-alarm.C:
+			settling = false
+		}
+		next, ok, err := m.pass(ctx)
+		if err != nil && ctx.Err() == nil {
+			m.mu.Lock()
+			m.err = err
+			m.mu.Unlock()
+			return
+		}
+		if ok {
+			alarm.Reset(max(settle, time.Until(next)))
+		}
+	}
+}
+
+// pass brings everything one step further and returns when a timer ends next. A write that lost against somebody
+// else's is left to the pass which that other write causes.
+func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
+	m.timers.begin()
+	for _, stage := range []func(context.Context) error{
+		m.syncNodes, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
+		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
+	} {
+		if err := stage(ctx); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
+				continue
+			}
+			return time.Time{}, false, err
+		}
+	}
+	next, ok = m.timers.end()
+	return next, ok, nil
+}
+
+// all lists a resource as its own type.
+func all[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersionResource) ([]T, error) {
+	objects, _, err := s.List(ctx, r, "")
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.Resource, err)
+	}
+	list := make([]T, 0, len(objects))
+	for _, o := range objects {
+		list = append(list, o.(T))
+	}
+	return list, nil
+}
+
+// controlledBy says whether the object belongs to the controller with that UID.
+func controlledBy(obj, owner store.Object) bool {
+	ref := metav1.GetControllerOfNoCopy(obj)
+	return ref != nil && ref.UID == owner.GetUID()
+}
+
+func owned[T store.Object](list []T, owner store.Object) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !controlledBy(o, owner) })
+}

@@ -1,0 +1,191 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// NodeInfo is a machine as its kubelet reports it.
+type NodeInfo struct {
+	Name           string
+	UUID           string // SMBIOS, lower-case
+	BootID         string // new at every boot
+	KubeletVersion string // "v1.35.4"
+	OSImage        string // "Talos (v1.13.9)"
+	KernelVersion  string
+	Addresses      []string // IPs
+	ControlPlane   bool     // runs the static pods of a control plane
+
+	// What the machine sets on its Node, beside what every kubelet does.
+	Labels, Annotations map[string]string
+	Taints              []corev1.Taint
+}
+
+type kubelet struct {
+	NodeInfo
+	registered bool // a Node deleted later is not made again before the next start
+}
+
+// NodeUp starts the kubelet of a machine that has booted. The Node is
+// registered, or taken over if the object survived, and Ready a while later.
+func (m *Manager) NodeUp(info NodeInfo) {
+	m.mu.Lock()
+	m.kubelets[info.Name] = &kubelet{NodeInfo: info}
+	m.mu.Unlock()
+	m.wake()
+}
+
+// NodeDown ends it. Nobody tells the API: it has to notice.
+func (m *Manager) NodeDown(name string) {
+	m.mu.Lock()
+	delete(m.kubelets, name)
+	m.mu.Unlock()
+	m.wake()
+}
+
+func (m *Manager) running() map[string]*kubelet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.kubelets)
+}
+
+func (m *Manager) syncNodes(ctx context.Context) error {
+	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
+	if err != nil {
+		return err
+	}
+	kubelets := m.running()
+	for _, n := range nodes {
+		if err := m.syncNode(ctx, n, kubelets[n.Name]); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		delete(kubelets, n.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
+		if k := kubelets[name]; !k.registered {
+			if err := m.register(ctx, k); err != nil {
+				return fmt.Errorf("register node %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Manager) register(ctx context.Context, k *kubelet) error {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.Name}}
+	k.mark(n)
+	n.Spec.Taints = append(slices.Clone(k.Taints), taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule))
+	k.report(n)
+	if _, err := m.store.Create(ctx, store.Nodes(), n); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	k.registered = true
+	m.wake()
+	return nil
+}
+
+// mark sets the labels, annotations and taints that kubelet and machine own.
+func (k *kubelet) mark(n *corev1.Node) {
+	labels := map[string]string{
+		"beta.kubernetes.io/arch": "amd64",
+		"beta.kubernetes.io/os":   "linux",
+		corev1.LabelArchStable:    "amd64",
+		corev1.LabelOSStable:      "linux",
+		corev1.LabelHostname:      k.Name,
+	}
+	maps.Copy(labels, k.Labels)
+	annotations := map[string]string{
+		"node.alpha.kubernetes.io/ttl":                           "0",
+		"volumes.kubernetes.io/controller-managed-attach-detach": "true",
+	}
+	maps.Copy(annotations, k.Annotations)
+	if n.Labels == nil {
+		n.Labels = map[string]string{}
+	}
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	maps.Copy(n.Labels, labels)
+	maps.Copy(n.Annotations, annotations)
+}
+
+// report sets the status that a kubelet sends when it starts.
+func (k *kubelet) report(n *corev1.Node) {
+	n.Status.NodeInfo = corev1.NodeSystemInfo{
+		MachineID: k.UUID, SystemUUID: k.UUID, BootID: k.BootID,
+		KernelVersion: k.KernelVersion, OSImage: k.OSImage, KubeletVersion: k.KubeletVersion,
+		ContainerRuntimeVersion: "containerd://2.1.4", OperatingSystem: "linux", Architecture: "amd64",
+	}
+	n.Status.Addresses = nil
+	for _, a := range k.Addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: k.Name})
+	setCondition(n, corev1.ConditionFalse, "KubeletNotReady", "container runtime network not ready")
+}
+
+func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) error {
+	fresh := n.DeepCopy()
+	ready := readiness(n)
+	switch {
+	case k == nil && ready != corev1.ConditionUnknown:
+		if m.timers.due("lost/"+string(n.UID), lostAfter) {
+			setCondition(fresh, corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status.")
+		}
+	case k == nil:
+	case n.Status.NodeInfo.BootID != k.BootID || n.Status.NodeInfo.SystemUUID != k.UUID:
+		k.registered = true
+		k.mark(fresh)
+		fresh.Spec.Taints = join(fresh.Spec.Taints, k.Taints)
+		k.report(fresh)
+	case ready != corev1.ConditionTrue && m.timers.due("ready/"+string(n.UID)+k.BootID, readyAfter):
+		setCondition(fresh, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
+	}
+	fresh.Spec.Taints = conditionTaints(fresh)
+	return m.writeNode(ctx, n, fresh)
+}
+
+func (m *Manager) writeNode(ctx context.Context, old, fresh *corev1.Node) error {
+	stored := store.Object(old)
+	if !equality.Semantic.DeepEqual(old.Spec, fresh.Spec) || !equality.Semantic.DeepEqual(old.ObjectMeta, fresh.ObjectMeta) {
+		var err error
+		if stored, err = m.store.Update(ctx, store.Nodes(), fresh, store.Main); err != nil {
+			return err
+		}
+	}
+	if equality.Semantic.DeepEqual(old.Status, fresh.Status) {
+		return nil
+	}
+	fresh.ResourceVersion = stored.GetResourceVersion()
+	_, err := m.store.Update(ctx, store.Nodes(), fresh, store.Status)
+	return err
+}
+
+// readiness is the node's Ready condition, False where it has none yet.
+func readiness(n *corev1.Node) corev1.ConditionStatus {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status
+		}
+	}
+	return corev1.ConditionFalse
+}
+
+func setCondition(n *corev1.Node, s corev1.ConditionStatus, reason, message string) {
+	now := metav1.Now().Rfc3339Copy()
+	c := corev1.NodeCondition{
+		Type: corev1.NodeReady, Status: s, Reason: reason, Message: message,
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}
+	n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	n.Status.Conditions = append(n.Status.Conditions, c)
+}

@@ -1,0 +1,195 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// runPods does what a kubelet does with the pods of its node. Those of a node
+// without a running kubelet stay as they are, but no longer ready once it is lost.
+func (m *Manager) runPods(ctx context.Context) error {
+	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	if err != nil {
+		return err
+	}
+	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
+	if err != nil {
+		return err
+	}
+	byName := map[string]*corev1.Node{}
+	for _, n := range nodes {
+		byName[n.Name] = n
+	}
+	kubelets := m.running()
+	for _, p := range pods {
+		n := byName[p.Spec.NodeName]
+		if n == nil {
+			continue
+		}
+		if err := m.runPod(ctx, p, n, kubelets[n.Name]); err != nil {
+			return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *kubelet) error {
+	up := k != nil && k.BootID == n.Status.NodeInfo.BootID && readiness(n) == corev1.ConditionTrue
+	switch {
+	case k != nil && p.DeletionTimestamp != nil:
+		if !m.timers.due("end/"+string(p.UID), endAfter) {
+			return nil
+		}
+		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		return err
+	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		return nil
+	case !up:
+		if podReady(p) && readiness(n) != corev1.ConditionTrue {
+			return m.writePod(ctx, withReadiness(p, corev1.ConditionFalse))
+		}
+		return nil
+	case podReady(p):
+		return nil
+	case !m.timers.due("start/"+string(p.UID)+k.BootID, startAfter):
+		return nil
+	}
+	fresh := withReadiness(p, corev1.ConditionTrue)
+	fresh.Status.Phase = corev1.PodRunning
+	fresh.Status.HostIP = k.hostIP()
+	fresh.Status.PodIP = podIP(p)
+	fresh.Status.StartTime = new(metav1.Now().Rfc3339Copy())
+	return m.writePod(ctx, fresh)
+}
+
+func (k *kubelet) hostIP() string {
+	if len(k.Addresses) == 0 {
+		return ""
+	}
+	return k.Addresses[0]
+}
+
+func (m *Manager) writePod(ctx context.Context, p *corev1.Pod) error {
+	_, err := m.store.Update(ctx, store.Pods(), p, store.Status)
+	return err
+}
+
+// podIP is an address of the cluster's pod network, the same for the same pod.
+func podIP(p *corev1.Pod) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(p.UID)) // a hash cannot fail
+	s := h.Sum32()
+	return fmt.Sprintf("10.244.%d.%d", byte(s>>8), byte(s))
+}
+
+func podReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
+	fresh := p.DeepCopy()
+	fresh.Status.Conditions = nil
+	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		c := corev1.PodCondition{Type: t, Status: s, LastTransitionTime: metav1.Now().Rfc3339Copy()}
+		if t == corev1.PodInitialized {
+			c.Status = corev1.ConditionTrue
+		}
+		fresh.Status.Conditions = append(fresh.Status.Conditions, c)
+	}
+	fresh.Status.ContainerStatuses = nil
+	for _, c := range p.Spec.Containers {
+		fresh.Status.ContainerStatuses = append(fresh.Status.ContainerStatuses,
+			corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: s == corev1.ConditionTrue})
+	}
+	return fresh
+}
+
+// evictFromLost deletes the pods of a node that has been unreachable for long;
+// without a kubelet they stay, terminating.
+func (m *Manager) evictFromLost(ctx context.Context) error {
+	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if readiness(n) != corev1.ConditionUnknown || !m.timers.due("evict/"+string(n.UID), evictAfter) {
+			continue
+		}
+		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if p.Spec.NodeName != n.Name || p.DeletionTimestamp != nil || staysOnNode(p) {
+				continue
+			}
+			if _, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// staysOnNode says whether the pod belongs to its node: a DaemonSet's or a static one.
+func staysOnNode(p *corev1.Pod) bool {
+	ref := metav1.GetControllerOfNoCopy(p)
+	return ref != nil && (ref.Kind == "DaemonSet" || ref.Kind == "Node")
+}
+
+// syncMirrorPods shows the static pods of running control planes.
+func (m *Manager) syncMirrorPods(ctx context.Context) error {
+	kubelets := m.running()
+	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
+		k := kubelets[name]
+		if !k.ControlPlane {
+			continue
+		}
+		n, err := m.store.Get(ctx, store.Nodes(), "", name)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+			p := mirrorPod(component, n.(*corev1.Node), k.KubeletVersion)
+			if _, err := m.store.Create(ctx, store.Pods(), p); err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("mirror pod %s: %w", p.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func mirrorPod(component string, n *corev1.Node, version string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: component + "-" + n.Name, Namespace: metav1.NamespaceSystem,
+			Labels: map[string]string{"k8s-app": component, "tier": "control-plane"},
+			Annotations: map[string]string{
+				corev1.MirrorPodAnnotationKey: "00000000000000000000000000000000",
+				"kubernetes.io/config.source": "file",
+			},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID, Controller: new(true),
+			}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: n.Name, HostNetwork: true,
+			Containers:  []corev1.Container{{Name: component, Image: "registry.k8s.io/" + component + ":" + version}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		},
+	}
+}

@@ -1,0 +1,54 @@
+package control
+
+import "time"
+
+// timers are the simulated durations that are running. One that a pass does
+// not ask for any more is dropped: its reason is gone. Those that end at the
+// same moment are seen to end in the same pass.
+type timers struct {
+	speed   float64
+	running map[string]*timer
+	now     time.Time // of this pass
+}
+
+type timer struct {
+	end   time.Time
+	asked bool // in this pass
+}
+
+func newTimers(speed float64) *timers {
+	return &timers{speed: speed, running: map[string]*timer{}}
+}
+
+func (t *timers) begin() {
+	t.now = time.Now()
+	for _, r := range t.running {
+		r.asked = false
+	}
+}
+
+// due says whether d has passed since key was first asked for.
+func (t *timers) due(key string, d time.Duration) bool {
+	r, ok := t.running[key]
+	if !ok {
+		r = &timer{end: t.now.Add(time.Duration(float64(d) / t.speed))}
+		t.running[key] = r
+	}
+	r.asked = true
+	return !t.now.Before(r.end)
+}
+
+// end drops what was not asked for and returns when the next timer ends; ok is
+// false if none runs.
+func (t *timers) end() (next time.Time, ok bool) {
+	for key, r := range t.running {
+		if !r.asked {
+			delete(t.running, key)
+			continue
+		}
+		if r.end.After(t.now) && (!ok || r.end.Before(next)) {
+			next, ok = r.end, true
+		}
+	}
+	return next, ok
+}

@@ -1,0 +1,104 @@
+package kubeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// meta answers what is not about objects: health, version, discovery.
+func (s *Server) meta(r *http.Request) answer {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return s.unserved(r)
+	}
+	path := strings.Trim(r.URL.Path, "/")
+	switch path {
+	case "healthz", "livez", "readyz":
+		return answer{code: http.StatusOK, plain: "ok"}
+	case "version":
+		return s.version()
+	case "api":
+		return ok(&metav1.APIVersions{Versions: []string{"v1"}})
+	case "apis":
+		return ok(&metav1.APIGroupList{Groups: s.groups()})
+	case "api/v1":
+		return ok(s.resources(schema.GroupVersion{Version: "v1"}))
+	}
+	for _, g := range s.groups() {
+		switch path {
+		case "apis/" + g.Name:
+			return ok(&g)
+		case "apis/" + g.PreferredVersion.GroupVersion:
+			return ok(s.resources(schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}))
+		}
+	}
+	return s.unserved(r)
+}
+
+func (s *Server) unserved(r *http.Request) answer {
+	return failed(apierrors.NewGenericServerResponse(http.StatusNotFound, strings.ToLower(r.Method), schema.GroupResource{}, "",
+		"404 page not found", 0, true))
+}
+
+func (s *Server) version() answer {
+	major, rest, _ := strings.Cut(strings.TrimPrefix(s.o.Version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	b, err := json.MarshalIndent(version.Info{
+		Major: major, Minor: minor, GitVersion: s.o.Version, GitTreeState: "clean",
+		Compiler: "gc", Platform: "linux/amd64",
+	}, "", "  ")
+	if err != nil {
+		return failed(fmt.Errorf("encode version: %w", err))
+	}
+	return answer{code: http.StatusOK, plain: string(b), media: "application/json"}
+}
+
+// groups lists the named API groups; each is served in one version.
+func (s *Server) groups() []metav1.APIGroup {
+	var groups []metav1.APIGroup
+	seen := map[string]bool{"": true}
+	for _, r := range s.served {
+		if seen[r.Group] {
+			continue
+		}
+		seen[r.Group] = true
+		v := metav1.GroupVersionForDiscovery{GroupVersion: r.GroupVersion().String(), Version: r.Version}
+		groups = append(groups, metav1.APIGroup{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroup"},
+			Name:     r.Group, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v,
+		})
+	}
+	return groups
+}
+
+func (s *Server) resources(gv schema.GroupVersion) *metav1.APIResourceList {
+	list := &metav1.APIResourceList{GroupVersion: gv.String()}
+	for _, r := range s.served {
+		if r.GroupVersion() != gv {
+			continue
+		}
+		list.APIResources = append(list.APIResources, metav1.APIResource{
+			Name: r.Resource, SingularName: strings.ToLower(r.Kind), Namespaced: r.Namespaced, Kind: r.Kind, ShortNames: r.Short,
+			Verbs: metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
+		})
+		if r.Status {
+			list.APIResources = append(list.APIResources, metav1.APIResource{
+				Name: r.Resource + "/status", Namespaced: r.Namespaced, Kind: r.Kind, Verbs: metav1.Verbs{"get", "patch", "update"},
+			})
+		}
+		if r.GroupVersionResource == store.Pods() {
+			list.APIResources = append(list.APIResources, metav1.APIResource{
+				Name: "pods/eviction", Namespaced: true, Group: "policy", Version: "v1", Kind: "Eviction", Verbs: metav1.Verbs{"create"},
+			})
+		}
+	}
+	return list
+}

@@ -1,0 +1,150 @@
+package kubeapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	policyv1beta1 "k8s.io/api/policy/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// stillProcessing is the Retry-After of a budget whose controller lags behind.
+const stillProcessing = 10
+
+// evict deletes the pod if its PodDisruptionBudget allows it. Budgets are
+// decided from their status, as by the real server.
+func (s *Server) evict(r *http.Request, t target) (answer, error) {
+	b, err := read(r)
+	if err != nil {
+		return answer{}, err
+	}
+	decoded, err := s.decode(b, policyv1.SchemeGroupVersion.WithKind("Eviction"))
+	if err != nil {
+		return answer{}, err
+	}
+	var name string
+	var given *metav1.DeleteOptions
+	switch e := decoded.(type) {
+	case *policyv1.Eviction:
+		name, given = e.Name, e.DeleteOptions
+	case *policyv1beta1.Eviction:
+		name, given = e.Name, e.DeleteOptions
+	default:
+		return answer{}, apierrors.NewBadRequest(fmt.Sprintf("not an Eviction object: %T", decoded))
+	}
+	if name != t.name {
+		return answer{}, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
+	}
+	options := metav1.DeleteOptions{}
+	if given != nil {
+		options = *given
+	}
+	ctx := r.Context()
+	obj, err := s.store.Get(ctx, store.Pods(), t.namespace, t.name)
+	if err != nil {
+		return answer{}, err
+	}
+	dryRun := len(options.DryRun) > 0
+	if pod := obj.(*corev1.Pod); !ignoresBudget(pod) {
+		if err := s.grant(ctx, pod, dryRun); err != nil {
+			return answer{}, err
+		}
+	}
+	if !dryRun {
+		if _, err := s.store.Delete(ctx, store.Pods(), t.namespace, t.name, options); err != nil {
+			return answer{}, err
+		}
+	}
+	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
+}
+
+// ignoresBudget says whether ending the pod disrupts nothing any more.
+func ignoresBudget(p *corev1.Pod) bool {
+	switch p.Status.Phase {
+	case corev1.PodSucceeded, corev1.PodFailed, corev1.PodPending:
+		return true
+	}
+	return p.DeletionTimestamp != nil
+}
+
+// grant takes one disruption from the pod's budget, or refuses with 429.
+func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error {
+	for {
+		budgets, err := s.budgetsOf(ctx, pod)
+		if err != nil || len(budgets) == 0 {
+			return err
+		}
+		if len(budgets) > 1 {
+			return &apierrors.StatusError{ErrStatus: metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusInternalServerError,
+				Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+			}}
+		}
+		b := budgets[0].DeepCopy()
+		if !ready(pod) && b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0 {
+			return nil
+		}
+		if err := refusal(b); err != nil || dryRun {
+			return err
+		}
+		b.Status.DisruptionsAllowed--
+		if b.Status.DisruptedPods == nil {
+			b.Status.DisruptedPods = map[string]metav1.Time{}
+		}
+		b.Status.DisruptedPods[pod.Name] = metav1.Time{Time: time.Now()}
+		if _, err := s.store.Update(ctx, store.Budgets(), b, store.Status); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+func refusal(b *policyv1.PodDisruptionBudget) error {
+	retry, why := 0, ""
+	switch {
+	case b.Status.ObservedGeneration < b.Generation:
+		retry = stillProcessing
+		why = fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.Name)
+	case b.Status.DisruptionsAllowed == 0:
+		why = fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently",
+			b.Name, b.Status.DesiredHealthy, b.Status.CurrentHealthy)
+	default:
+		return nil
+	}
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,
+		metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: why})
+	return err
+}
+
+func (s *Server) budgetsOf(ctx context.Context, pod *corev1.Pod) ([]*policyv1.PodDisruptionBudget, error) {
+	objects, _, err := s.store.List(ctx, store.Budgets(), pod.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	var budgets []*policyv1.PodDisruptionBudget
+	for _, o := range objects {
+		b := o.(*policyv1.PodDisruptionBudget)
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) {
+			budgets = append(budgets, b)
+		}
+	}
+	return budgets, nil
+}
+
+func ready(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}

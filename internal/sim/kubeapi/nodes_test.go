@@ -1,0 +1,163 @@
+package kubeapi_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// seenNode is what the tests look at.
+type seenNode struct {
+	BootID, Rack string
+	Ready        corev1.ConditionStatus
+	Taints       []string
+}
+
+func look(t *testing.T, c kubernetes.Interface, name string) seenNode {
+	t.Helper()
+	n, err := c.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := seenNode{BootID: n.Status.NodeInfo.BootID, Rack: n.Labels["rack"]}
+	for _, cond := range n.Status.Conditions {
+		if cond.Type == corev1.NodeReady {
+			s.Ready = cond.Status
+		}
+	}
+	for _, taint := range n.Spec.Taints {
+		s.Taints = append(s.Taints, taint.ToString())
+	}
+	return s
+}
+
+func TestNodeGoesAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		c := l.client(t, "system:masters")
+		step := func(what string, want seenNode) {
+			t.Helper()
+			if diff := cmp.Diff(want, look(t, c, "wk1")); diff != "" {
+				t.Fatalf("%s (-want +got):\n%s", what, diff)
+			}
+		}
+		time.Sleep(time.Second)
+		step("registered", seenNode{"boot-1-wk1", "", corev1.ConditionFalse, []string{"node.kubernetes.io/not-ready:NoSchedule"}})
+		time.Sleep(9 * time.Second)
+		step("up", seenNode{"boot-1-wk1", "", corev1.ConditionTrue, nil})
+		if _, err := c.CoreV1().Nodes().Patch(t.Context(), "wk1", "application/merge-patch+json",
+			[]byte(`{"metadata":{"labels":{"rack":"a"}},"spec":{"taints":[{"key":"gpu","effect":"NoSchedule"}]}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+
+		l.NodeDown("wk1")
+		time.Sleep(39 * time.Second)
+		step("silent, not noticed yet", seenNode{"boot-1-wk1", "a", corev1.ConditionTrue, []string{"gpu:NoSchedule"}})
+		time.Sleep(2 * time.Second)
+		step("silent", seenNode{"boot-1-wk1", "a", corev1.ConditionUnknown, []string{
+			"gpu:NoSchedule", "node.kubernetes.io/unreachable:NoSchedule", "node.kubernetes.io/unreachable:NoExecute",
+		}})
+
+		again := node("wk1", 0)
+		again.BootID = "boot-2-wk1"
+		l.NodeUp(again)
+		time.Sleep(time.Second)
+		step("booting again", seenNode{"boot-2-wk1", "a", corev1.ConditionFalse, []string{"gpu:NoSchedule", "node.kubernetes.io/not-ready:NoSchedule"}})
+		time.Sleep(9 * time.Second)
+		step("up again", seenNode{"boot-2-wk1", "a", corev1.ConditionTrue, []string{"gpu:NoSchedule"}})
+	})
+}
+
+func TestPodsOfALostNodeStayTerminating(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1", "wk2")
+		c := l.client(t, "system:masters")
+		deploy(t, c, "web", 2)
+		time.Sleep(20 * time.Second)
+		phases := func() map[string]int {
+			pods, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			count := map[string]int{}
+			for _, p := range pods.Items {
+				what := p.Spec.NodeName + " " + string(p.Status.Phase)
+				if p.DeletionTimestamp != nil {
+					what += " terminating"
+				}
+				count[what]++
+			}
+			return count
+		}
+		if diff := cmp.Diff(map[string]int{"wk1 Running": 1, "wk2 Running": 1}, phases()); diff != "" {
+			t.Fatalf("at first (-want +got):\n%s", diff)
+		}
+		l.NodeDown("wk1")
+		time.Sleep(10 * time.Minute)
+		if diff := cmp.Diff(map[string]int{"wk1 Running terminating": 1, "wk2 Running": 2}, phases()); diff != "" {
+			t.Fatalf("node lost (-want +got):\n%s", diff)
+		}
+		l.NodeUp(node("wk1", 0))
+		time.Sleep(10 * time.Second)
+		if diff := cmp.Diff(map[string]int{"wk2 Running": 2}, phases()); diff != "" {
+			t.Fatalf("node back (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestControlPlaneShowsItsStaticPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		cp := node("cp1", 0)
+		cp.ControlPlane = true
+		cp.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+		l.NodeUp(cp)
+		time.Sleep(20 * time.Second)
+		c := l.client(t, "system:masters")
+		pods, err := c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range pods.Items {
+			if p.Annotations[corev1.MirrorPodAnnotationKey] != "" {
+				got = append(got, p.Name+" "+string(p.Status.Phase))
+			}
+		}
+		want := []string{"kube-apiserver-cp1 Running", "kube-controller-manager-cp1 Running", "kube-scheduler-cp1 Running"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("static pods (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSameStorySamePods(t *testing.T) {
+	tell := func(t *testing.T) (pods []string) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, "wk1", "wk2", "wk3")
+			c := l.client(t, "system:masters")
+			deploy(t, c, "web", 6)
+			deploy(t, c, "db", 3)
+			time.Sleep(20 * time.Second)
+			l.NodeDown("wk2")
+			time.Sleep(10 * time.Minute)
+			list, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range list.Items {
+				pods = append(pods, p.Name+" on "+p.Spec.NodeName+" "+string(p.UID))
+			}
+		})
+		return pods
+	}
+	if diff := cmp.Diff(tell(t), tell(t)); diff != "" {
+		t.Errorf("the same story told twice (-first +second):\n%s", diff)
+	}
+}

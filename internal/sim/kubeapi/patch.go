@@ -1,0 +1,104 @@
+package kubeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"mime"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// patchTries is how often a patch without a revision of its own is put onto a newer object.
+const patchTries = 5
+
+func (s *Server) patch(r *http.Request, t target) (answer, error) {
+	b, err := read(r)
+	if err != nil {
+		return answer{}, err
+	}
+	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return answer{}, apierrors.NewBadRequest("Content-Type: " + err.Error())
+	}
+	for try := 1; ; try++ {
+		obj, err := s.patchOnce(r, t, types.PatchType(media), b)
+		if apierrors.IsConflict(err) && try < patchTries {
+			continue
+		}
+		return answer{code: http.StatusOK, body: obj}, err
+	}
+}
+
+// patchOnce applies the patch to the object as it is now. A revision in the
+// patch becomes one in the result, so that a stale one is a conflict.
+func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patch []byte) (store.Object, error) {
+	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
+	if err != nil {
+		return nil, err
+	}
+	before, err := json.Marshal(old)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", t.name, err)
+	}
+	var after []byte
+	switch kind {
+	case types.StrategicMergePatchType:
+		after, err = strategicpatch.StrategicMergePatch(before, patch, old)
+	case types.MergePatchType:
+		after, err = mergePatch(before, patch)
+	case types.JSONPatchType:
+		after, err = jsonPatch(before, patch)
+	default:
+		return nil, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", t.resource.GroupResource(), t.name,
+			fmt.Sprintf("patches of type %q are not served", kind), 0, false)
+	}
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	patched, err := s.decodeObject(after, t)
+	if err != nil {
+		return nil, err
+	}
+	if patched.GetName() != t.name {
+		return nil, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
+	}
+	return s.store.Update(r.Context(), t.resource.GroupVersionResource, patched, store.Part(t.sub))
+}
+
+// mergePatch is RFC 7396.
+func mergePatch(before, patch []byte) ([]byte, error) {
+	var doc, p any
+	if err := json.Unmarshal(before, &doc); err != nil {
+		return nil, err
+	}
+	// kubectl may send YAML, of which JSON is a part.
+	if err := yaml.Unmarshal(patch, &p); err != nil {
+		return nil, err
+	}
+	return json.Marshal(merge(doc, p))
+}
+
+func merge(doc, patch any) any {
+	p, ok := patch.(map[string]any)
+	if !ok {
+		return patch
+	}
+	d, ok := doc.(map[string]any)
+	if !ok {
+		d = map[string]any{}
+	}
+	for k, v := range p {
+		if v == nil {
+			delete(d, k)
+		} else {
+			d[k] = merge(d[k], v)
+		}
+	}
+	return d
+}

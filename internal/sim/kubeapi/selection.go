@@ -1,0 +1,55 @@
+package kubeapi
+
+import (
+	"fmt"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// selection says which objects a list, watch or deletecollection is about. A
+// field that can't be selected by is an error, as at the real server: to ignore it would match everything.
+func selection(r *http.Request, t target) (func(store.Object) bool, error) {
+	q := r.URL.Query()
+	byLabel, err := labels.Parse(q.Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest("labelSelector: " + err.Error())
+	}
+	byField, err := fields.ParseSelector(q.Get("fieldSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest("fieldSelector: " + err.Error())
+	}
+	prototype := selectable(&corev1.Namespace{})
+	if t.resource.GroupVersionResource == store.Pods() {
+		prototype = selectable(&corev1.Pod{})
+	}
+	for _, requirement := range byField.Requirements() {
+		if !prototype.Has(requirement.Field) {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported: %s", requirement.Field))
+		}
+	}
+	return func(o store.Object) bool {
+		switch {
+		case t.namespace != "" && o.GetNamespace() != t.namespace, t.name != "" && o.GetName() != t.name:
+			return false
+		}
+		return byLabel.Matches(labels.Set(o.GetLabels())) && byField.Matches(selectable(o))
+	}, nil
+}
+
+func selectable(o store.Object) fields.Set {
+	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
+	if p, ok := o.(*corev1.Pod); ok {
+		set["spec.nodeName"] = p.Spec.NodeName
+		set["spec.schedulerName"] = p.Spec.SchedulerName
+		set["spec.restartPolicy"] = string(p.Spec.RestartPolicy)
+		set["status.phase"] = string(p.Status.Phase)
+		set["status.podIP"] = p.Status.PodIP
+	}
+	return set
+}

@@ -1,0 +1,73 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Delete removes an object, or marks it where something has to happen first: a
+// pod on a node is its kubelet's to end, an object with finalizers theirs.
+func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := key{namespace, name}
+	old, err := m.get(r, k)
+	if err != nil {
+		return nil, err
+	}
+	if err := preconditions(r, old, o.Preconditions); err != nil {
+		return nil, err
+	}
+	fresh := duplicate(old)
+	grace := gracePeriod(old, o)
+	if grace == 0 && len(old.GetFinalizers()) == 0 {
+		m.remove(r, k, fresh, old)
+		return fresh, nil
+	}
+	deadline := metav1.Time{Time: time.Now().Add(time.Duration(grace) * time.Second).Truncate(time.Second)}
+	if at := old.GetDeletionTimestamp(); at != nil && !deadline.Before(at) {
+		return old, nil
+	}
+	fresh.SetDeletionTimestamp(&deadline)
+	fresh.SetDeletionGracePeriodSeconds(&grace)
+	m.put(r, watch.Modified, fresh, old)
+	return fresh, nil
+}
+
+func preconditions(r schema.GroupVersionResource, old Object, p *metav1.Preconditions) error {
+	if p == nil {
+		return nil
+	}
+	if p.UID != nil && *p.UID != old.GetUID() {
+		return apierrors.NewConflict(r.GroupResource(), old.GetName(),
+			fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", *p.UID, old.GetUID()))
+	}
+	if p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion() {
+		return apierrors.NewConflict(r.GroupResource(), old.GetName(),
+			fmt.Errorf("precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
+				*p.ResourceVersion, old.GetResourceVersion()))
+	}
+	return nil
+}
+
+// gracePeriod is how many seconds the object has to end by itself.
+func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return 0
+	}
+	if o.GracePeriodSeconds != nil {
+		return max(0, *o.GracePeriodSeconds)
+	}
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		return *s
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds
+}

@@ -1,0 +1,181 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// historyKept is how many changes a slow watcher may lag behind.
+const historyKept = 8192
+
+type key struct{ namespace, name string }
+
+func (k key) compare(o key) int {
+	return cmp.Or(cmp.Compare(k.namespace, o.namespace), cmp.Compare(k.name, o.name))
+}
+
+// Memory is a Store in memory. UIDs and generated names come from a counter,
+// so that the same story gives the same objects.
+type Memory struct {
+	mu       sync.Mutex
+	objects  map[schema.GroupVersionResource]map[key]Object
+	revision uint64
+	made     uint64 // objects and names made so far
+	history  []change
+	changed  chan struct{} // closed at the next change
+}
+
+var _ Store = (*Memory)(nil)
+
+// NewMemory is an empty store.
+func NewMemory() *Memory {
+	return &Memory{
+		objects: map[schema.GroupVersionResource]map[key]Object{},
+		changed: make(chan struct{}),
+	}
+}
+
+// Get reads one object.
+func (m *Memory) Get(_ context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.get(r, key{namespace, name})
+}
+
+func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
+	obj, ok := m.objects[r][k]
+	if !ok {
+		return nil, apierrors.NewNotFound(r.GroupResource(), k.name)
+	}
+	return obj, nil
+}
+
+// List reads all objects of a resource.
+func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var found []Object
+	for _, k := range slices.SortedFunc(maps.Keys(m.objects[r]), key.compare) {
+		if namespace == "" || k.namespace == namespace {
+			found = append(found, m.objects[r][k])
+		}
+	}
+	return found, m.revisionString(), nil
+}
+
+// Create adds an object.
+func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Object) (Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fresh := duplicate(obj)
+	if fresh.GetName() == "" {
+		if fresh.GetGenerateName() == "" {
+			return nil, apierrors.NewBadRequest("name or generateName is required")
+		}
+		fresh.SetName(fresh.GetGenerateName() + m.suffix())
+	}
+	k := key{fresh.GetNamespace(), fresh.GetName()}
+	if _, ok := m.objects[r][k]; ok {
+		return nil, apierrors.NewAlreadyExists(r.GroupResource(), k.name)
+	}
+	if fresh.GetResourceVersion() != "" {
+		return nil, apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
+	}
+	m.made++
+	fresh.SetUID(types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012x", m.made)))
+	fresh.SetCreationTimestamp(metav1.Time{Time: time.Now().Truncate(time.Second)})
+	fresh.SetDeletionTimestamp(nil)
+	fresh.SetGeneration(1)
+	if pod, ok := fresh.(*corev1.Pod); ok && pod.Status.Phase == "" {
+		pod.Status.Phase = corev1.PodPending
+	}
+	m.put(r, watch.Added, fresh, nil)
+	return fresh, nil
+}
+
+// suffix makes the end of a generated name.
+func (m *Memory) suffix() string {
+	const alphabet = "bcdfghjklmnpqrstvwxz2456789" // as Kubernetes: no vowels, no look-alikes
+	m.made++
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(strconv.FormatUint(m.made, 10))) // a hash cannot fail
+	sum := h.Sum64()
+	b := make([]byte, 5)
+	for i := range b {
+		b[i] = alphabet[sum%uint64(len(alphabet))]
+		sum /= uint64(len(alphabet))
+	}
+	return string(b)
+}
+
+// Update writes one part of an object.
+func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := key{obj.GetNamespace(), obj.GetName()}
+	old, err := m.get(r, k)
+	if err != nil {
+		return nil, err
+	}
+	if err := sameAs(r, old, obj); err != nil {
+		return nil, err
+	}
+	fresh, changed := merge(old, obj, part)
+	if !changed {
+		return old, nil
+	}
+	if fresh.GetDeletionTimestamp() != nil && len(fresh.GetFinalizers()) == 0 && len(old.GetFinalizers()) > 0 {
+		m.remove(r, k, fresh, old)
+		return fresh, nil
+	}
+	m.put(r, watch.Modified, fresh, old)
+	return fresh, nil
+}
+
+// sameAs refuses a write that was made for another object or another revision of it.
+func sameAs(r schema.GroupVersionResource, old, obj Object) error {
+	if rv := obj.GetResourceVersion(); rv != "" && rv != old.GetResourceVersion() {
+		return apierrors.NewConflict(r.GroupResource(), obj.GetName(),
+			fmt.Errorf("the object has been modified; please apply your changes to the latest version and try again"))
+	}
+	if uid := obj.GetUID(); uid != "" && uid != old.GetUID() {
+		return apierrors.NewConflict(r.GroupResource(), obj.GetName(),
+			fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", uid, old.GetUID()))
+	}
+	return nil
+}
+
+// put stores fresh under a new revision and tells the watchers.
+func (m *Memory) put(r schema.GroupVersionResource, t watch.EventType, fresh, old Object) {
+	m.revision++
+	fresh.SetResourceVersion(m.revisionString())
+	if m.objects[r] == nil {
+		m.objects[r] = map[key]Object{}
+	}
+	m.objects[r][key{fresh.GetNamespace(), fresh.GetName()}] = fresh
+	m.tell(r, Event{Type: t, Object: fresh, Before: old})
+}
+
+// remove takes an object out; last is how its watchers see it for the last time.
+func (m *Memory) remove(r schema.GroupVersionResource, k key, last, old Object) {
+	m.revision++
+	last.SetResourceVersion(m.revisionString())
+	delete(m.objects[r], k)
+	m.tell(r, Event{Type: watch.Deleted, Object: last, Before: old})
+}
+
+func (m *Memory) revisionString() string { return strconv.FormatUint(m.revision, 10) }

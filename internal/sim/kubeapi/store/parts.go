@@ -1,0 +1,55 @@
+package store
+
+import (
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+)
+
+func duplicate(obj Object) Object { return obj.DeepCopyObject().(Object) }
+
+// merge is old with one part of obj, and whether that differs from old. What
+// only the server may set stays as it was.
+func merge(old, obj Object, part Part) (Object, bool) {
+	var fresh Object
+	if part == Status {
+		fresh = duplicate(old)
+		copyField(fresh, duplicate(obj), "Status")
+	} else {
+		fresh = duplicate(obj)
+		copyField(fresh, duplicate(old), "Status")
+		fresh.SetUID(old.GetUID())
+		fresh.SetCreationTimestamp(old.GetCreationTimestamp())
+		fresh.SetDeletionTimestamp(old.GetDeletionTimestamp())
+		fresh.SetDeletionGracePeriodSeconds(old.GetDeletionGracePeriodSeconds())
+		fresh.SetGeneration(old.GetGeneration())
+		if !equality.Semantic.DeepEqual(field(old, "Spec"), field(fresh, "Spec")) {
+			fresh.SetGeneration(old.GetGeneration() + 1)
+		}
+	}
+	fresh.SetResourceVersion(old.GetResourceVersion())
+	fresh.GetObjectKind().SetGroupVersionKind(old.GetObjectKind().GroupVersionKind())
+	return fresh, !equality.Semantic.DeepEqual(old, fresh)
+}
+
+// field is a field of the object's struct, nil where its type has none.
+func field(obj Object, name string) any {
+	f := reflect.ValueOf(obj).Elem().FieldByName(name)
+	if !f.IsValid() {
+		return nil
+	}
+	return f.Interface()
+}
+
+func copyField(to, from Object, name string) {
+	if f := reflect.ValueOf(to).Elem().FieldByName(name); f.IsValid() {
+		f.Set(reflect.ValueOf(from).Elem().FieldByName(name))
+	}
+}
+
+// ClearStatus empties the status, which a client may not set when it creates an object.
+func ClearStatus(obj Object) {
+	if f := reflect.ValueOf(obj).Elem().FieldByName("Status"); f.IsValid() {
+		f.SetZero()
+	}
+}

@@ -1,0 +1,102 @@
+package store
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	policyv1beta1 "k8s.io/api/policy/v1beta1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Resource is one kind of object that a lab's API serves.
+type Resource struct {
+	schema.GroupVersionResource
+	Kind       string
+	Short      []string // what kubectl users type: "po"
+	Namespaced bool
+	Status     bool // has a status subresource
+}
+
+// GVK is the kind with its group and version.
+func (r Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKind(r.Kind) }
+
+// The resources that the lab's own controllers work on.
+func Nodes() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("nodes") }
+
+func Pods() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("pods") }
+
+func Volumes() schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource("persistentvolumes")
+}
+
+func Claims() schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+}
+
+func DaemonSets() schema.GroupVersionResource {
+	return appsv1.SchemeGroupVersion.WithResource("daemonsets")
+}
+
+func Deployments() schema.GroupVersionResource {
+	return appsv1.SchemeGroupVersion.WithResource("deployments")
+}
+
+func ReplicaSets() schema.GroupVersionResource {
+	return appsv1.SchemeGroupVersion.WithResource("replicasets")
+}
+
+func StatefulSets() schema.GroupVersionResource {
+	return appsv1.SchemeGroupVersion.WithResource("statefulsets")
+}
+
+func Budgets() schema.GroupVersionResource {
+	return policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
+}
+
+func Attachments() schema.GroupVersionResource {
+	return storagev1.SchemeGroupVersion.WithResource("volumeattachments")
+}
+
+// Resources lists everything that is served, in discovery's order.
+func Resources() []Resource {
+	core := corev1.SchemeGroupVersion.WithResource
+	return []Resource{
+		{GroupVersionResource: core("configmaps"), Kind: "ConfigMap", Short: []string{"cm"}, Namespaced: true},
+		{GroupVersionResource: core("events"), Kind: "Event", Short: []string{"ev"}, Namespaced: true},
+		{GroupVersionResource: core("namespaces"), Kind: "Namespace", Short: []string{"ns"}, Status: true},
+		{GroupVersionResource: Nodes(), Kind: "Node", Short: []string{"no"}, Status: true},
+		{GroupVersionResource: Claims(), Kind: "PersistentVolumeClaim", Short: []string{"pvc"}, Namespaced: true, Status: true},
+		{GroupVersionResource: Volumes(), Kind: "PersistentVolume", Short: []string{"pv"}, Status: true},
+		{GroupVersionResource: Pods(), Kind: "Pod", Short: []string{"po"}, Namespaced: true, Status: true},
+		{GroupVersionResource: core("secrets"), Kind: "Secret", Namespaced: true},
+		{GroupVersionResource: core("serviceaccounts"), Kind: "ServiceAccount", Short: []string{"sa"}, Namespaced: true},
+		{GroupVersionResource: core("services"), Kind: "Service", Short: []string{"svc"}, Namespaced: true, Status: true},
+		{GroupVersionResource: DaemonSets(), Kind: "DaemonSet", Short: []string{"ds"}, Namespaced: true, Status: true},
+		{GroupVersionResource: Deployments(), Kind: "Deployment", Short: []string{"deploy"}, Namespaced: true, Status: true},
+		{GroupVersionResource: ReplicaSets(), Kind: "ReplicaSet", Short: []string{"rs"}, Namespaced: true, Status: true},
+		{GroupVersionResource: StatefulSets(), Kind: "StatefulSet", Short: []string{"sts"}, Namespaced: true, Status: true},
+		{
+			GroupVersionResource: certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests"),
+			Kind:                 "CertificateSigningRequest", Short: []string{"csr"}, Status: true,
+		},
+		{GroupVersionResource: coordinationv1.SchemeGroupVersion.WithResource("leases"), Kind: "Lease", Namespaced: true},
+		{GroupVersionResource: Budgets(), Kind: "PodDisruptionBudget", Short: []string{"pdb"}, Namespaced: true, Status: true},
+		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("csinodes"), Kind: "CSINode"},
+		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
+		{GroupVersionResource: Attachments(), Kind: "VolumeAttachment", Status: true},
+	}
+}
+
+// NewScheme knows the Go types of all resources and of what clients send along with them.
+func NewScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	add := runtime.NewSchemeBuilder(
+		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, policyv1beta1.AddToScheme,
+		storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme,
+	)
+	return s, add.AddToScheme(s)
+}

@@ -1,0 +1,221 @@
+package sim
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// Lab is one datacentre with everything in it.
+type Lab struct {
+	World    *world.World
+	Recorder *record.Recorder
+	Kube     *kubeapi.Server
+	Registry *factoryapi.Registry
+	Factory  *factoryapi.Factory
+	Catalog  factoryapi.Catalog
+	Talos    *talosapi.Cluster
+	Nodes    []Node
+
+	o       Options
+	pve     authority
+	kubeCA  authority
+	pveCert tls.Certificate
+	puller  *http.Transport
+	closers []func() error
+	cancel  context.CancelFunc
+	serving sync.WaitGroup
+}
+
+// New starts every server of a lab whose machines are yet to be installed: see
+// Install. The caller closes it.
+func New(parent context.Context, o Options) (_ *Lab, err error) {
+	o = o.withDefaults()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(parent)
+	l := &Lab{o: o, Recorder: record.New(), Nodes: o.nodes(), cancel: cancel}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent})
+	l.closers = append(l.closers, func() error { l.World.Close(); return nil })
+	for _, start := range []func(context.Context) error{l.startImages, l.startProxmox, l.startTalos, l.startKubernetes, l.startControl} {
+		if err := start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+// Close switches everything off and waits for it.
+func (l *Lab) Close() error {
+	l.cancel()
+	var errs []error
+	for i := len(l.closers) - 1; i >= 0; i-- {
+		errs = append(errs, l.closers[i]())
+	}
+	l.closers = nil
+	l.serving.Wait()
+	return errors.Join(errs...)
+}
+
+// Client is a client's way into the lab.
+func (l *Lab) Client() *network.Dialer { return l.o.Network.Dialer() }
+
+// delay lets d of the lab's time pass.
+func (l *Lab) delay(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(time.Duration(float64(d) / l.o.Speed))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// serveHTTP serves plain HTTP at an address until Close.
+func (l *Lab) serveHTTP(addr string, h http.Handler) error {
+	listener, err := l.o.Network.Listen(addr)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	l.serving.Go(func() {
+		_ = server.Serve(listener) // ends with ErrServerClosed
+	})
+	l.closers = append(l.closers, server.Close)
+	return nil
+}
+
+func (l *Lab) startImages(ctx context.Context) error {
+	dialer := l.o.Network.Dialer()
+	l.puller = &http.Transport{DialContext: dialer.DialContext}
+	l.closers = append(l.closers, func() error { l.puller.CloseIdleConnections(); return nil })
+	l.Registry = factoryapi.NewRegistry(l.Recorder)
+	l.Catalog = factoryapi.Catalog{Registry: l.o.Registry, Transport: l.Registry.Transport()}
+	if err := l.serveHTTP(l.o.Registry, l.Registry); err != nil {
+		return err
+	}
+	if err := l.Catalog.Publish(ctx, TalosVersion, extensions()); err != nil {
+		return fmt.Errorf("publish extensions: %w", err)
+	}
+	factory, err := factoryapi.New(factoryapi.Options{
+		URL: l.factoryURL(), Registry: l.o.Registry, Transport: l.Registry.Transport(),
+		Versions: []string{"v1.13.8", TalosVersion}, Recorder: l.Recorder, Delay: l.delay,
+	})
+	if err != nil {
+		return err
+	}
+	l.Factory = factory
+	l.closers = append(l.closers, func() error { factory.Close(); return nil })
+	return l.serveHTTP(l.o.Factory, factory)
+}
+
+func (l *Lab) factoryURL() string { return "http://" + l.o.Factory }
+
+func (l *Lab) startTalos(ctx context.Context) error {
+	cluster, err := talosapi.NewCluster(ClusterName, l.kubernetesURL(), TalosVersion, KubernetesVersion)
+	if err != nil {
+		return err
+	}
+	l.Talos = cluster
+	ca := cluster.Secrets.Certs.K8s
+	l.kubeCA, err = readAuthority(ca.Crt, ca.Key)
+	if err != nil {
+		return err
+	}
+	l.World.SetFirmware(talosapi.New(ctx, talosapi.Options{
+		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, PullInstaller: l.pull, Kubelet: kubelet{l}, Console: l.console(),
+	}))
+	return nil
+}
+
+func (l *Lab) console() func(int, string) {
+	if l.o.Console == nil {
+		return nil
+	}
+	var mu sync.Mutex
+	return func(vmid int, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Fprintf(l.o.Console, "VM %d: %s\n", vmid, line)
+	}
+}
+
+func (l *Lab) kubernetesURL() string {
+	return "https://" + l.o.addr(kubernetesByte) + ":" + kubernetesPort
+}
+
+func (l *Lab) startKubernetes(ctx context.Context) error {
+	addr := l.o.addr(kubernetesByte)
+	cert, err := issuePair(&l.kubeCA, "kube-apiserver", []string{addr, "localhost", "kubernetes"})
+	if err != nil {
+		return err
+	}
+	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
+		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
+	})
+	if err != nil {
+		return err
+	}
+	l.closers = append(l.closers, l.Kube.Close)
+	listener, err := l.o.Network.Listen(addr + ":" + kubernetesPort)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	l.serving.Go(func() {
+		_ = l.Kube.Serve(ctx, listener) // ends when the lab is closed
+	})
+	return addWorkload(ctx, l.Kube.Store())
+}
+
+// kubelet tells the Kubernetes API what Talos' machines do.
+type kubelet struct{ lab *Lab }
+
+var _ talosapi.Kubelet = kubelet{}
+
+func (k kubelet) NodeUp(n talosapi.NodeInfo) {
+	k.lab.Kube.NodeUp(kubeapi.NodeInfo{
+		Name: n.Name, UUID: n.UUID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
+		Addresses: []string{n.Address.String()}, ControlPlane: n.ControlPlane, Labels: n.Labels,
+	})
+}
+
+func (k kubelet) NodeDown(name string) { k.lab.Kube.NodeDown(name) }
+
+// lease is the DHCP server: the same MAC has the same address for ever.
+func (l *Lab) lease(mac string) (netip.Addr, bool) {
+	for _, n := range l.Nodes {
+		if n.MAC == mac {
+			return n.Addr, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// agent is the QEMU guest agent of the machines.
+func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
+	for _, n := range l.Nodes {
+		if n.VMID == vmid {
+			return []world.Interface{{Name: "eth0", MAC: n.MAC, Addresses: []string{n.Addr.String() + "/24"}}}, true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,86 @@
+package network_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+// TestKeptConnections sends requests that net/http must not repeat, one after
+// the other over one connection: none may find it broken.
+func TestKeptConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := network.Memory()
+		l, err := n.Listen("127.42.7.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(rw, r.Body)
+		})}
+		ended := make(chan error)
+		go func() { ended <- server.Serve(l) }()
+		transport := &http.Transport{DialContext: n.Dialer().DialContext}
+		client := &http.Client{Transport: transport}
+		for i := range 500 {
+			want := fmt.Sprint("request ", i)
+			res, err := client.Post("http://127.42.7.1/", "text/plain", strings.NewReader(want))
+			if err != nil {
+				t.Fatalf("%s: %v", want, err)
+			}
+			got, err := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			if err != nil || string(got) != want {
+				t.Fatalf("got %q, %v; want %q", got, err, want)
+			}
+		}
+		transport.CloseIdleConnections()
+		_ = server.Close()
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := network.Memory()
+		l, err := n.Listen("127.42.7.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := make(chan error)
+		go func() {
+			_, err := l.Accept()
+			accepted <- err
+		}()
+		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
+		if err != nil || <-accepted != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("read: %v", err)
+		}
+		synctest.Wait() // both deadlines have passed
+		if _, err := conn.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("write: %v", err)
+		}
+		_ = conn.SetDeadline(time.Time{})
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Errorf("write without deadline: %v", err)
+		}
+		_ = conn.Close()
+		_ = l.Close()
+	})
+}

@@ -1,0 +1,62 @@
+package sim
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Node is one Talos machine of the lab.
+type Node struct {
+	Name         string
+	ControlPlane bool
+	VMID         int
+	Host         string
+	UUID         string
+	MAC          string
+	Addr         netip.Addr
+	Schematic    string // name in recast.yaml
+}
+
+// nodes lays the machines out: spread over the hosts, each with numbers of its own.
+func (o Options) nodes() []Node {
+	var out []Node
+	add := func(prefix string, n, firstID, firstAddr int, cp bool, schematic string) {
+		for i := range n {
+			id := firstID + i
+			out = append(out, Node{
+				Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
+				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
+				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic,
+			})
+		}
+	}
+	add("cp", o.ControlPlanes, 9001, firstControlPlane, true, "default")
+	add("wk", o.Workers, 9031, firstWorker, false, "storage")
+	return out
+}
+
+func hostName(i int) string { return fmt.Sprintf("pve%d", i+1) }
+
+// config is the VM as a person would have set it up.
+func (n Node) config() map[string]string {
+	c := map[string]string{
+		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
+		"onboot": "1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=" + n.UUID, "tags": "talos",
+		"net0": "virtio=" + n.MAC + ",bridge=vmbr0", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2",
+		"description": "Talos node " + n.Name + " of cluster " + ClusterName,
+		"efidisk0":    DiskStorage + ":1,efitype=4m,pre-enrolled-keys=0",
+		"scsi0":       DiskStorage + ":10,iothread=1,discard=on,ssd=1,serial=sys-" + n.Name,
+	}
+	if !n.ControlPlane {
+		c["scsi1"] = DiskStorage + ":20,iothread=1,discard=on,ssd=1,serial=" + n.dataSerial()
+	}
+	return c
+}
+
+func (n Node) dataSerial() string { return "data-" + n.Name }
+
+// data is what the node's users have on its persistent disk.
+func (n Node) data() []byte {
+	return []byte(strings.Repeat("what only "+n.Name+" has\n", 100))
+}

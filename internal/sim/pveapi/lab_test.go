@@ -1,0 +1,198 @@
+package pveapi_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/pveapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+const (
+	tokenID = "recast@pve!lab"
+	secret  = "11111111-2222-3333-4444-555555555555"
+	base    = "https://127.42.7.1:8006/api2/json"
+)
+
+// lab is a datacentre of two hosts with one VM, and a client of it.
+type lab struct {
+	t      *testing.T
+	world  *world.World
+	rec    *record.Recorder
+	dialer *network.Dialer
+	client *http.Client
+	data   *world.Media // of VM 9011's scsi1
+}
+
+// allPrivileges is what a token for Talos VMs should have.
+func talosRole() []string {
+	return []string{
+		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
+		"VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "VM.GuestAgent.Audit", "Datastore.AllocateSpace",
+		"Datastore.Audit", "Datastore.AllocateTemplate", "SDN.Use", "Sys.Audit", "Pool.Audit",
+	}
+}
+
+func newLab(t *testing.T, privileges ...string) *lab {
+	t.Helper()
+	w := world.New(world.Options{Cluster: "lab"})
+	l := &lab{t: t, world: w, rec: record.New(), data: world.NewMedia([]byte("precious"))}
+	w.AddHost("pve1")
+	w.AddHost("pve2")
+	w.AddStorage(world.Storage{ID: "isos", Type: "cephfs", Shared: true, Content: []string{"iso"}})
+	w.AddStorage(world.Storage{ID: "fast", Type: "dir", Content: []string{"images"}, Capacity: 100 << 30})
+	w.AddStorage(world.Storage{ID: "thin", Type: "lvmthin", Content: []string{"images"}})
+	w.AddToken(world.Token{ID: "root@pam!ci", Secret: secret})
+	w.AddToken(world.Token{ID: tokenID, Secret: secret, Privsep: true})
+	w.AddRole("Talos", privileges...)
+	w.Grant(world.ACL{Path: "/", Who: "recast@pve", Role: world.Administrator, Propagate: true})
+	if len(privileges) > 0 {
+		w.Grant(world.ACL{Path: "/", Who: tokenID, Role: "Talos", Propagate: true})
+	}
+	must(t, w.AddISO("isos", "pve1", "boot.iso", []byte("iso")))
+	must(t, w.DefineVM("pve1", 9011, map[string]string{
+		"name": "wk1", "memory": "2048", "cores": "2", "smbios1": "uuid=AAAAAAAA-0000-4000-8000-000000009011",
+		"net0": "virtio=BC:24:11:00:90:11,bridge=vmbr0", "scsihw": "virtio-scsi-single", "agent": "1", "onboot": "1",
+		"scsi0": "fast:10,serial=sys", "scsi1": "fast:5,serial=data-wk1,discard=on,ssd=1,iothread=1", "efidisk0": "fast:1,efitype=4m",
+		"ide2": "isos:iso/boot.iso,media=cdrom", "boot": "order=scsi0;ide2",
+	}, map[string]*world.Media{"scsi1": l.data}))
+	w.Protect(world.Protected{Serial: "data-wk1", Media: l.data})
+
+	net1 := network.Memory()
+	listener, err := net1.Listen("127.42.7.1:8006")
+	must(t, err)
+	server := pveapi.New(w, l.rec, "pve1")
+	server.Serve(listener, certificate(t))
+	l.dialer = net1.Dialer()
+	transport := &http.Transport{DialContext: l.dialer.DialContext, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	l.client = &http.Client{Transport: transport}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		w.Close()
+		must(t, server.Close())
+	})
+	return l
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// certificate is made inside the bubble, whose clock it has to suit.
+func certificate(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve1"}, IPAddresses: []net.IP{net.ParseIP("127.42.7.1")},
+		NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// reply is an answer as it came over the wire.
+type reply struct {
+	Status  string
+	Message string
+	Errors  map[string]string
+	Data    any
+}
+
+func (l *lab) as(token, method, path, contentType string, body []byte) reply {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), 10*time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
+	must(l.t, err)
+	if token != "" {
+		req.Header.Set("Authorization", "PVEAPIToken="+token+"="+secret)
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	res, err := l.client.Do(req)
+	must(l.t, err)
+	defer func() { _ = res.Body.Close() }()
+	raw, err := io.ReadAll(res.Body)
+	must(l.t, err)
+	out := reply{Status: res.Status}
+	if len(raw) > 0 {
+		must(l.t, json.Unmarshal(raw, &out))
+	}
+	return out
+}
+
+// do sends a form: "key=value" each.
+func (l *lab) do(method, path string, form ...string) reply {
+	l.t.Helper()
+	values := url.Values{}
+	for _, f := range form {
+		name, value, _ := strings.Cut(f, "=")
+		values.Set(name, value)
+	}
+	if method == http.MethodGet || method == http.MethodDelete {
+		if len(values) > 0 {
+			path += "?" + values.Encode()
+		}
+		return l.as(tokenID, method, path, "", nil)
+	}
+	return l.as(tokenID, method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
+}
+
+// task sends a form, waits for the task it starts and returns how that ended.
+func (l *lab) task(method, path string, form ...string) string {
+	l.t.Helper()
+	r := l.do(method, path, form...)
+	upid, ok := r.Data.(string)
+	if !ok {
+		l.t.Fatalf("%s %s: no task: %+v", method, path, r)
+	}
+	t, ok := l.world.WaitTask(upid)
+	if !ok {
+		l.t.Fatalf("no task %s", upid)
+	}
+	return t.ExitStatus
+}
+
+// config is VM's configuration without what Proxmox makes up.
+func (l *lab) config(id int) map[string]any {
+	l.t.Helper()
+	for _, vm := range l.world.VMs() {
+		if vm.ID != id {
+			continue
+		}
+		r := l.do("GET", "/nodes/"+vm.Host+"/qemu/"+itoa(id)+"/config")
+		got, ok := r.Data.(map[string]any)
+		if !ok {
+			l.t.Fatalf("config of %d: %+v", id, r)
+		}
+		for _, key := range []string{"digest", "vmgenid", "meta"} {
+			delete(got, key)
+		}
+		return got
+	}
+	l.t.Fatalf("no VM %d", id)
+	return nil
+}

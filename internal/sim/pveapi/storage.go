@@ -1,0 +1,129 @@
+package pveapi
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func storageRoutes() []route {
+	const at = "/nodes/{node}/storage/{storage}"
+	return []route{
+		{method: "GET", path: "/nodes/{node}/storage", params: []string{"content", "enabled", "format", "storage", "target"}, handle: storages},
+		{method: "GET", path: at + "/status", handle: storageStatus},
+		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, handle: content},
+		{method: "GET", path: at + "/content/{volume...}", handle: volumeAttributes},
+		{method: "DELETE", path: at + "/content/{volume...}", params: []string{"delay"}, handle: deleteVolume},
+		{
+			method: "POST", path: at + "/upload", params: []string{"content", "checksum-algorithm", "checksum", "filename"},
+			need: []string{"content", "filename"}, handle: upload,
+		},
+	}
+}
+
+func contentTypes(s world.StorageStatus) string { return strings.Join(s.Content, ",") }
+
+func storageEntry(s world.StorageStatus) object {
+	return object{
+		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": 1, "enabled": 1,
+		"total": s.Capacity, "used": s.Used, "avail": s.Available,
+	}
+}
+
+func storages(c *call) (any, error) {
+	list := []object{}
+	for _, s := range c.Storages(c.node()) {
+		wrongContent := c.params["content"] != "" && !slices.Contains(s.Content, c.params["content"])
+		wrongName := c.params["storage"] != "" && s.ID != c.params["storage"]
+		if wrongContent || wrongName || !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			continue
+		}
+		entry := storageEntry(s)
+		entry["storage"], entry["used_fraction"] = s.ID, float64(s.Used)/float64(s.Capacity)
+		list = append(list, entry)
+	}
+	return list, nil
+}
+
+// find checks the right to look at the storage of the path, then that it is there.
+func (c *call) find() (world.StorageStatus, error) {
+	if err := c.Check(c.user, "/storage/"+c.storage(), "Datastore.Audit", "Datastore.AllocateSpace"); err != nil {
+		return world.StorageStatus{}, err
+	}
+	for _, s := range c.Storages(c.node()) {
+		if s.ID == c.storage() {
+			return s, nil
+		}
+	}
+	return world.StorageStatus{}, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("storage '%s' does not exist", c.storage())}
+}
+
+func storageStatus(c *call) (any, error) {
+	s, err := c.find()
+	if err != nil {
+		return nil, err
+	}
+	return storageEntry(s), nil
+}
+
+func content(c *call) (any, error) {
+	if _, err := c.find(); err != nil {
+		return nil, err
+	}
+	volumes, err := c.Volumes(c.storage(), c.node())
+	if err != nil {
+		return nil, err
+	}
+	list := []object{}
+	for _, v := range volumes {
+		wrongContent := c.params["content"] != "" && v.Content != c.params["content"]
+		wrongOwner := c.params["vmid"] != "" && v.Owner != c.vmid()
+		if wrongContent || wrongOwner || !c.MaySee(c.user, v.Volid) {
+			continue
+		}
+		entry := object{"volid": v.Volid, "content": v.Content, "format": v.Format, "size": v.Size, "ctime": v.Created.Unix()}
+		if v.Owner != 0 {
+			entry["vmid"] = v.Owner
+		}
+		list = append(list, entry)
+	}
+	return list, nil
+}
+
+// volid is the volume of the path, which may come with or without the storage's name.
+func (c *call) volid() string {
+	if strings.Contains(c.vars["volume"], ":") {
+		return c.vars["volume"]
+	}
+	return c.storage() + ":" + c.vars["volume"]
+}
+
+func volumeAttributes(c *call) (any, error) {
+	volumes, err := c.Volumes(c.storage(), c.node())
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes {
+		if v.Volid == c.volid() && c.MaySee(c.user, v.Volid) {
+			return object{"path": "/mnt/" + v.Volid, "size": v.Size, "used": v.Size, "format": v.Format}, nil
+		}
+	}
+	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume '%s' does not exist", c.volid())}
+}
+
+func deleteVolume(c *call) (any, error) {
+	return c.DeleteVolume(c.user, c.node(), c.volid())
+}
+
+func upload(c *call) (any, error) {
+	if c.file == nil {
+		return nil, world.BadParam("tmpfilename", "property is missing and it is not optional")
+	}
+	return c.Upload(c.user, c.node(), world.UploadRequest{
+		Storage: c.storage(), Content: c.params["content"], Filename: c.file.name,
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Data: c.file.data,
+	})
+}

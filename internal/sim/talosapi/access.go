@@ -1,0 +1,132 @@
+package talosapi
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/meta"
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// gate stands before every method: it records the call and checks who may make it.
+type gate struct {
+	boot        *boot
+	maintenance bool
+}
+
+func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	call, err := g.begin(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	defer g.boot.m.fw.o.Recorder.End(call)
+	if err := g.authorize(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
+	return next(ctx, req)
+}
+
+func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	call, err := g.begin(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	defer g.boot.m.fw.o.Recorder.End(call)
+	if err := g.authorize(ss.Context(), info.FullMethod); err != nil {
+		return err
+	}
+	return next(srv, ss)
+}
+
+func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
+	call, err := g.boot.m.fw.o.Recorder.Begin(record.Call{
+		Proto: "talos", Target: g.boot.m.addr.String(), Method: method,
+		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
+	})
+	if err != nil {
+		return call, status.Error(codes.Unavailable, err.Error())
+	}
+	return call, nil
+}
+
+// reads are the methods that change nothing, of all services; whatever is not listed counts as a mutation.
+var reads = []string{
+	"Get", "List", "Watch",
+	"Version", "Hostname", "Read", "Copy", "DiskUsage", "Dmesg", "Logs", "LogsContainers", "Events", "ServiceList", "Containers",
+	"Memory", "Mounts", "Processes", "Stats", "SystemStat", "CPUInfo", "CPUFreqStats", "DiskStats", "LoadAvg", "NetworkDeviceStats",
+	"Netstat", "PacketCapture", "ImageList", "Kubeconfig", "GenerateClientConfiguration",
+	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate",
+}
+
+// authorize lets readers read what is no secret, operators run the machine, admins do all.
+func (g *gate) authorize(ctx context.Context, method string) error {
+	base := path.Base(method)
+	if g.maintenance && base == "ApplyConfiguration" {
+		return nil
+	}
+	allowed := []role.Role{role.Admin}
+	switch base {
+	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "Events", "DiskUsage",
+		"EtcdMemberList", "EtcdStatus", "EtcdAlarmList":
+		allowed = append(allowed, role.Operator, role.Reader)
+	case "Reboot", "Shutdown", "Restart", "ServiceStart", "ServiceStop", "ServiceRestart",
+		"EtcdForfeitLeadership", "EtcdDefragment", "EtcdAlarmDisarm":
+		allowed = append(allowed, role.Operator)
+	case "EtcdSnapshot":
+		allowed = append(allowed, role.Operator, role.EtcdBackup)
+	}
+	have := roles(ctx)
+	if slices.ContainsFunc(allowed, have.Includes) {
+		return nil
+	}
+	return status.Error(codes.PermissionDenied, "not authorized")
+}
+
+// roles are the caller's, as its certificate has them. Without one (maintenance mode) everybody is a reader.
+func roles(ctx context.Context) role.Set {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
+			set, _ := role.Parse(info.State.PeerCertificates[0].Subject.Organization)
+			return set
+		}
+	}
+	return role.MakeSet(role.Reader)
+}
+
+// rule guards the resources: nobody writes them, and only admins read what is
+// marked sensitive. Disks are probed afresh before they are read.
+func (b *boot) rule(ctx context.Context, access state.Access) error {
+	if !access.Verb.Readonly() {
+		return status.Error(codes.PermissionDenied, "write access denied")
+	}
+	kind, err := b.store.st.Get(ctx, resource.NewMetadata(
+		meta.NamespaceName, meta.ResourceDefinitionType, strings.ToLower(access.ResourceType), resource.VersionUndefined))
+	if err != nil {
+		return err
+	}
+	rd, ok := kind.(*meta.ResourceDefinition)
+	if !ok {
+		return status.Error(codes.Internal, fmt.Sprintf("unexpected definition of %s", access.ResourceType))
+	}
+	if rd.TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin) {
+		return status.Error(codes.PermissionDenied, "not authorized")
+	}
+	switch access.ResourceType {
+	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType:
+		return b.publishBlock(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,317 @@
+package talosapi_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		b := l.controlPlane()
+		defer b.guest.Kill()
+		l.running(cpAddr)
+		ctx := t.Context()
+		calls := map[string]func(*client.Client) error{
+			"status": func(c *client.Client) error {
+				_, err := get[*runtime.MachineStatus](ctx, c, runtime.NewMachineStatus().Metadata())
+				return err
+			},
+			"version": func(c *client.Client) error { _, err := c.Version(ctx); return err },
+			"config": func(c *client.Client) error {
+				_, err := get[*config.MachineConfig](ctx, c, config.NewMachineConfig(nil).Metadata())
+				return err
+			},
+			"watch config": func(c *client.Client) error {
+				ch := make(chan state.Event)
+				return c.COSI.Watch(ctx, config.NewMachineConfig(nil).Metadata(), ch)
+			},
+			"file": func(c *client.Client) error { _, err := readFile(ctx, c, "/usr/local/sbin/iscsid"); return err },
+			"unknown kind": func(c *client.Client) error {
+				_, err := safe.StateListAll[*k8s.KubeletStatus](ctx, c.COSI)
+				return err
+			},
+			"write": func(c *client.Client) error {
+				err := c.COSI.Create(ctx, k8s.NewNodename(k8s.NamespaceName, "other"))
+				if state.IsOwnerConflictError(err) { // what COSI's client makes of PermissionDenied
+					return status.Error(codes.PermissionDenied, err.Error())
+				}
+				return err
+			},
+			"rollback": func(c *client.Client) error { return c.Rollback(ctx) },
+			"apply in a mode that is gone": func(c *client.Client) error {
+				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
+				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: conf})
+				return err
+			},
+			"apply rubbish": func(c *client.Client) error {
+				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: []byte("machine: [")})
+				return err
+			},
+		}
+		got := map[string]string{}
+		for _, r := range []role.Role{role.Admin, role.Reader} {
+			c := l.client(cpAddr, r)
+			for name, call := range calls {
+				got[name] += fmt.Sprintf("%s ", status.Code(call(c)))
+			}
+		}
+		want := map[string]string{
+			"status": "OK OK ", "version": "OK OK ", "config": "OK PermissionDenied ", "watch config": "OK PermissionDenied ",
+			"file": "OK PermissionDenied ", "unknown kind": "NotFound NotFound ", "write": "PermissionDenied PermissionDenied ",
+			"rollback": "Unimplemented PermissionDenied ", "apply in a mode that is gone": "Unimplemented PermissionDenied ",
+			"apply rubbish": "InvalidArgument PermissionDenied ",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("admin, then reader (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestForeignCertificateIsRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		b := l.controlPlane()
+		defer b.guest.Kill()
+		l.running(cpAddr)
+		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", "v1.13.9", "v1.35.4")
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := other.Talosconfig(role.Admin, cpAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readFacts(t.Context(), l.clientWith(cpAddr, raw)); !strings.Contains(fmt.Sprint(err), "certificate") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+func TestWorkerNeedsAControlPlane(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
+		wk := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, l.installed(conf, image("old"))))
+		wk.on()
+		defer wk.guest.Kill()
+		time.Sleep(5 * time.Minute)
+		if _, err := l.net.Dialer().DialContext(t.Context(), "tcp", workerAddr+":50000"); err == nil {
+			t.Error("a lone worker has an API")
+		}
+		cp := l.controlPlane()
+		defer cp.guest.Kill()
+		l.running(workerAddr)
+	})
+}
+
+func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		cp := l.controlPlane()
+		defer cp.guest.Kill()
+		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
+		wk := func() *box {
+			b := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, l.installed(conf, image("old"))))
+			b.on()
+			l.running(workerAddr)
+			return b
+		}
+		b := wk()
+		b.guest.Kill()
+		b = wk()
+		defer func() { b.guest.Kill() }()
+		c := l.client(cpAddr, role.Reader)
+		count := func() (affiliates, members int) {
+			t.Helper()
+			time.Sleep(time.Second)
+			a, err := safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := safe.StateListAll[*cluster.Member](t.Context(), c.COSI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a.Len(), m.Len()
+		}
+		if a, m := count(); a != 3 || m != 2 {
+			t.Errorf("after the recreate: %d affiliates, %d members", a, m)
+		}
+		time.Sleep(30 * time.Minute)
+		if a, m := count(); a != 2 || m != 2 {
+			t.Errorf("later: %d affiliates, %d members", a, m)
+		}
+	})
+}
+
+func TestWatchSeesAReboot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		b := l.controlPlane()
+		defer b.guest.Kill()
+		l.running(cpAddr)
+		c := l.client(cpAddr, role.Operator)
+		events := make(chan state.Event)
+		if err := c.COSI.Watch(t.Context(), runtime.NewMachineStatus().Metadata(), events); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Reboot(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var seen []string
+		for e := range events {
+			if e.Type == state.Errored {
+				break
+			}
+			seen = append(seen, e.Resource.(*runtime.MachineStatus).TypedSpec().Stage.String())
+		}
+		if diff := cmp.Diff([]string{"running", "rebooting"}, seen); diff != "" {
+			t.Errorf("stages (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRecorderSeesAndBreaksCalls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		b := l.controlPlane()
+		defer b.guest.Kill()
+		l.running(cpAddr)
+		c := l.client(cpAddr, role.Admin)
+		from := len(l.rec.Calls())
+		facts(t, c)
+		if n := l.rec.Mutations(); n != 0 {
+			t.Errorf("%d reads count as mutations", n)
+		}
+		ended := 0
+		l.rec.Hooks(func(c record.Call) error {
+			if c.Mutation {
+				return errors.New("the cable is out")
+			}
+			return nil
+		}, func(record.Call) { ended++ })
+		if err := c.Reboot(t.Context()); status.Code(err) != codes.Unavailable {
+			t.Errorf("err = %v", err)
+		}
+		calls := l.rec.Calls()[from:]
+		last := calls[len(calls)-1]
+		want := record.Call{Seq: last.Seq, Proto: "talos", Target: cpAddr, Method: "/machine.MachineService/Reboot", User: "os:admin", Mutation: true}
+		if diff := cmp.Diff(want, last); diff != "" || ended != 0 {
+			t.Errorf("%d calls ended; the last (-want +got):\n%s", ended, diff)
+		}
+		time.Sleep(time.Minute)
+		l.running(cpAddr)
+		if got := l.lines(&l.kubelets); len(got) != 1 {
+			t.Errorf("the machine rebooted: %q", got)
+		}
+	})
+}
+
+func TestDisksAsTheKernelShowsThem(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		b := l.box(9011, "02:00:00:00:00:1F",
+			disk("scsi0", "", 10, nil), disk("scsi1", "data-wk1", 20, []byte("ext4, perhaps")), disk("virtio3", "", 1, nil),
+			disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))
+		b.on()
+		defer b.guest.Kill()
+		c := l.insecure(workerAddr)
+		l.awaitStage(c, runtime.MachineStageMaintenance)
+		all, err := safe.StateListAll[*block.Disk](t.Context(), c.COSI)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[resource.ID]string{}
+		for d := range all.All() {
+			s := d.TypedSpec()
+			got[d.Metadata().ID()] = fmt.Sprintf("%q %s cdrom=%v ro=%v", s.Serial, s.BusPath, s.CDROM, s.Readonly)
+		}
+		want := map[resource.ID]string{
+			"loop0": `""  cdrom=false ro=true`,
+			"sda":   `"drive-scsi0" /pci0000:00/0000:00:05.0/0000:01:01.0/virtio2/host2/target2:0:0/2:0:0:0/ cdrom=false ro=false`,
+			"sdb":   `"data-wk1" /pci0000:00/0000:00:05.0/0000:01:02.0/virtio3/host3/target3:0:0/3:0:0:1/ cdrom=false ro=false`,
+			"vda":   `"" /pci0000:00/0000:00:0d.0/virtio5/ cdrom=false ro=false`,
+			"sr0":   `"QM00003" /pci0000:00/0000:00:01.1/ata3/host2/target2:0:0/2:0:0:0/ cdrom=true ro=false`,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("disks (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDescribe(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
+	one, err := talosapi.Preinstalled(conf, image("old"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := talosapi.Preinstalled(conf, image("old"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := talosapi.Preinstalled(conf, image("new"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if talosapi.Describe(one) != talosapi.Describe(two) || talosapi.Describe(one) == talosapi.Describe(other) {
+		t.Errorf("descriptions:\n%s\n%s\n%s", talosapi.Describe(one), talosapi.Describe(two), talosapi.Describe(other))
+	}
+	data, more := talosapi.DataDisk("u-data", []byte("a")), talosapi.DataDisk("u-data", []byte("a"))
+	if talosapi.Describe(data) == talosapi.Describe(more) {
+		t.Error("two data disks with UUIDs of their own read alike")
+	}
+}
+
+func TestOverLoopback(t *testing.T) {
+	t.Parallel()
+	const addr = "127.42.211.11"
+	l := newLab(t, func(o *talosapi.Options) {
+		o.Network, o.Speed = network.Loopback(), 1000
+		o.Lease = func(string) (netip.Addr, bool) { return netip.MustParseAddr(addr), true }
+	})
+	b := l.controlPlane()
+	defer b.guest.Kill()
+	c := l.client(addr, role.Admin)
+	ctx := t.Context()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		s, err := get[*runtime.MachineStatus](ctx, c, runtime.NewMachineStatus().Metadata())
+		if err == nil && s.TypedSpec().Stage == runtime.MachineStageRunning {
+			return
+		}
+	}
+	t.Error("never running")
+}

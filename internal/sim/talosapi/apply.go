@@ -1,0 +1,130 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// errNoState says that there is no STATE partition to keep a configuration in.
+var errNoState = errors.New("the STATE partition is missing")
+
+// ApplyConfiguration implements the API.
+func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
+	cfg, err := parseConfig(req.GetData())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	//lint:ignore SA1019 this is the side that Validate is for
+	warnings, err := cfg.Validate(metalMode{})
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "configuration validation failed: %s", err)
+	}
+	apply := s.applyRunning
+	if s.maintenance {
+		apply = s.applyMaintenance
+	}
+	answer, err := apply(ctx, req, cfg)
+	if err != nil {
+		return nil, err
+	}
+	answer.Warnings = warnings
+	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{answer}}, nil
+}
+
+// applyMaintenance hands a machine its first configuration.
+func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, _ config.Provider) (*machineapi.ApplyConfiguration, error) {
+	switch mode := req.GetMode(); mode {
+	//lint:ignore SA1019 REBOOT is the zero value, and means NO_REBOOT here
+	case machineapi.ApplyConfigurationRequest_REBOOT, machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT:
+	default:
+		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported in maintenance mode", mode)
+	}
+	answer := &machineapi.ApplyConfiguration{
+		Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot",
+	}
+	if req.GetDryRun() {
+		answer.ModeDetails = "Dry run summary:\n" + answer.ModeDetails + " (skipped in dry-run)."
+		return answer, nil
+	}
+	select {
+	case s.boot.configs <- req.GetData():
+		return answer, nil
+	default:
+		return nil, status.Error(codes.FailedPrecondition, "the machine has already been given a configuration")
+	}
+}
+
+// applyRunning changes the configuration of a configured machine.
+func (s *machineService) applyRunning(ctx context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
+	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot"}
+	active := cfg
+	switch mode := req.GetMode(); mode {
+	case machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT:
+	case machineapi.ApplyConfigurationRequest_STAGED:
+		answer.Mode, answer.ModeDetails = mode, "Staged configuration to be applied after the next reboot"
+		active = s.boot.config()
+	default:
+		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported", mode)
+	}
+	if req.GetDryRun() {
+		answer.ModeDetails = "Dry run summary:\n" + answer.ModeDetails + " (skipped in dry-run)."
+		return answer, nil
+	}
+	if err := s.boot.persist(req.GetData()); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	s.boot.mu.Lock()
+	s.boot.cfg = active
+	s.boot.mu.Unlock()
+	if err := s.boot.publishConfig(ctx, active, cfg); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return answer, nil
+}
+
+// persist writes the configuration for the next boot to STATE.
+func (b *boot) persist(raw []byte) error {
+	d, ok := systemDisk(b.m.devices())
+	if !ok {
+		return errNoState
+	}
+	b.mu.Lock()
+	st, err := stateData{Config: raw, NodeID: b.nodeID}.encode()
+	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if _, ok := partition(d.disk, labelState); !ok {
+		return errNoState
+	}
+	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
+		return edited(disk, labelState, func([]byte) []byte { return st })
+	})
+}
+
+// parseConfig reads a machine configuration, which must have its main document.
+func parseConfig(raw []byte) (config.Provider, error) {
+	cfg, err := configloader.NewFromBytes(raw)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.RawV1Alpha1() == nil {
+		return nil, errors.New("the applied machine configuration doesn't contain v1alpha1 config")
+	}
+	return cfg, nil
+}
+
+// metalMode is what configurations are validated for.
+type metalMode struct{}
+
+func (metalMode) String() string        { return "metal" }
+func (metalMode) RequiresInstall() bool { return true }
+func (metalMode) InContainer() bool     { return false }

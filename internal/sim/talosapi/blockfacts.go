@@ -1,0 +1,142 @@
+package talosapi
+
+import (
+	"context"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+)
+
+const (
+	gib = 1 << 30
+	mib = 1 << 20
+)
+
+// publishBlock probes the machine's disks and shows what is on them.
+func (b *boot) publishBlock(ctx context.Context) error {
+	b.probing.Lock()
+	defer b.probing.Unlock()
+	devs := b.m.devices()
+	var system []resource.Resource
+	if d, ok := systemDisk(devs); ok {
+		r := block.NewSystemDisk(block.NamespaceName, block.SystemDiskID)
+		r.TypedSpec().DiskID, r.TypedSpec().DevPath = d.name, d.path()
+		system = append(system, r)
+	}
+	for kind, rs := range map[resource.Type][]resource.Resource{
+		block.DiskType:             disks(devs),
+		block.DiscoveredVolumeType: discoveredVolumes(devs),
+		block.SystemDiskType:       system,
+		block.VolumeStatusType:     b.volumeStatuses(devs),
+	} {
+		if err := b.store.replace(ctx, resource.NewMetadata(block.NamespaceName, kind, "", resource.VersionUndefined), rs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disks are the drives and the loop device of the system's own image.
+func disks(devs []device) []resource.Resource {
+	loop := block.NewDisk(block.NamespaceName, "loop0")
+	loop.TypedSpec().DevPath, loop.TypedSpec().Readonly, loop.TypedSpec().SectorSize = "/dev/loop0", true, 512
+	loop.TypedSpec().SetSize(72 * mib)
+	rs := []resource.Resource{loop}
+	for _, d := range devs {
+		r := block.NewDisk(block.NamespaceName, d.name)
+		*r.TypedSpec() = block.DiskSpec{
+			DevPath: d.path(), IOSize: 512, SectorSize: 512, CDROM: d.CDROM, Model: d.model, Serial: d.Serial, BusPath: d.busPath,
+			SubSystem: "/sys/class/block", Transport: d.transport, Rotational: true, Symlinks: d.symlinks(),
+		}
+		r.TypedSpec().SetSize(uint64(d.SizeBytes))
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// discoveredVolumes are the disks and partitions with what is found on them.
+func discoveredVolumes(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, d := range devs {
+		r := block.NewDiscoveredVolume(block.NamespaceName, d.name)
+		*r.TypedSpec() = block.DiscoveredVolumeSpec{DevPath: d.path(), Type: "disk", DevicePath: d.busPath, SectorSize: 512, IOSize: 512}
+		r.TypedSpec().SetSize(uint64(d.SizeBytes))
+		switch {
+		case d.CDROM && len(d.bytes()) > 0:
+			r.TypedSpec().Name = "iso9660"
+		case len(d.disk.Partitions) > 0:
+			r.TypedSpec().Name = "gpt"
+		}
+		rs = append(rs, r)
+		sizes := partitionSizes(d)
+		for i, p := range d.disk.Partitions {
+			name := d.partitionName(i + 1)
+			r := block.NewDiscoveredVolume(block.NamespaceName, name)
+			*r.TypedSpec() = block.DiscoveredVolumeSpec{
+				DevPath: "/dev/" + name, Type: "partition", DevicePath: d.busPath, Parent: d.name, ParentDevPath: d.path(),
+				SectorSize: 512, IOSize: 512, Name: p.Filesystem, UUID: p.FilesystemUUID,
+				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
+			}
+			r.TypedSpec().SetSize(sizes[i])
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+// partitionSizes are Talos' fixed sizes; what is left is shared by the others.
+func partitionSizes(d device) []uint64 {
+	fixed := map[string]uint64{labelEFI: 2 * gib, labelMeta: mib, labelState: 100 * mib}
+	rest, sharing := uint64(max(d.SizeBytes, 0)), uint64(0)
+	for _, p := range d.disk.Partitions {
+		size, ok := fixed[p.Label]
+		if !ok {
+			sharing++
+		}
+		rest -= min(size, rest)
+	}
+	sizes := make([]uint64, 0, len(d.disk.Partitions))
+	for _, p := range d.disk.Partitions {
+		size, ok := fixed[p.Label]
+		if !ok {
+			size = rest / sharing
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes
+}
+
+// volumeStatuses says of every volume that Talos manages where it is.
+func (b *boot) volumeStatuses(devs []device) []resource.Resource {
+	cfg := b.config()
+	var rs []resource.Resource
+	for _, v := range volumesOf(cfg) {
+		r := block.NewVolumeStatus(block.NamespaceName, v.id)
+		spec := r.TypedSpec()
+		spec.Type = block.VolumeTypePartition
+		p, found := locate(devs, v.label)
+		switch {
+		case !found && v.fixed:
+			spec.Phase = block.VolumePhaseMissing
+		case !found || cfg == nil && !v.fixed:
+			spec.Phase = block.VolumePhaseWaiting
+		default:
+			place(spec, p)
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+func place(spec *block.VolumeStatusSpec, p placed) {
+	spec.Phase = block.VolumePhaseReady
+	spec.Location = "/dev/" + p.dev.partitionName(p.index)
+	spec.MountLocation = spec.Location
+	spec.ParentLocation = p.dev.path()
+	spec.PartitionIndex = p.index
+	spec.UUID, spec.PartitionUUID = p.part.FilesystemUUID, p.part.UUID
+	if p.part.Filesystem == "xfs" {
+		spec.Filesystem = block.FilesystemTypeXFS
+	}
+	spec.SetSize(partitionSizes(p.dev)[p.index-1])
+}

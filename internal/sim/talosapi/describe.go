@@ -1,0 +1,54 @@
+package talosapi
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// Describe says in one line what a disk holds, without what every install makes
+// anew (the UUIDs of the system's own partitions, the node's identity), so that
+// two systems installed alike read alike. Data volumes show UUID and content.
+func Describe(content []byte) string {
+	if len(content) == 0 {
+		return "blank"
+	}
+	disk, err := artefact.ReadDisk(content)
+	if err != nil {
+		return "foreign " + digest(content)
+	}
+	parts := make([]string, 0, len(disk.Partitions))
+	for _, p := range disk.Partitions {
+		parts = append(parts, describePartition(p))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func describePartition(p artefact.Partition) string {
+	switch p.Label {
+	case labelMeta:
+		return p.Label
+	case labelEFI:
+		var l loader
+		if json.Unmarshal(p.Data, &l) != nil {
+			return p.Label + " without boot entries"
+		}
+		var entries []string
+		for _, e := range l.Entries {
+			entries = append(entries, e.Name+" "+digest(e.UKI))
+		}
+		return fmt.Sprintf("%s boots %s of [%s]", p.Label, l.Default, strings.Join(entries, ", "))
+	case labelState:
+		var s stateData
+		if json.Unmarshal(p.Data, &s) != nil {
+			return p.Label + " unreadable"
+		}
+		return p.Label + " config " + digest(s.Config)
+	}
+	return fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(p.Data))
+}
+
+func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }

@@ -1,0 +1,193 @@
+package talosapi
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/crypto/x509"
+	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+)
+
+// hub is where machines meet: the discovery service, and the control planes'
+// trustd that signs the workers' certificates.
+type hub struct {
+	mu         sync.Mutex
+	affiliates map[string]*affiliate // by cluster ID, "/" and node ID
+	issuers    map[*boot]issuer
+	changed    chan struct{} // closed at the next change
+}
+
+// affiliate is a machine that discovery knows.
+type affiliate struct {
+	cluster string
+	spec    cluster.AffiliateSpec
+	owner   *boot     // nil once the machine is gone
+	expires time.Time // when it is forgotten; zero while it lives
+}
+
+// issuer is a control plane that can sign certificates.
+type issuer struct {
+	ca    *x509.PEMEncodedCertificateAndKey
+	token string
+}
+
+func newHub() *hub {
+	return &hub{affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, changed: make(chan struct{})}
+}
+
+// notify wants h.mu held.
+func (h *hub) notify() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// join makes a machine known to those of its cluster.
+func (h *hub) join(b *boot, clusterID string, spec cluster.AffiliateSpec) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.affiliates[clusterID+"/"+spec.NodeID] = &affiliate{cluster: clusterID, spec: spec, owner: b}
+	h.notify()
+}
+
+// leave forgets a machine's trustd at once; discovery forgets the machine only after its time to live.
+func (h *hub) leave(b *boot) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.issuers, b)
+	for _, a := range h.affiliates {
+		if a.owner == b {
+			a.owner, a.expires = nil, time.Now().Add(b.m.fw.scaled(affiliateTTL))
+		}
+	}
+	h.notify()
+}
+
+// members are the affiliates of a cluster in order of node ID, the time at which
+// the next one is to be forgotten (zero: none), and a channel closed at the next change.
+func (h *hub) members(clusterID string) ([]cluster.AffiliateSpec, time.Time, <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var specs []cluster.AffiliateSpec
+	var next time.Time
+	for _, key := range slices.Sorted(maps.Keys(h.affiliates)) {
+		a := h.affiliates[key]
+		if a.cluster != clusterID {
+			continue
+		}
+		if !a.expires.IsZero() {
+			if !time.Now().Before(a.expires) {
+				delete(h.affiliates, key)
+				continue
+			}
+			if next.IsZero() || a.expires.Before(next) {
+				next = a.expires
+			}
+		}
+		specs = append(specs, a.spec)
+	}
+	return specs, next, h.changed
+}
+
+// offer makes a control plane's trustd available.
+func (h *hub) offer(b *boot, i issuer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.issuers[b] = i
+	h.notify()
+}
+
+// issuer finds a control plane that signs for a machine which trusts this CA and has this token.
+func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKey, <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, i := range h.issuers {
+		if i.token == token && bytes.Equal(bytes.TrimSpace(i.ca.Crt), bytes.TrimSpace(crt)) {
+			return i.ca, h.changed
+		}
+	}
+	return nil, h.changed
+}
+
+// discover joins the cluster's discovery and shows its members until the boot ends.
+func (b *boot) discover(ctx context.Context) {
+	cfg := b.config()
+	id := clusterID(cfg)
+	b.m.fw.hub.join(b, id, b.affiliate())
+	for {
+		specs, next, changed := b.m.fw.hub.members(id)
+		if err := b.publishMembers(ctx, specs); err != nil {
+			if ctx.Err() == nil {
+				b.m.console("discovery: %v", err)
+			}
+			return
+		}
+		if !awaitChange(ctx, changed, next) {
+			return
+		}
+	}
+}
+
+// awaitChange waits for a change or a point in time; false when ctx ends.
+func awaitChange(ctx context.Context, changed <-chan struct{}, next time.Time) bool {
+	var due <-chan time.Time
+	if !next.IsZero() {
+		t := time.NewTimer(time.Until(next))
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-changed:
+	case <-due:
+	}
+	return true
+}
+
+func (b *boot) affiliate() cluster.AffiliateSpec {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name := hostnameOf(b.cfg, b.nodeID)
+	spec := cluster.AffiliateSpec{
+		NodeID: b.nodeID, Hostname: name, Nodename: name, MachineType: b.cfg.Machine().Type(),
+		OperatingSystem: "Talos (" + b.med.image.TalosVersion + ")",
+	}
+	if b.m.addr.IsValid() {
+		spec.Addresses = []netip.Addr{b.m.addr}
+	}
+	if spec.MachineType.IsControlPlane() {
+		spec.ControlPlane = &cluster.ControlPlane{APIServerPort: 6443}
+	}
+	return spec
+}
+
+// publishMembers shows affiliates by identity and members by name; of two
+// affiliates with one name the later identity is shown.
+func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec) error {
+	var affiliates []resource.Resource
+	members := map[string]resource.Resource{}
+	for _, spec := range specs {
+		a := cluster.NewAffiliate(cluster.NamespaceName, spec.NodeID)
+		*a.TypedSpec() = spec
+		affiliates = append(affiliates, a)
+		m := cluster.NewMember(cluster.NamespaceName, spec.Nodename)
+		*m.TypedSpec() = cluster.MemberSpec{
+			NodeID: spec.NodeID, Addresses: spec.Addresses, Hostname: spec.Hostname, MachineType: spec.MachineType,
+			OperatingSystem: spec.OperatingSystem, ControlPlane: spec.ControlPlane,
+		}
+		members[spec.Nodename] = m
+	}
+	kind := func(t resource.Type) resource.Kind {
+		return resource.NewMetadata(cluster.NamespaceName, t, "", resource.VersionUndefined)
+	}
+	if err := b.store.replace(ctx, kind(cluster.AffiliateType), affiliates); err != nil {
+		return err
+	}
+	return b.store.replace(ctx, kind(cluster.MemberType), slices.Collect(maps.Values(members)))
+}

@@ -1,0 +1,203 @@
+package talosapi
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/resources/network"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// publishFacts shows what is true of the machine and its image whatever its configuration.
+func (b *boot) publishFacts(ctx context.Context) error {
+	img := b.med.image
+	version := runtime.NewVersion()
+	version.TypedSpec().Name, version.TypedSpec().Version = "Talos", img.TalosVersion
+	system := hardware.NewSystemInformation(hardware.SystemInformationID)
+	*system.TypedSpec() = hardware.SystemInformationSpec{
+		Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
+	}
+	cmdline := runtime.NewKernelCmdline()
+	cmdline.TypedSpec().Cmdline = img.Cmdline
+	bootID := runtime.NewBootID()
+	bootID.TypedSpec().BootID = b.id
+	security := runtime.NewSecurityStateSpec(runtime.NamespaceName)
+	security.TypedSpec().BootedWithUKI = true
+	rs := []resource.Resource{version, system, cmdline, bootID, security}
+	if b.med.entry != "" {
+		entry := runtime.NewBootedEntrySpec()
+		entry.TypedSpec().BootedEntry = b.med.entry
+		rs = append(rs, entry)
+	}
+	if b.m.addr.IsValid() {
+		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
+			addr := network.NewNodeAddress(network.NamespaceName, id)
+			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, 24)}
+			rs = append(rs, addr)
+		}
+	}
+	if err := b.store.set(ctx, append(rs, extensionStatuses(img)...)...); err != nil {
+		return err
+	}
+	return b.publishBlock(ctx)
+}
+
+// extensionStatuses lists the image's extensions as its extensions.yaml has
+// them: no digest anywhere, and the factory's schematic as one more entry.
+func extensionStatuses(img artefact.Image) []resource.Resource {
+	var rs []resource.Resource
+	add := func(e artefact.Extension, extraInfo string) {
+		n := strconv.Itoa(len(rs))
+		r := runtime.NewExtensionStatus(runtime.NamespaceName, n)
+		r.TypedSpec().Image = n + ".sqsh"
+		m := &r.TypedSpec().Metadata
+		m.Name, m.Version, m.Author, m.Description, m.ExtraInfo = e.Name, e.Version, e.Author, e.Description, extraInfo
+		rs = append(rs, r)
+	}
+	for _, e := range img.Extensions {
+		add(e, "")
+	}
+	if img.SchematicID != "" {
+		add(artefact.Extension{
+			Name: "schematic", Version: img.SchematicID, Author: "Image Factory (" + img.FactoryURL + ")",
+			Description: "Virtual extension which specifies the schematic of the image built with Image Factory.",
+		}, img.SchematicYAML)
+	}
+	return rs
+}
+
+// stage shows where the machine is in its life; each unmet condition is "name" or "name: reason".
+func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) error {
+	r := runtime.NewMachineStatus()
+	spec := r.TypedSpec()
+	spec.Stage, spec.Status.Ready = s, ready
+	for _, u := range unmet {
+		name, reason, _ := strings.Cut(u, ": ")
+		spec.Status.UnmetConditions = append(spec.Status.UnmetConditions, runtime.UnmetCondition{Name: name, Reason: reason})
+	}
+	rs := []resource.Resource{r}
+	for _, s := range b.services() {
+		svc := v1alpha1.NewService(s.id)
+		svc.TypedSpec().Running, svc.TypedSpec().Healthy, svc.TypedSpec().Unknown = true, s.healthy, !s.healthy
+		rs = append(rs, svc)
+	}
+	return b.store.set(ctx, rs...)
+}
+
+// publishConfig shows the active configuration, the one stored for the next boot, and what follows from the former.
+func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider) error {
+	b.mu.Lock()
+	nodeID := b.nodeID
+	b.mu.Unlock()
+	kind := configres.NewMachineType()
+	kind.SetMachineType(active.Machine().Type())
+	name := hostnameOf(active, nodeID)
+	host := network.NewHostnameStatus(network.NamespaceName, network.HostnameID)
+	host.TypedSpec().Hostname = name
+	node := k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID)
+	node.TypedSpec().Nodename = name
+	identity := cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity)
+	identity.TypedSpec().NodeID = nodeID
+	info := cluster.NewInfo()
+	info.TypedSpec().ClusterID = clusterID(active)
+	if c := active.K8sClusterConfig(); c != nil {
+		info.TypedSpec().ClusterName = c.ClusterName()
+	}
+	return b.store.set(ctx,
+		configres.NewMachineConfig(active), configres.NewMachineConfigWithID(stored, configres.PersistentID),
+		kind, host, node, identity, info)
+}
+
+// hostnameOf is the configured name, or the one that Talos makes up from the node's identity.
+func hostnameOf(cfg config.Provider, nodeID string) string {
+	var configured string
+	if h := cfg.NetworkHostnameConfig(); h != nil {
+		configured = h.Hostname()
+	}
+	return cmp.Or(configured, "talos-"+strings.ReplaceAll(nodeID, "-", "")[:6])
+}
+
+// clusterID is what machines of one cluster find each other by; empty when discovery has no identity.
+func clusterID(cfg config.Provider) string {
+	if id := cfg.DiscoveryIdentityConfig(); id != nil {
+		return id.ClusterID()
+	}
+	return ""
+}
+
+// announce tells the kubelet hook that the node is up.
+func (b *boot) announce() {
+	b.mu.Lock()
+	info := b.nodeInfo()
+	b.node = info.Name
+	b.mu.Unlock()
+	if b.m.fw.o.Kubelet != nil {
+		b.m.fw.o.Kubelet.NodeUp(info)
+	}
+}
+
+// nodeInfo wants b.mu held.
+func (b *boot) nodeInfo() NodeInfo {
+	info := NodeInfo{
+		Name: hostnameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr,
+		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
+	}
+	if k := b.cfg.K8sKubeletConfig(); k != nil {
+		image, _, _ := strings.Cut(k.Image(), "@")
+		info.KubeletVersion = image[strings.LastIndexByte(image, ':')+1:]
+	}
+	if n := b.cfg.K8sNodeConfig(); n != nil {
+		info.Labels = n.Labels()
+	}
+	return info
+}
+
+// gone tells everybody that this boot's node no longer answers.
+func (b *boot) gone() {
+	b.mu.Lock()
+	known, node := b.cfg != nil, b.node
+	b.node = ""
+	b.mu.Unlock()
+	if known {
+		b.m.fw.hub.leave(b)
+	}
+	if node != "" && b.m.fw.o.Kubelet != nil {
+		b.m.fw.o.Kubelet.NodeDown(node)
+	}
+}
+
+// service is a system service as the API lists it.
+type service struct {
+	id      string
+	healthy bool
+}
+
+// services are those that run now.
+func (b *boot) services() []service {
+	ids := []string{"apid", "machined"}
+	if cfg := b.config(); cfg != nil {
+		ids = append(ids, "containerd", "cri", "kubelet")
+		if cfg.Machine().Type().IsControlPlane() {
+			ids = append(ids, "etcd", "trustd")
+		}
+	}
+	slices.Sort(ids)
+	all := make([]service, 0, len(ids))
+	for _, id := range ids {
+		all = append(all, service{id: id, healthy: true})
+	}
+	return all
+}

@@ -1,0 +1,132 @@
+// Package talosapi runs simulated Talos machines: it boots the bytes on a VM's
+// media, serves the Talos API of maintenance mode or of a configured node, and
+// installs, reboots and shuts down as the real system does.
+package talosapi
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/resource/meta"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// How long things take at speed 1.
+const (
+	bootTime     = 10 * time.Second // kernel and early userland, after firmware or kexec
+	firmwareTime = 5 * time.Second  // power on to kernel
+	switchTime   = time.Second      // each half of the change from maintenance to configured
+	pullTime     = 8 * time.Second  // fetching the installer
+	copyTime     = 12 * time.Second // writing the boot image
+	serviceTime  = 5 * time.Second  // API up until all services run
+	leaveTime    = 5 * time.Second  // orderly shutdown of services
+	affiliateTTL = 30 * time.Minute
+)
+
+// apiPort is apid's.
+const apiPort = 50000
+
+// Kubelet is told when a node's kubelet starts and when it is gone. Its methods must not block.
+type Kubelet interface {
+	NodeUp(NodeInfo)
+	NodeDown(name string)
+}
+
+// NodeInfo is a node as its kubelet registers it.
+type NodeInfo struct {
+	Name           string
+	UUID           string // SMBIOS, lower-case
+	BootID         string
+	Address        netip.Addr
+	ControlPlane   bool
+	TalosVersion   string
+	KubeletVersion string // "v1.35.4"
+	Labels         map[string]string
+}
+
+// Options connect the machines to their world.
+type Options struct {
+	Network  *network.Network
+	Recorder *record.Recorder
+	// Lease is the address that DHCP gives to a MAC (upper-case).
+	Lease func(mac string) (netip.Addr, bool)
+	// Speed divides every simulated duration; 0 means 1.
+	Speed float64
+	// PullInstaller fetches what an installer image of that architecture holds.
+	PullInstaller func(ctx context.Context, ref, arch string) (artefact.Image, error)
+	// Kubelet may be nil.
+	Kubelet Kubelet
+	// Console gets what a machine prints on its screen; may be nil.
+	Console func(vmid int, line string)
+	// BootLog lets a booted node append a line to the data of its EPHEMERAL partition.
+	BootLog bool
+}
+
+// Firmware boots Talos machines.
+type Firmware struct {
+	o     Options
+	hub   *hub
+	kinds func() ([]*meta.ResourceDefinition, error)
+	life  func() (context.Context, context.CancelFunc)
+}
+
+var _ world.Firmware = (*Firmware)(nil)
+
+// New makes firmware whose machines all end with ctx at the latest.
+func New(ctx context.Context, o Options) *Firmware {
+	if o.Speed == 0 {
+		o.Speed = 1
+	}
+	return &Firmware{
+		o: o, hub: newHub(), kinds: sync.OnceValues(definitions),
+		life: func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+	}
+}
+
+// PowerOn implements world.Firmware.
+func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
+	ctx, cancel := fw.life()
+	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
+	if len(hw.MACs) > 0 {
+		m.addr, _ = fw.o.Lease(hw.MACs[0])
+	}
+	go func() {
+		off := m.run(ctx)
+		close(m.done)
+		if off {
+			hw.PowerOff() // the world answers with Kill, which has nothing left to wait for
+		}
+	}()
+	return m
+}
+
+// scaled is how long d lasts for this lab.
+func (fw *Firmware) scaled(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / fw.o.Speed)
+}
+
+// sleep waits for a simulated duration and says whether ctx is still alive.
+func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(fw.scaled(d))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return ctx.Err() == nil
+	}
+}
+
+// console prints a line on a machine's screen.
+func (m *machine) console(format string, args ...any) {
+	if m.fw.o.Console != nil {
+		m.fw.o.Console(m.hw.VMID, fmt.Sprintf(format, args...))
+	}
+}

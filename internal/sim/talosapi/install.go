@@ -1,0 +1,160 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/siderolabs/talos/pkg/machinery/cel"
+	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// install writes the system to the configured disk and reboots into it. A
+// failure leaves the machine as it is, with the reason in its status.
+func (b *boot) install(ctx context.Context) (outcome, error) {
+	if err := b.stage(ctx, runtime.MachineStageInstalling, false, "services"); err != nil {
+		return carryOn, err
+	}
+	end, err := b.writeSystem(ctx)
+	if err == nil {
+		return end, nil
+	}
+	if ctx.Err() != nil {
+		return killed, nil
+	}
+	b.m.console("install failed: %v", err)
+	if err := b.stage(ctx, runtime.MachineStageInstalling, false, "install: "+err.Error()); err != nil {
+		return carryOn, err
+	}
+	return b.wait(ctx, 0), nil
+}
+
+// writeSystem pulls the installer, wipes and partitions the disk, and writes
+// boot image and state. Power lost after partitioning leaves a disk that counts
+// as installed and cannot boot.
+func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
+	ref, target, err := b.installTarget()
+	if err != nil {
+		return carryOn, err
+	}
+	if end := b.wait(ctx, pullTime); end != carryOn {
+		return end, nil
+	}
+	img, err := b.m.fw.o.PullInstaller(ctx, ref, b.med.image.Arch)
+	if err != nil {
+		return carryOn, fmt.Errorf("pull installer %s: %w", ref, err)
+	}
+	b.m.console("installing Talos %s to %s", img.TalosVersion, target.path())
+	blank := artefact.Disk{Partitions: []artefact.Partition{newPartition(labelEFI, "vfat", nil), newPartition(labelMeta, "talosmeta", nil)}}
+	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return blank }); err != nil {
+		return carryOn, err
+	}
+	if end := b.wait(ctx, copyTime); end != carryOn {
+		return end, nil
+	}
+	system, err := b.systemDisk(img)
+	if err != nil {
+		return carryOn, err
+	}
+	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return system }); err != nil {
+		return carryOn, err
+	}
+	return kexec, b.provision(ctx)
+}
+
+// systemDisk is a freshly installed disk with the active configuration, EPHEMERAL aside.
+func (b *boot) systemDisk(img artefact.Image) (artefact.Disk, error) {
+	raw, err := b.config().Bytes()
+	if err != nil {
+		return artefact.Disk{}, fmt.Errorf("write machine configuration: %w", err)
+	}
+	b.mu.Lock()
+	id := b.nodeID
+	b.mu.Unlock()
+	return systemPartitions(img, stateData{Config: raw, NodeID: id})
+}
+
+func systemPartitions(img artefact.Image, st stateData) (artefact.Disk, error) {
+	efi, err := efiPartition(img)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	state, err := st.encode()
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	return artefact.Disk{Partitions: []artefact.Partition{
+		efi, newPartition(labelMeta, "talosmeta", nil), newPartition(labelState, "xfs", state),
+	}}, nil
+}
+
+// installTarget is the installer to pull and the disk to install on: the first one that matches.
+func (b *boot) installTarget() (string, device, error) {
+	ref, matches, err := installWish(b.config())
+	if err != nil {
+		return "", device{}, err
+	}
+	for _, d := range b.m.devices() {
+		if d.CDROM {
+			continue
+		}
+		ok, err := matches(d)
+		if err != nil {
+			return "", device{}, fmt.Errorf("evaluate disk selector: %w", err)
+		}
+		if ok {
+			return ref, d, nil
+		}
+	}
+	return "", device{}, errors.New("no disk matches the install disk selector")
+}
+
+// installWish reads installer and disk selector from whichever part of the configuration has them.
+func installWish(cfg config.Provider) (string, func(device) (bool, error), error) {
+	if u := cfg.UnattendedInstallConfig(); u != nil {
+		selector := u.VolumeSelector()
+		return u.InstallerImage(), selected(&selector), nil
+	}
+	in := cfg.Machine().Install()
+	expr, err := in.DiskMatchExpression()
+	switch {
+	case err != nil:
+		return "", nil, fmt.Errorf("read install disk selector: %w", err)
+	case in.Image() == "":
+		return "", nil, errors.New("no installer image is configured")
+	case expr != nil:
+		return in.Image(), selected(expr), nil
+	case in.Disk() != "":
+		return in.Image(), func(d device) (bool, error) {
+			return d.path() == in.Disk() || slices.Contains(d.symlinks(), in.Disk()), nil
+		}, nil
+	}
+	return "", nil, errors.New("no install disk is configured")
+}
+
+func selected(expr *cel.Expression) func(device) (bool, error) {
+	return func(d device) (bool, error) { return matchDisk(expr, d, false) }
+}
+
+// matchDisk evaluates a disk selector.
+func matchDisk(expr *cel.Expression, d device, system bool) (bool, error) {
+	return expr.EvalBool(celenv.DiskLocator(), map[string]any{"disk": d.selectable(), "system_disk": system})
+}
+
+// rewrite changes the partitions of the disk at that key.
+func (m *machine) rewrite(key string, change func(artefact.Disk) artefact.Disk) error {
+	m.disks.Lock()
+	defer m.disks.Unlock()
+	devs := m.devices()
+	i := slices.IndexFunc(devs, func(d device) bool { return d.Key == key })
+	if i < 0 || devs[i].Media == nil {
+		return fmt.Errorf("disk %s is gone", key)
+	}
+	devs[i].Media.Write(artefact.WriteDisk(change(devs[i].disk)))
+	return nil
+}

@@ -1,0 +1,278 @@
+package talosapi_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// lab is a cluster's worth of firmware and the images that its machines can pull.
+type lab struct {
+	t       *testing.T
+	net     *network.Network
+	rec     *record.Recorder
+	fw      *talosapi.Firmware
+	cluster *talosapi.Cluster
+
+	mu         sync.Mutex
+	installers map[string]artefact.Image
+	screen     []string
+	kubelets   []string
+}
+
+func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
+	t.Helper()
+	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, installers: map[string]artefact.Image{}}
+	o := talosapi.Options{
+		Network: l.net, Recorder: l.rec, Kubelet: l,
+		Lease: func(mac string) (netip.Addr, bool) {
+			addr, ok := map[string]string{"02:00:00:00:00:0B": cpAddr, "02:00:00:00:00:1F": workerAddr}[mac]
+			if !ok {
+				return netip.Addr{}, false
+			}
+			return netip.MustParseAddr(addr), true
+		},
+		PullInstaller: func(_ context.Context, ref, _ string) (artefact.Image, error) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			img, ok := l.installers[ref]
+			if !ok {
+				return artefact.Image{}, errors.New("manifest unknown")
+			}
+			return img, nil
+		},
+		Console: func(vmid int, line string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.screen = append(l.screen, fmt.Sprintf("%d: %s", vmid, line))
+		},
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	l.net = o.Network
+	l.fw = talosapi.New(t.Context(), o)
+	return l
+}
+
+// NodeUp implements talosapi.Kubelet.
+func (l *lab) NodeUp(n talosapi.NodeInfo) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kubelets = append(l.kubelets, fmt.Sprintf("up %s %s cp=%v", n.Name, n.KubeletVersion, n.ControlPlane))
+}
+
+// NodeDown implements talosapi.Kubelet.
+func (l *lab) NodeDown(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kubelets = append(l.kubelets, "down "+name)
+}
+
+// lines returns what was recorded on a list so far.
+func (l *lab) lines(list *[]string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(*list)
+}
+
+const (
+	cpAddr     = "127.42.7.11"
+	workerAddr = "127.42.7.31"
+	oldRef     = "registry.example/installer/old:v1.13.9"
+	newRef     = "registry.example/installer/new:v1.13.9"
+)
+
+// image is what a factory would build for one lock.
+func image(build string) artefact.Image {
+	return artefact.Image{
+		TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Cmdline:     "talos.platform=nocloud console=ttyS0 recast.lock=sha256-" + build,
+		SchematicID: "schematic-" + build, SchematicYAML: "customization: {extraKernelArgs: [recast.lock=sha256-" + build + "]}\n",
+		FactoryURL: "http://127.0.0.1:8080",
+		Extensions: []artefact.Extension{{
+			Name: "iscsi-tools", Version: "v0.2.0", Author: "Sidero Labs",
+			Files: map[string][]byte{"/usr/local/sbin/iscsid": []byte("iscsid of " + build)},
+		}},
+	}
+}
+
+// box is a VM's hardware outside of any world.
+type box struct {
+	l     *lab
+	hw    world.Hardware
+	guest world.Guest
+
+	mu     sync.Mutex
+	drives []world.Drive
+	off    chan struct{} // closed when the machine switched itself off
+}
+
+func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
+	b := &box{l: l, drives: drives}
+	b.hw = world.Hardware{
+		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Memory: 4096,
+		UUID:      fmt.Sprintf("00000000-0000-4000-8000-%012d", vmid),
+		BootOrder: []string{"scsi0", "ide2"},
+		Drives: func() []world.Drive {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return slices.Clone(b.drives)
+		},
+	}
+	return b
+}
+
+func (b *box) on() {
+	off := make(chan struct{})
+	var once sync.Once
+	b.off = off
+	hw := b.hw
+	hw.PowerOff = func() { once.Do(func() { close(off) }) }
+	b.guest = b.l.fw.PowerOn(&hw)
+}
+
+func disk(key, serial string, gib int64, content []byte) world.Drive {
+	return world.Drive{Key: key, Serial: serial, SizeBytes: gib << 30, Media: world.NewMedia(content)}
+}
+
+func cdrom(content []byte) world.Drive {
+	d := world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(content))}
+	if content != nil {
+		d.Media = world.NewMedia(content)
+	}
+	return d
+}
+
+func (l *lab) iso(img artefact.Image) []byte {
+	l.t.Helper()
+	b, err := artefact.ISO(img)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return b
+}
+
+// config is a machine configuration that installs on the disk with serial "system".
+func (l *lab) config(m talosapi.Machine) []byte {
+	l.t.Helper()
+	if m.InstallSerial == "" {
+		m.InstallSerial = "system"
+	}
+	b, err := l.cluster.MachineConfig(m)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return b
+}
+
+// controlPlane starts an installed control plane; without one, workers have no API.
+func (l *lab) controlPlane() *box {
+	l.t.Helper()
+	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
+	b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installed(conf, image("old"))), cdrom(nil))
+	b.on()
+	return b
+}
+
+func (l *lab) installed(conf []byte, img artefact.Image) []byte {
+	l.t.Helper()
+	b, err := talosapi.Preinstalled(conf, img, false)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return b
+}
+
+// client talks to a machine with a certificate of that role.
+func (l *lab) client(addr string, r role.Role) *client.Client {
+	l.t.Helper()
+	raw, err := l.cluster.Talosconfig(r, addr)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return l.clientWith(addr, raw)
+}
+
+func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
+	l.t.Helper()
+	conf, err := clientconfig.FromBytes(talosconfig)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return l.dial(client.WithConfig(conf), client.WithEndpoints(addr))
+}
+
+// insecure talks to a machine in maintenance mode.
+func (l *lab) insecure(addr string) *client.Client {
+	l.t.Helper()
+	return l.dial(client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(addr))
+}
+
+func (l *lab) dial(opts ...client.OptionFunc) *client.Client {
+	l.t.Helper()
+	d := l.net.Dialer()
+	c, err := client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }),
+	))...)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// running waits until the machine at addr is a node that is ready.
+func (l *lab) running(addr string) {
+	l.t.Helper()
+	l.awaitStage(l.client(addr, role.Reader), runtime.MachineStageRunning)
+}
+
+func (l *lab) awaitStage(c *client.Client, want runtime.MachineStage) {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), 10*time.Minute)
+	defer cancel()
+	var last string
+	for ctx.Err() == nil {
+		status, err := get[*runtime.MachineStatus](ctx, c, runtime.NewMachineStatus().Metadata())
+		switch {
+		case err != nil:
+			last = err.Error()
+		case status.TypedSpec().Stage == want && status.TypedSpec().Status.Ready:
+			return
+		default:
+			last = status.TypedSpec().Stage.String()
+		}
+		time.Sleep(time.Second)
+	}
+	l.t.Fatalf("the machine never was %s; last seen: %s; screen: %q", want, last, l.lines(&l.screen))
+}
+
+func get[T resource.Resource](ctx context.Context, c *client.Client, ptr resource.Pointer) (T, error) {
+	return safe.StateGet[T](ctx, c.COSI, ptr)
+}

@@ -1,0 +1,107 @@
+package talosapi
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// machine is a VM that is switched on.
+type machine struct {
+	fw     *Firmware
+	hw     *world.Hardware
+	addr   netip.Addr // invalid without a lease: the machine is not on the network
+	cancel context.CancelFunc
+	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
+	done   chan struct{}
+
+	disks sync.Mutex // held while a disk's bytes are read, changed and written back
+}
+
+var _ world.Guest = (*machine)(nil)
+
+// Shutdown implements world.Guest.
+func (m *machine) Shutdown() {
+	select {
+	case m.power <- struct{}{}:
+	default:
+	}
+}
+
+// Kill implements world.Guest.
+func (m *machine) Kill() {
+	m.cancel()
+	<-m.done
+}
+
+// outcome is how a boot, or a part of it, came to its end.
+type outcome int
+
+const (
+	carryOn    outcome = iota // it has not ended
+	killed                    // the power is gone
+	kexec                     // straight into the installed system's kernel
+	powerCycle                // through the firmware
+	powerOff                  // switch the machine off
+)
+
+// run is the machine's life; true means that it wants to be switched off.
+func (m *machine) run(ctx context.Context) bool {
+	defer m.cancel()
+	med, ok := m.firmwareBoot(ctx)
+	for ok {
+		switch m.boot(ctx, med) {
+		case kexec:
+			if med, ok = m.installed(); ok {
+				continue
+			}
+			med, ok = m.firmwareBoot(ctx)
+		case powerCycle:
+			med, ok = m.firmwareBoot(ctx)
+		case powerOff:
+			return true
+		default:
+			return false
+		}
+	}
+	m.dark(ctx)
+	return false
+}
+
+// dark is a machine that does nothing until it is switched off: nothing to
+// boot, halted, or crashed.
+func (m *machine) dark(ctx context.Context) outcome {
+	<-ctx.Done()
+	return killed
+}
+
+// firmwareBoot takes the first bootable medium of the boot order.
+func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
+	if !m.fw.sleep(ctx, firmwareTime) {
+		return medium{}, false
+	}
+	devs := m.devices()
+	for _, key := range m.hw.BootOrder {
+		for _, d := range devs {
+			if d.Key != key {
+				continue
+			}
+			if med, ok := readMedium(d); ok {
+				return med, true
+			}
+		}
+	}
+	m.console("no bootable device")
+	return medium{}, false
+}
+
+// installed is the system disk's default entry, as kexec loads it.
+func (m *machine) installed() (medium, bool) {
+	d, ok := systemDisk(m.devices())
+	if !ok {
+		return medium{}, false
+	}
+	return readMedium(d)
+}

@@ -1,0 +1,152 @@
+package talosapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// The partitions of a system disk, in order.
+const (
+	labelEFI       = "EFI"
+	labelMeta      = "META"
+	labelState     = "STATE"
+	labelEphemeral = "EPHEMERAL"
+	userPrefix     = "u-" // of a user volume's partition label
+)
+
+// medium is what a machine boots from.
+type medium struct {
+	key   string // the drive
+	image artefact.Image
+	entry string // boot entry, lower-case as the system reports it; empty for an ISO
+}
+
+// halts says whether this medium refuses to run on an installed machine.
+func (m medium) halts() bool {
+	return slices.Contains(strings.Fields(m.image.Cmdline), artefact.HaltIfInstalled)
+}
+
+// readMedium is what a device boots, false if nothing.
+func readMedium(d device) (medium, bool) {
+	if d.CDROM {
+		img, err := artefact.ReadISO(d.bytes())
+		return medium{key: d.Key, image: img}, err == nil
+	}
+	efi, ok := partition(d.disk, labelEFI)
+	if !ok {
+		return medium{}, false
+	}
+	var l loader
+	if err := json.Unmarshal(efi.Data, &l); err != nil {
+		return medium{}, false
+	}
+	i := slices.IndexFunc(l.Entries, func(e bootEntry) bool { return e.Name == l.Default })
+	if i < 0 {
+		return medium{}, false
+	}
+	img, err := artefact.ReadUKI(l.Entries[i].UKI)
+	return medium{key: d.Key, image: img, entry: strings.ToLower(l.Default)}, err == nil
+}
+
+// loader is the content of the EFI partition.
+type loader struct {
+	Default string
+	Entries []bootEntry
+}
+
+type bootEntry struct {
+	Name string // "Talos-v1.13.9.efi"
+	UKI  []byte
+}
+
+// stateData is the content of the STATE partition.
+type stateData struct {
+	Config []byte
+	NodeID string // changes with every install
+}
+
+func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
+	i := slices.IndexFunc(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
+	if i < 0 {
+		return artefact.Partition{}, false
+	}
+	return d.Partitions[i], true
+}
+
+// edited is the disk with the data of the partition with that label changed.
+func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.Disk {
+	d.Partitions = slices.Clone(d.Partitions)
+	for i := range d.Partitions {
+		if d.Partitions[i].Label == label {
+			d.Partitions[i].Data = change(d.Partitions[i].Data)
+		}
+	}
+	return d
+}
+
+// newPartition makes a partition with identities of its own.
+func newPartition(label, filesystem string, data []byte) artefact.Partition {
+	p := artefact.Partition{Label: label, UUID: uuid.NewString(), Filesystem: filesystem, Data: data}
+	if filesystem != "" {
+		p.FilesystemUUID = uuid.NewString()
+	}
+	return p
+}
+
+// efiPartition holds a single boot entry with the image.
+func efiPartition(img artefact.Image) (artefact.Partition, error) {
+	uki, err := artefact.UKI(img)
+	if err != nil {
+		return artefact.Partition{}, fmt.Errorf("make boot image: %w", err)
+	}
+	name := "Talos-" + img.TalosVersion + ".efi"
+	b, err := json.Marshal(loader{Default: name, Entries: []bootEntry{{Name: name, UKI: uki}}})
+	if err != nil {
+		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)
+	}
+	return newPartition(labelEFI, "vfat", b), nil
+}
+
+func (s stateData) encode() ([]byte, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("write state: %w", err)
+	}
+	return b, nil
+}
+
+// readState is the state kept on the system disk, false if there is none.
+func readState(devs []device) (stateData, bool) {
+	d, ok := systemDisk(devs)
+	if !ok {
+		return stateData{}, false
+	}
+	p, ok := partition(d.disk, labelState)
+	if !ok {
+		return stateData{}, false
+	}
+	var s stateData
+	if err := json.Unmarshal(p.Data, &s); err != nil || len(bytes.TrimSpace(s.Config)) == 0 {
+		return stateData{}, false
+	}
+	return s, true
+}
+
+// systemDisk is the first disk with a META partition: that is what "installed" means to Talos.
+func systemDisk(devs []device) (device, bool) {
+	i := slices.IndexFunc(devs, func(d device) bool {
+		_, ok := partition(d.disk, labelMeta)
+		return ok
+	})
+	if i < 0 {
+		return device{}, false
+	}
+	return devs[i], true
+}

@@ -1,0 +1,146 @@
+package talosapi
+
+import (
+	"context"
+	"crypto/tls"
+	stdx509 "crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	cosi "github.com/cosi-project/runtime/api/v1alpha1"
+	"github.com/cosi-project/runtime/pkg/state"
+	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
+	"github.com/siderolabs/crypto/x509"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// certificateLife is long enough for every lab.
+const certificateLife = 24 * 365 * time.Hour
+
+// api is a running apid.
+type api struct {
+	grpc *grpc.Server
+	done chan struct{}
+}
+
+// startAPI serves the machine's API until stopAPI.
+func (b *boot) startAPI(conf *tls.Config, maintenance bool) error {
+	l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
+	if err != nil {
+		return fmt.Errorf("start apid: %w", err)
+	}
+	g := &gate{boot: b, maintenance: maintenance}
+	a := &api{done: make(chan struct{}), grpc: grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
+	)}
+	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
+	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(state.Filter(b.store.st, b.rule)))
+	b.mu.Lock()
+	b.api = a
+	b.mu.Unlock()
+	go func() {
+		defer close(a.done)
+		_ = a.grpc.Serve(l) // ends with stopAPI, which is no error
+	}()
+	return nil
+}
+
+// stopAPI breaks every connection and waits for the calls that run to end.
+func (b *boot) stopAPI() {
+	b.mu.Lock()
+	a := b.api
+	b.api = nil
+	b.mu.Unlock()
+	if a == nil {
+		return
+	}
+	a.grpc.Stop()
+	<-a.done
+}
+
+// secureAPI serves the API of a configured machine as soon as there is a
+// certificate for it: a worker gets its own from a control plane.
+func (b *boot) secureAPI(ctx context.Context) {
+	conf, err := b.clusterTLS(ctx)
+	if err == nil && ctx.Err() == nil {
+		err = b.startAPI(conf, false)
+	}
+	if err != nil && ctx.Err() == nil {
+		b.m.console("apid: %v", err)
+	}
+}
+
+// clusterTLS waits for whoever signs the machine's certificate.
+func (b *boot) clusterTLS(ctx context.Context) (*tls.Config, error) {
+	cfg := b.config()
+	security := cfg.Machine().Security()
+	ca := security.IssuingCA()
+	if ca == nil {
+		return nil, errors.New("no issuing CA is configured")
+	}
+	if cfg.Machine().Type().IsControlPlane() {
+		b.m.fw.hub.offer(b, issuer{ca: ca, token: security.Token()})
+	} else {
+		for {
+			signer, changed := b.m.fw.hub.issuer(ca.Crt, security.Token())
+			if signer != nil {
+				ca = signer
+				break
+			}
+			if !awaitChange(ctx, changed, time.Time{}) {
+				return nil, ctx.Err()
+			}
+		}
+	}
+	b.mu.Lock()
+	name := hostnameOf(b.cfg, b.nodeID)
+	b.mu.Unlock()
+	return clusterTLS(ca, b.m.addr, name)
+}
+
+// clusterTLS asks every client for a certificate of the cluster's CA.
+func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string) (*tls.Config, error) {
+	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	pair, err := x509.NewKeyPair(authority, serverOptions(addr, hostname)...)
+	if err != nil {
+		return nil, fmt.Errorf("make server certificate: %w", err)
+	}
+	clients := stdx509.NewCertPool()
+	clients.AddCert(authority.Crt)
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
+	}, nil
+}
+
+// maintenanceTLS is a certificate that nobody can verify; clients need none.
+func maintenanceTLS(addr netip.Addr) (*tls.Config, error) {
+	authority, err := x509.NewSelfSignedCertificateAuthority(
+		x509.Organization("talos"), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)))
+	if err != nil {
+		return nil, fmt.Errorf("make maintenance CA: %w", err)
+	}
+	pair, err := x509.NewKeyPair(authority, serverOptions(addr, "maintenance-service.talos.dev")...)
+	if err != nil {
+		return nil, fmt.Errorf("make server certificate: %w", err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}}, nil
+}
+
+func serverOptions(addr netip.Addr, name string) []x509.Option {
+	return []x509.Option{
+		x509.CommonName(name), x509.DNSNames([]string{name}), x509.IPAddresses([]net.IP{addr.AsSlice()}),
+		x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
+		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth}),
+	}
+}

@@ -1,0 +1,125 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/siderolabs/talos/pkg/machinery/cel"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// volume is a partition that Talos manages.
+type volume struct {
+	id, label  string
+	filesystem string
+	selector   *cel.Expression // where to make it; nil: the system disk
+	fixed      bool            // made by the installer only
+}
+
+// placed is where a volume is.
+type placed struct {
+	dev   device
+	index int // of the partition, from 1
+	part  artefact.Partition
+}
+
+// volumesOf are the volumes of a configuration; without one, those that every machine has.
+func volumesOf(cfg config.Provider) []volume {
+	vols := []volume{
+		{id: labelMeta, label: labelMeta, fixed: true},
+		{id: labelState, label: labelState, filesystem: "xfs", fixed: true},
+		{id: labelEphemeral, label: labelEphemeral, filesystem: "xfs"},
+	}
+	if cfg == nil {
+		return vols
+	}
+	if c, ok := cfg.Volumes().ByName(labelEphemeral); ok {
+		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
+			vols[2].selector = &expr
+		}
+	}
+	for _, u := range cfg.UserVolumeConfigs() {
+		if u.Type().ValueOr(block.VolumeTypePartition) != block.VolumeTypePartition {
+			continue
+		}
+		v := volume{id: userPrefix + u.Name(), label: userPrefix + u.Name(), filesystem: u.Filesystem().Type().String()}
+		if expr, ok := u.Provisioning().DiskSelector().Get(); ok {
+			v.selector = &expr
+		}
+		vols = append(vols, v)
+	}
+	return vols
+}
+
+// locate finds a volume by its partition label, on whichever disk it is.
+func locate(devs []device, label string) (placed, bool) {
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			if p.Label == label {
+				return placed{dev: d, index: i + 1, part: p}, true
+			}
+		}
+	}
+	return placed{}, false
+}
+
+// provision makes the volumes that exist nowhere yet and shows where all of them are.
+// What exists is left as it is.
+func (b *boot) provision(ctx context.Context) error {
+	for _, v := range volumesOf(b.config()) {
+		if err := b.m.make(v); err != nil {
+			b.m.console("volume %s: %v", v.id, err)
+		}
+	}
+	if b.m.fw.o.BootLog {
+		b.m.logBoot(fmt.Sprintf("%s %s %s\n", b.id, b.med.image.TalosVersion, b.med.image.SchematicID))
+	}
+	return b.publishBlock(ctx)
+}
+
+// make creates the partition of a volume on the first disk that its selector takes.
+func (m *machine) make(v volume) error {
+	devs := m.devices()
+	if _, ok := locate(devs, v.label); ok || v.fixed {
+		return nil
+	}
+	system, _ := systemDisk(devs)
+	for _, d := range devs {
+		if d.CDROM || d.foreign || d.Media == nil {
+			continue
+		}
+		ok := d.Key == system.Key
+		if v.selector != nil {
+			var err error
+			if ok, err = matchDisk(v.selector, d, d.Key == system.Key); err != nil {
+				return fmt.Errorf("evaluate disk selector: %w", err)
+			}
+		}
+		if ok {
+			return m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
+				disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(v.label, v.filesystem, nil))
+				return disk
+			})
+		}
+	}
+	return errors.New("no disk matches its selector")
+}
+
+// logBoot appends a line to what EPHEMERAL holds.
+func (m *machine) logBoot(line string) {
+	p, ok := locate(m.devices(), labelEphemeral)
+	if !ok {
+		return
+	}
+	err := m.rewrite(p.dev.Key, func(disk artefact.Disk) artefact.Disk {
+		return edited(disk, labelEphemeral, func(data []byte) []byte { return append(slices.Clone(data), line...) })
+	})
+	if err != nil {
+		m.console("write to EPHEMERAL: %v", err)
+	}
+}

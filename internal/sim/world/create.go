@@ -1,0 +1,209 @@
+package world
+
+import (
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const taskTime = time.Second // what a task takes that has little to do
+
+// CreateRequest asks for a new VM.
+type CreateRequest struct {
+	ID     int
+	Config map[string]string
+	Pool   string
+	Start  bool
+}
+
+// CreateVM makes a VM: checks at once, the rest in a task whose UPID it returns.
+// While the task runs the VM exists with nothing but its lock.
+func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	config := maps.Clone(r.Config)
+	if config == nil {
+		config = map[string]string{}
+	}
+	if err := checkOptions(config); err != nil {
+		return "", err
+	}
+	if r.ID < 100 || r.ID > 999999999 {
+		return "", BadParam("vmid", "invalid format - value does not look like a valid VM ID\n")
+	}
+	if err := w.checkCreate(user, r, config); err != nil {
+		return "", err
+	}
+	if old, ok := w.vms[r.ID]; ok {
+		return "", failf("unable to create VM %d - VM %d already exists on node '%s'", r.ID, r.ID, old.host)
+	}
+	v := newVM(r.ID, host, map[string]string{"lock": "create"})
+	v.pool = r.Pool
+	w.vms[r.ID] = v
+	return w.startTask(host, "qmcreate", strconv.Itoa(r.ID), user, func(t *task) error {
+		if err := w.create(t, v, config); err != nil {
+			return fmt.Errorf("unable to create VM %d - %w", r.ID, err)
+		}
+		if r.Start {
+			_, err := w.Start(user, host, r.ID)
+			return err
+		}
+		return nil
+	}), nil
+}
+
+func (w *World) checkCreate(user string, r CreateRequest, config map[string]string) error {
+	if err := w.checkQuorum(); err != nil {
+		return err
+	}
+	if r.Pool != "" && !w.pools[r.Pool] {
+		return &Error{Status: 403, Message: fmt.Sprintf("Permission check failed (pool '%s' does not exist)", r.Pool)}
+	}
+	if err := w.checkVM(user, r.ID, r.Pool, "VM.Allocate"); err != nil {
+		return err
+	}
+	if err := w.checkChange(user, nil, r.ID, r.Pool, config, nil); err != nil {
+		return err
+	}
+	return w.checkVolumes(user, r.ID, config)
+}
+
+// create is the worker. When it fails, what it allocated is freed and the VM
+// gone; volumes that were there before stay.
+func (w *World) create(t *task, v *vm, config map[string]string) error {
+	err := t.begin(taskTime)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		delete(w.vms, v.id)
+		return err
+	}
+	allocated, err := w.fill(v, config, nil)
+	if err != nil {
+		for _, volid := range allocated {
+			if err := w.freeVolume(volid, v.host); err != nil {
+				t.warnf("%v", err)
+			}
+		}
+		delete(w.vms, v.id)
+		return err
+	}
+	for _, volid := range allocated {
+		t.logf("successfully created disk '%s'", volid)
+	}
+	delete(v.config, "lock")
+	return nil
+}
+
+// fill gives a VM its first configuration and returns the volumes that were
+// allocated for it, also when it fails half-way.
+func (w *World) fill(v *vm, config map[string]string, content map[string]*Media) (allocated []string, err error) {
+	stored := map[string]string{}
+	maps.Copy(stored, config)
+	for _, key := range driveKeys(config) {
+		media := content[key]
+		if media == nil {
+			media = NewMedia(nil)
+		}
+		value, volid, err := w.resolveDrive(v, key, config[key], media)
+		if err != nil {
+			return allocated, err
+		}
+		if volid != "" {
+			allocated = append(allocated, volid)
+		}
+		stored[key] = value
+	}
+	for key, value := range stored {
+		if optionName(key) == "net" {
+			stored[key] = withMAC(value)
+		}
+	}
+	addGenerated(stored)
+	maps.Copy(v.config, stored)
+	return allocated, nil
+}
+
+// addGenerated adds what Proxmox makes up for a new VM when it is not given.
+func addGenerated(config map[string]string) {
+	if config["vmgenid"] == "" || config["vmgenid"] == "1" {
+		config["vmgenid"] = newUUID()
+	}
+	if config["smbios1"] == "" {
+		config["smbios1"] = "uuid=" + newUUID()
+	}
+	if _, ok := config["boot"]; !ok {
+		config["boot"] = defaultBoot(config)
+	}
+	config["meta"] = fmt.Sprintf("creation-qemu=10.1.2,ctime=%d", time.Now().Unix())
+}
+
+// resolveDrive turns a drive as requested into one as stored: space allocated, size read.
+func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, allocated string, err error) {
+	d, err := parseDrive(key, value)
+	if err != nil {
+		return "", "", err
+	}
+	if d.empty() {
+		delete(d.options, "size")
+		return d.String(), "", nil
+	}
+	if storageID, size, ok := d.request(); ok {
+		if d.options["import-from"] != "" {
+			return "", "", failf("import-from is not something this simulator can do")
+		}
+		s, err := w.storageOn(storageID, v.host)
+		if err != nil {
+			return "", "", err
+		}
+		if isCloudInit(d.volid) {
+			d.volid, err = w.allocateNamed(s, v.host, s.cloudInitName(v.id), 4<<20, media)
+			d.options["media"] = "cdrom"
+		} else {
+			d.volid, err = w.allocate(s, v.host, v.id, d.options["format"], fixedSize(key, size, s.block()), media)
+		}
+		if err != nil {
+			return "", "", err
+		}
+		allocated = d.volid
+		delete(d.options, "format")
+	}
+	_, vol, err := w.volume(d.volid, v.host)
+	if err != nil {
+		return "", "", err
+	}
+	if strings.HasPrefix(key, "unused") {
+		return d.volid, allocated, nil
+	}
+	d.options["size"] = formatSize(vol.size)
+	return d.String(), allocated, nil
+}
+
+func withMAC(value string) string {
+	first, rest, more := strings.Cut(value, ",")
+	if strings.Contains(first, "=") {
+		return value
+	}
+	first += "=" + newMAC()
+	if more {
+		first += "," + rest
+	}
+	return first
+}
+
+// newMAC is a random address with Proxmox's prefix.
+func newMAC() string {
+	var b [3]byte
+	rand.Read(b[:])
+	return fmt.Sprintf("BC:24:11:%02X:%02X:%02X", b[0], b[1], b[2])
+}
+
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

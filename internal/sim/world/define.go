@@ -1,0 +1,131 @@
+package world
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// HAResource is a resource of Proxmox HA.
+type HAResource struct {
+	SID   string // "vm:9011"
+	State string // "started", "stopped", "ignored"
+	Group string
+}
+
+// DefineVM puts a VM into the world without any request: config as the API
+// takes it ("scsi0": "fast:10,serial=s"); content gives freshly allocated disks
+// their bytes, by key.
+func (w *World) DefineVM(host string, id int, config map[string]string, content map[string]*Media) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.vms[id] != nil {
+		return fmt.Errorf("define VM %d: it exists already", id)
+	}
+	v := newVM(id, host, map[string]string{})
+	config = maps.Clone(config)
+	if v.pool = config["pool"]; v.pool != "" {
+		w.pools[v.pool] = true
+		delete(config, "pool")
+	}
+	if err := checkOptions(config); err != nil {
+		return fmt.Errorf("define VM %d: %w", id, err)
+	}
+	if _, err := w.fill(v, config, content); err != nil {
+		return fmt.Errorf("define VM %d: %w", id, err)
+	}
+	w.vms[id] = v
+	return nil
+}
+
+// AddISO puts an ISO file on a storage; host matters where the storage is not shared.
+func (w *World) AddISO(storageID, host, name string, content []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(storageID, host)
+	if err != nil {
+		return fmt.Errorf("add ISO %s: %w", name, err)
+	}
+	s.putISO(host, name, content)
+	return nil
+}
+
+// AddSnapshot gives a VM a snapshot of its configuration; disk content is not kept.
+func (w *World) AddSnapshot(id int, name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v, ok := w.vms[id]
+	if !ok {
+		return fmt.Errorf("add snapshot %s: no VM %d", name, id)
+	}
+	v.snapshots = append(v.snapshots, snapshot{name: name, config: maps.Clone(v.config)})
+	return nil
+}
+
+// AddPool makes a resource pool.
+func (w *World) AddPool(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pools[name] = true
+}
+
+// Pools maps each pool to the VMIDs in it, in order.
+func (w *World) Pools() map[string][]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pools := map[string][]int{}
+	for name := range w.pools {
+		pools[name] = nil
+	}
+	for _, id := range w.vmids() {
+		if p := w.vms[id].pool; p != "" {
+			pools[p] = append(pools[p], id)
+		}
+	}
+	return pools
+}
+
+// AddHA puts a resource under Proxmox HA.
+func (w *World) AddHA(r HAResource) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ha[r.SID] = r
+}
+
+// HA lists the HA resources by SID.
+func (w *World) HA() []HAResource {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []HAResource
+	for _, sid := range slices.Sorted(maps.Keys(w.ha)) {
+		list = append(list, w.ha[sid])
+	}
+	return list
+}
+
+// AddReplication gives a VM a replication job.
+func (w *World) AddReplication(vmid int, job string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replicated[vmid] = job
+}
+
+// SetLock sets or, with "", clears the lock of a VM's configuration: "backup", "migrate", ….
+func (w *World) SetLock(vmid int, lock string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.vms[vmid]; v != nil {
+		if v.config["lock"] = lock; lock == "" {
+			delete(v.config, "lock")
+		}
+	}
+}
+
+// SetQMP makes a running VM report another QMP status: "io-error", "internal-error", "paused".
+func (w *World) SetQMP(vmid int, status string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.vms[vmid]; v != nil {
+		v.qmp = status
+	}
+}

@@ -1,0 +1,151 @@
+package world
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DestroyRequest asks for a VM's end.
+type DestroyRequest struct {
+	ID           int
+	Purge        bool // also from HA, backup and replication jobs
+	Unreferenced bool // also every volume named for it, whoever refers to it
+}
+
+// DestroyVM deletes a VM and the volumes it owns: checks at once, the rest in a task.
+func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r.Purge {
+		w.violate("DELETE of VM %d with purge", r.ID)
+	}
+	if r.Unreferenced {
+		w.violate("DELETE of VM %d with destroy-unreferenced-disks", r.ID)
+	}
+	if err := w.check(user, vmPath(r.ID), "VM.Allocate"); err != nil {
+		return "", err
+	}
+	if err := w.checkDestroy(host, r); err != nil {
+		return "", err
+	}
+	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
+		unlock, err := w.lockConfig(r.ID)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err := w.checkDestroy(host, r); err != nil {
+			return err
+		}
+		return w.destroy(t, w.vms[r.ID], r)
+	}), nil
+}
+
+func (w *World) checkDestroy(host string, r DestroyRequest) error {
+	v, err := w.vmOn(host, r.ID)
+	if err != nil {
+		return err
+	}
+	if v.config["protection"] == "1" {
+		return failf("can't remove VM %d - protection mode enabled", r.ID)
+	}
+	if _, managed := w.ha["vm:"+strconv.Itoa(r.ID)]; managed && !r.Purge {
+		return failf("unable to remove VM %d - used in HA resources and purge parameter not set.", r.ID)
+	}
+	if job, ok := w.replicated[r.ID]; ok && !r.Purge {
+		return failf("There is a replication job '%s' for guest '%d' - Please remove that first.", job, r.ID)
+	}
+	if v.proc != nil {
+		return failf("VM %d is running - destroy failed", r.ID)
+	}
+	return nil
+}
+
+// destroy frees first and writes afterwards: without quorum the disks are gone
+// and the configuration stays.
+func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
+	if err := v.checkLock(); err != nil {
+		return err
+	}
+	w.violateLosses(v)
+	for _, volid := range v.volids() {
+		if volumeOwner(volid) != v.id {
+			continue
+		}
+		if err := w.freeVolume(volid, v.host); err != nil {
+			t.warnf("%v", err)
+		}
+	}
+	if r.Unreferenced {
+		w.freeUnreferenced(v)
+	}
+	if err := w.writeConfig(v); err != nil {
+		return err
+	}
+	if r.Purge {
+		delete(w.ha, "vm:"+strconv.Itoa(v.id))
+		delete(w.replicated, v.id)
+	}
+	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
+	delete(w.vms, v.id)
+	return nil
+}
+
+func (w *World) freeUnreferenced(v *vm) {
+	for _, s := range w.storages {
+		if s.on(v.host) {
+			maps.DeleteFunc(s.at(v.host), func(name string, _ *volume) bool { return volumeOwner(name) == v.id })
+		}
+	}
+}
+
+// volids lists every volume that the configuration names, pending changes and snapshots included, once each.
+func (v *vm) volids() []string {
+	seen := map[string]bool{}
+	add := func(config map[string]string) {
+		for _, key := range driveKeys(config) {
+			if d, err := parseDrive(key, config[key]); err == nil && !d.empty() {
+				seen[d.volid] = true
+			}
+		}
+	}
+	add(v.config)
+	add(v.pending)
+	for _, s := range v.snapshots {
+		add(s.config)
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// DeleteVolume deletes a volume of a storage, in use or not, in a task.
+func (w *World) DeleteVolume(user, host, volid string) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	storageID, name, _ := strings.Cut(volid, ":")
+	if err := w.check(user, "/storage/"+storageID, "Datastore.Allocate"); err != nil {
+		return "", err
+	}
+	if _, err := w.storageOn(storageID, host); err != nil {
+		return "", err
+	}
+	return w.startTask(host, "imgdel", name+"@"+storageID, user, func(t *task) error {
+		if err := t.begin(taskTime / 2); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err := w.freeVolume(volid, host); err != nil {
+			t.logf("%v", err)
+			return nil
+		}
+		t.logf("Removed volume '%s'", volid)
+		return nil
+	}), nil
+}

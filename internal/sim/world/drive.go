@@ -1,0 +1,170 @@
+package world
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// drive is one drive of a configuration, parsed.
+type drive struct {
+	volid   string // "fast:9011/vm-9011-disk-0.raw", "fast:10" (to be allocated), "none", "cdrom"
+	options map[string]string
+}
+
+func driveOptions() []string {
+	return []string{
+		"aio", "backup", "bps", "bps_max_length", "bps_rd", "bps_wr", "cache", "detect_zeroes", "discard", "efitype", "format",
+		"import-from", "iops", "iops_max", "iops_rd", "iops_wr", "iothread", "mbps", "mbps_max", "mbps_rd", "mbps_wr", "media",
+		"model", "ms-cert", "pre-enrolled-keys", "product", "queues", "replicate", "rerror", "ro", "scsiblock", "serial", "shared",
+		"size", "snapshot", "ssd", "vendor", "version", "werror", "wwn",
+	}
+}
+
+// isDriveKey says that a configuration key names a drive or an unused volume.
+func isDriveKey(key string) bool {
+	name := strings.TrimRight(key, "0123456789")
+	if key == "efidisk0" || key == "tpmstate0" {
+		return true
+	}
+	return name != key && slices.Contains([]string{"ide", "sata", "scsi", "virtio", "unused"}, name)
+}
+
+func parseDrive(key, value string) (drive, error) {
+	first, rest, _ := strings.Cut(value, ",")
+	d := drive{volid: strings.TrimPrefix(first, "file="), options: map[string]string{}}
+	if d.volid == "" {
+		return d, BadParam(key, "invalid format - format error\n%s.file: property is missing and it is not optional\n", key)
+	}
+	if rest == "" {
+		return d, nil
+	}
+	known := driveOptions()
+	for part := range strings.SplitSeq(rest, ",") {
+		name, v, ok := strings.Cut(part, "=")
+		if !ok || !slices.Contains(known, name) {
+			return d, BadParam(key, "invalid format - format error\n%s.%s: property is not defined in schema and the schema does not allow additional properties\n", key, name)
+		}
+		d.options[name] = v
+	}
+	return d, nil
+}
+
+// String writes the drive as Proxmox prints it: the volume, then the options by name.
+func (d drive) String() string {
+	var b strings.Builder
+	b.WriteString(d.volid)
+	for _, name := range slices.Sorted(maps.Keys(d.options)) {
+		b.WriteString("," + name + "=" + d.options[name])
+	}
+	return b.String()
+}
+
+func (d drive) cdrom() bool { return d.options["media"] == "cdrom" || d.volid == "cdrom" }
+
+// empty says that there is no volume behind the drive.
+func (d drive) empty() bool { return d.volid == "none" || d.volid == "cdrom" }
+
+// request reads "fast:10", a volume of 10 GiB to be allocated, or "fast:cloudinit".
+func (d drive) request() (storage string, bytes int64, ok bool) {
+	if name, ok := strings.CutSuffix(d.volid, ":cloudinit"); ok {
+		return name, 0, true
+	}
+	m := regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`).FindStringSubmatch(d.volid)
+	if m == nil {
+		return "", 0, false
+	}
+	size, err := strconv.ParseFloat(m[2], 64)
+	if err != nil {
+		return "", 0, false
+	}
+	return m[1], int64(size * float64(gib)), true
+}
+
+// fixedSize is the real size of the two drives for which Proxmox ignores what was asked for.
+func fixedSize(key string, asked int64, block bool) int64 {
+	switch {
+	case key == "tpmstate0", key == "efidisk0" && block:
+		return 4 << 20
+	case key == "efidisk0":
+		return 528 << 10
+	}
+	return asked
+}
+
+// driveKeys lists the drives of a configuration in bus order.
+func driveKeys(config map[string]string) []string {
+	var keys []string
+	for key := range config {
+		if isDriveKey(key) {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	return keys
+}
+
+// compareKeys orders "scsi2" before "scsi10".
+func compareKeys(a, b string) int {
+	an, bn := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
+	if an != bn {
+		return strings.Compare(an, bn)
+	}
+	return strings.Compare(fmt.Sprintf("%8s", a[len(an):]), fmt.Sprintf("%8s", b[len(bn):]))
+}
+
+// bootOrder reads the drive and network keys of "boot: order=…".
+func bootOrder(boot string) []string {
+	for part := range strings.SplitSeq(boot, ",") {
+		if list, ok := strings.CutPrefix(part, "order="); ok && list != "" {
+			return strings.Split(list, ";")
+		}
+	}
+	return nil
+}
+
+// withoutBoot drops a key from a boot order. An order without any entry is written as one blank, as Proxmox does.
+func withoutBoot(boot, key string) string {
+	order := bootOrder(boot)
+	if !slices.Contains(order, key) {
+		return boot
+	}
+	order = slices.DeleteFunc(order, func(k string) bool { return k == key })
+	if len(order) == 0 {
+		return " "
+	}
+	return "order=" + strings.Join(order, ";")
+}
+
+// defaultBoot is the boot order of a VM created without one: first disk, first CD-ROM, first network card.
+func defaultBoot(config map[string]string) string {
+	var order []string
+	var disk, cd string
+	for _, key := range driveKeys(config) {
+		d, err := parseDrive(key, config[key])
+		if err != nil || strings.HasPrefix(key, "unused") || key == "efidisk0" || key == "tpmstate0" {
+			continue
+		}
+		if d.cdrom() && cd == "" {
+			cd = key
+		}
+		if !d.cdrom() && disk == "" {
+			disk = key
+		}
+	}
+	for _, key := range []string{disk, cd} {
+		if key != "" {
+			order = append(order, key)
+		}
+	}
+	if _, ok := config["net0"]; ok {
+		order = append(order, "net0")
+	}
+	if len(order) == 0 {
+		return " "
+	}
+	return "order=" + strings.Join(order, ";")
+}

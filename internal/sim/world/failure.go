@@ -1,0 +1,59 @@
+package world
+
+import (
+	"slices"
+	"strings"
+)
+
+// failure is a switch that makes the next matching task or request fail.
+type failure struct {
+	match   string
+	message string
+}
+
+// FailNext makes the next task of a type ("qmcreate"), or the next request
+// ("POST /nodes/pve1/qemu", path without /api2/json, by prefix), fail with message. Nothing else of it happens.
+func (w *World) FailNext(match, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures = append(w.failures, failure{match: match, message: message})
+}
+
+// FailRequest is the error switched on for this request, once; nil if there is none.
+func (w *World) FailRequest(method, path string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.failures, func(f failure) bool {
+		return strings.Contains(f.match, " ") && strings.HasPrefix(method+" "+path, f.match)
+	})
+	if i < 0 {
+		return nil
+	}
+	message := w.failures[i].message
+	w.failures = slices.Delete(w.failures, i, i+1)
+	return failf("%s", message)
+}
+
+func (w *World) takeFailure(taskType string) string {
+	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
+	if i < 0 {
+		return ""
+	}
+	message := w.failures[i].message
+	w.failures = slices.Delete(w.failures, i, i+1)
+	return message
+}
+
+// FillStorage leaves no room on a storage until FreeStorage.
+func (w *World) FillStorage(id string) { w.setFull(id, true) }
+
+// FreeStorage undoes FillStorage.
+func (w *World) FreeStorage(id string) { w.setFull(id, false) }
+
+func (w *World) setFull(id string, full bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s, ok := w.storages[id]; ok {
+		s.full = full
+	}
+}

@@ -1,0 +1,129 @@
+package world
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// process is a VM's running process and the guest in it.
+type process struct {
+	started time.Time
+	hw      *Hardware
+	gone    chan struct{} // closed when the process has ended
+	booted  chan struct{} // closed when the firmware has returned the guest
+	guest   Guest         // set before booted is closed
+}
+
+// idleGuest runs where there is no firmware: it does nothing and ignores its power button.
+type idleGuest struct{}
+
+func (idleGuest) Shutdown() {}
+func (idleGuest) Kill()     {}
+
+var _ Guest = idleGuest{}
+
+// kill ends the guest of a process that is gone.
+func (p *process) kill() {
+	<-p.booted
+	p.guest.Kill()
+}
+
+// launch starts a VM's process; mu must be held. The caller then calls boot without it.
+func (w *World) launch(v *vm) (*process, error) {
+	if w.closed {
+		return nil, ErrClosed
+	}
+	if v.proc != nil {
+		return nil, failf("VM %d already running", v.id)
+	}
+	for _, key := range driveKeys(v.config) {
+		d, err := parseDrive(key, v.config[key])
+		if err != nil {
+			return nil, err
+		}
+		if d.empty() || strings.HasPrefix(key, "unused") {
+			continue
+		}
+		if _, _, err := w.volume(d.volid, v.host); err != nil {
+			return nil, err
+		}
+	}
+	p := &process{started: time.Now(), gone: make(chan struct{}), booted: make(chan struct{})}
+	p.hw = w.hardware(v, p)
+	v.proc, v.qmp = p, ""
+	return p, nil
+}
+
+// boot runs the firmware; mu must not be held.
+func (w *World) boot(p *process) {
+	w.mu.Lock()
+	firmware := w.firmware
+	w.mu.Unlock()
+	p.guest = idleGuest{}
+	if firmware != nil {
+		p.guest = firmware.PowerOn(p.hw)
+	}
+	close(p.booted)
+}
+
+func (w *World) hardware(v *vm, p *process) *Hardware {
+	memory, err := strconv.Atoi(strings.TrimPrefix(v.config["memory"], "current="))
+	if err != nil {
+		memory = 512
+	}
+	return &Hardware{
+		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
+		MACs: v.macs(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
+		Drives:   func() []Drive { return w.drives(v, p) },
+		PowerOff: func() { w.poweredOff(v, p) },
+	}
+}
+
+// drives is what the guest of process p sees; nothing once the process is gone.
+func (w *World) drives(v *vm, p *process) []Drive {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v.proc != p {
+		return nil
+	}
+	var list []Drive
+	for _, key := range driveKeys(v.config) {
+		d, err := parseDrive(key, v.config[key])
+		if err != nil || strings.HasPrefix(key, "unused") || slices.Contains([]string{"efidisk0", "tpmstate0"}, key) {
+			continue
+		}
+		out := Drive{Key: key, Serial: d.options["serial"], CDROM: d.cdrom()}
+		if _, vol, err := w.volume(d.volid, v.host); err == nil && !d.empty() {
+			out.Media, out.SizeBytes = vol.media, vol.size
+		}
+		list = append(list, out)
+	}
+	return list
+}
+
+// poweredOff ends the process from inside the guest, which may be the one
+// waiting for us: its Kill runs elsewhere.
+func (w *World) poweredOff(v *vm, p *process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.endProcess(v, p) {
+		w.spawn(p.kill)
+	}
+}
+
+// endProcess takes a VM's process away, if it still is that one, and applies
+// what waited for it; mu must be held. The caller kills the guest without it.
+func (w *World) endProcess(v *vm, p *process) bool {
+	if p == nil || v.proc != p {
+		return false
+	}
+	v.proc, v.qmp = nil, ""
+	close(p.gone)
+	if w.writeConfig(v) == nil {
+		w.applyPending(v)
+	}
+	return true
+}

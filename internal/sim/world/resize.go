@@ -1,0 +1,73 @@
+package world
+
+import (
+	"strconv"
+	"strings"
+)
+
+// ResizeRequest asks for a bigger disk.
+type ResizeRequest struct {
+	ID     int
+	Disk   string
+	Size   string // "20G", or "+5G" for so much more
+	Digest string
+}
+
+// Resize makes a disk bigger, in a task.
+func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.check(user, vmPath(r.ID), "VM.Config.Disk"); err != nil {
+		return "", err
+	}
+	v, err := w.vmOn(host, r.ID)
+	if err != nil {
+		return "", err
+	}
+	if r.Digest != "" && r.Digest != v.digest() {
+		return "", failf("checksum mismatch (file change by other user?)")
+	}
+	size, ok := parseSize(strings.TrimPrefix(r.Size, "+"))
+	if !ok {
+		return "", BadParam("size", "value does not match the regex pattern")
+	}
+	return w.startTask(host, "resize", strconv.Itoa(r.ID), user, func(t *task) error {
+		return w.withVM(t, host, r.ID, func(v *vm) error {
+			return w.resize(v, r.Disk, size, strings.HasPrefix(r.Size, "+"))
+		})
+	}), nil
+}
+
+func (w *World) resize(v *vm, key string, size int64, more bool) error {
+	value, ok := v.config[key]
+	if !ok {
+		return failf("disk '%s' does not exist", key)
+	}
+	d, err := parseDrive(key, value)
+	if err != nil {
+		return err
+	}
+	if d.cdrom() {
+		return failf("you can't resize a cdrom")
+	}
+	s, vol, err := w.volume(d.volid, v.host)
+	if err != nil {
+		return err
+	}
+	if more {
+		size += vol.size
+	}
+	if size < vol.size {
+		return failf("shrinking disks is not supported")
+	}
+	if !s.room(v.host, size-vol.size) {
+		return failf("unable to resize image: qemu-img: Failed to resize: No space left on device")
+	}
+	vol.size = size
+	d.options["size"] = formatSize(size)
+	if err := w.writeConfig(v); err != nil {
+		return err
+	}
+	v.config[key] = d.String()
+	return nil
+}

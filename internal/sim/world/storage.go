@@ -1,0 +1,202 @@
+package world
+
+import (
+	"cmp"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Storage is a Proxmox storage as it is defined for the whole cluster.
+type Storage struct {
+	ID       string
+	Type     string   // "dir", "cephfs", "nfs", "lvmthin", "zfspool", "rbd"
+	Content  []string // "images", "iso", "vztmpl", "snippets"
+	Shared   bool     // the same volumes on every host; else each host has its own
+	Hosts    []string // where it is; nil: everywhere
+	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
+	NoRename bool     // volumes can't be given to another VM
+}
+
+// VolumeInfo is a volume as the content listing of a storage shows it.
+type VolumeInfo struct {
+	Volid   string
+	Content string // "images" or "iso"
+	Format  string // "raw", "qcow2", "iso"
+	Size    int64
+	Owner   int // VMID in the name; 0 for ISOs
+	Created time.Time
+}
+
+// StorageStatus is a storage as one host sees it.
+type StorageStatus struct {
+	Storage
+	Used, Available int64
+}
+
+const gib = int64(1) << 30
+
+type storage struct {
+	Storage
+	volumes map[string]map[string]*volume // host ("" when shared) -> name -> volume
+	full    bool
+}
+
+type volume struct {
+	name    string // "9011/vm-9011-disk-0.raw", "vm-9011-disk-0", "iso/x.iso"
+	content string
+	format  string
+	size    int64
+	media   *Media
+	created time.Time
+}
+
+// AddStorage defines a storage.
+func (w *World) AddStorage(s Storage) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.Capacity = cmp.Or(s.Capacity, 1024*gib)
+	w.storages[s.ID] = &storage{Storage: s, volumes: map[string]map[string]*volume{}}
+}
+
+// block says that volumes have neither directory nor extension in their names.
+func (s *storage) block() bool {
+	return slices.Contains([]string{"lvm", "lvmthin", "zfspool", "rbd"}, s.Type)
+}
+
+func (s *storage) on(host string) bool {
+	return len(s.Hosts) == 0 || slices.Contains(s.Hosts, host)
+}
+
+func (s *storage) holds(content string) bool { return slices.Contains(s.Content, content) }
+
+// at is the set of volumes that a host sees.
+func (s *storage) at(host string) map[string]*volume {
+	if s.Shared {
+		host = ""
+	}
+	if s.volumes[host] == nil {
+		s.volumes[host] = map[string]*volume{}
+	}
+	return s.volumes[host]
+}
+
+func (s *storage) used(host string) int64 {
+	if s.full {
+		return s.Capacity
+	}
+	var sum int64
+	for _, v := range s.at(host) {
+		sum += v.size
+	}
+	return sum
+}
+
+func (s *storage) room(host string, size int64) bool {
+	return s.used(host)+size <= s.Capacity
+}
+
+// storageOn finds a storage that a host has.
+func (w *World) storageOn(id, host string) (*storage, error) {
+	s, ok := w.storages[id]
+	if !ok {
+		return nil, failf("storage '%s' does not exist", id)
+	}
+	if !s.on(host) {
+		return nil, failf("storage '%s' is not available on node '%s'", id, host)
+	}
+	return s, nil
+}
+
+// volume finds a volume as a host sees it.
+func (w *World) volume(volid, host string) (*storage, *volume, error) {
+	id, name, ok := strings.Cut(volid, ":")
+	if !ok {
+		return nil, nil, failf("unable to parse volume ID '%s'", volid)
+	}
+	s, err := w.storageOn(id, host)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, ok := s.at(host)[name]
+	if !ok {
+		return s, nil, failf("volume '%s' does not exist", volid)
+	}
+	return s, v, nil
+}
+
+// allocate makes a disk volume for a VM and returns its volid.
+func (w *World) allocate(s *storage, host string, owner int, format string, size int64, media *Media) (string, error) {
+	if s.block() && format != "" && format != "raw" {
+		return "", failf("unsupported format '%s'", format)
+	}
+	return w.allocateNamed(s, host, s.freeName(host, owner, cmp.Or(format, "raw")), size, media)
+}
+
+func (w *World) allocateNamed(s *storage, host, name string, size int64, media *Media) (string, error) {
+	if !s.holds("images") {
+		return "", failf("storage '%s' does not support content-type 'images'", s.ID)
+	}
+	format := cmp.Or(strings.TrimPrefix(path.Ext(name), "."), "raw")
+	if !s.room(host, size) {
+		return "", failf("unable to create image: qemu-img: %s:%s: Could not preallocate data for the new file: No space left on device", s.ID, name)
+	}
+	s.at(host)[name] = &volume{name: name, content: "images", format: format, size: size, media: media, created: time.Now()}
+	return s.ID + ":" + name, nil
+}
+
+// freeVolume deletes a volume; that it is in use somewhere matters to nobody, as in Proxmox.
+func (w *World) freeVolume(volid, host string) error {
+	s, v, err := w.volume(volid, host)
+	if err != nil {
+		return err
+	}
+	delete(s.at(host), v.name)
+	return nil
+}
+
+// Storages lists what a host has, by name.
+func (w *World) Storages(host string) []StorageStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []StorageStatus
+	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
+		if s := w.storages[id]; s.on(host) {
+			used := s.used(host)
+			list = append(list, StorageStatus{Storage: s.Storage, Used: used, Available: max(0, s.Capacity-used)})
+		}
+	}
+	return list
+}
+
+// Volumes lists a storage's content as a host sees it, by volid.
+func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(id, host)
+	if err != nil {
+		return nil, err
+	}
+	var list []VolumeInfo
+	for _, name := range slices.Sorted(maps.Keys(s.at(host))) {
+		v := s.at(host)[name]
+		list = append(list, VolumeInfo{
+			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size,
+			Owner: volumeOwner(name), Created: v.created,
+		})
+	}
+	return list, nil
+}
+
+// Media is the content of the volume that a host knows under that volid; nil when there is none.
+func (w *World) Media(volid, host string) *Media {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, v, err := w.volume(volid, host)
+	if err != nil {
+		return nil
+	}
+	return v.media
+}

@@ -1,0 +1,168 @@
+package world
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+var errInterrupted = errors.New("received interrupt")
+
+// Task is a worker task at one moment.
+type Task struct {
+	UPID, Host, Type, ID, User string
+	PID, PStart                int
+	Start, End                 time.Time
+	Running                    bool
+	ExitStatus                 string // "OK", "WARNINGS: 1" or the error
+	Log                        []string
+}
+
+type task struct {
+	Task
+	world    *World
+	stop     chan struct{}
+	stopped  bool
+	warnings int
+	failure  string // a switched-on failure
+	done     chan struct{}
+}
+
+// startTask starts a worker; mu must be held. run is called without it. After
+// Close the task is over before it began.
+func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
+	w.lastPID++
+	now := time.Now()
+	t := &task{world: w, stop: make(chan struct{}), done: make(chan struct{})}
+	t.Task = Task{
+		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: 0x10000 + 16*w.lastPID,
+		Start: now, Running: true,
+	}
+	t.UPID = fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", host, t.PID, t.PStart, now.Unix(), kind, id, user)
+	w.tasks = append(w.tasks, t)
+	t.failure = w.takeFailure(kind)
+	if !w.spawn(func() { t.finish(run(t)) }) {
+		t.Running, t.ExitStatus, t.End = false, "unexpected status", now
+		close(t.done)
+	}
+	return t.UPID
+}
+
+// begin lets the time pass that the work takes, then brings a switched-on
+// failure. Every worker calls it before it acts.
+func (t *task) begin(d time.Duration) error {
+	if err := t.delay(d); err != nil {
+		return err
+	}
+	if t.failure != "" {
+		return errors.New(t.failure)
+	}
+	return nil
+}
+
+func (t *task) finish(err error) {
+	t.world.mu.Lock()
+	defer t.world.mu.Unlock()
+	t.Running, t.End = false, time.Now()
+	switch {
+	case errors.Is(err, ErrClosed):
+		t.ExitStatus = "unexpected status"
+	case err != nil:
+		t.ExitStatus = taskMessage(err)
+	case t.warnings > 0:
+		t.ExitStatus = fmt.Sprintf("WARNINGS: %d", t.warnings)
+	default:
+		t.ExitStatus = "OK"
+	}
+	line := "TASK " + t.ExitStatus
+	if err != nil {
+		line = "TASK ERROR: " + t.ExitStatus
+	}
+	t.Log = append(t.Log, line)
+	close(t.done)
+}
+
+// taskMessage is an error in one line, with what it says about single parameters.
+func taskMessage(err error) string {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || len(e.Params) == 0 {
+		return err.Error()
+	}
+	var parts []string
+	for name, problem := range e.Params {
+		parts = append(parts, name+": "+strings.TrimSpace(problem))
+	}
+	slices.Sort(parts)
+	return e.Message + " " + strings.Join(parts, "; ")
+}
+
+func (t *task) delay(d time.Duration) error { return t.world.delay(d, t.stop) }
+
+// logf adds a line to the log; mu must be held.
+func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Sprintf(format, args...)) }
+
+// warnf adds a warning to the log; mu must be held.
+func (t *task) warnf(format string, args ...any) {
+	t.warnings++
+	t.logf("WARN: "+format, args...)
+}
+
+// LookupTask reads a task; false when there is none with that UPID.
+func (w *World) LookupTask(upid string) (Task, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.task(upid)
+	if t == nil {
+		return Task{}, false
+	}
+	return t.view(), true
+}
+
+// Tasks lists all tasks, latest first.
+func (w *World) Tasks() []Task {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []Task
+	for _, t := range slices.Backward(w.tasks) {
+		list = append(list, t.view())
+	}
+	return list
+}
+
+// StopTask ends a running task.
+func (w *World) StopTask(upid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t := w.task(upid); t != nil && !t.stopped {
+		t.stopped = true
+		close(t.stop)
+	}
+}
+
+// WaitTask waits until a task has ended and returns it.
+func (w *World) WaitTask(upid string) (Task, bool) {
+	w.mu.Lock()
+	t := w.task(upid)
+	w.mu.Unlock()
+	if t == nil {
+		return Task{}, false
+	}
+	<-t.done
+	return w.LookupTask(upid)
+}
+
+func (w *World) task(upid string) *task {
+	i := slices.IndexFunc(w.tasks, func(t *task) bool { return t.UPID == upid })
+	if i < 0 {
+		return nil
+	}
+	return w.tasks[i]
+}
+
+func (t *task) view() Task {
+	out := t.Task
+	out.Log = slices.Clone(t.Log)
+	return out
+}

@@ -1,0 +1,87 @@
+package world
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// freeName is the name of a VM's next disk on a storage: the lowest free number, so numbers are reused.
+func (s *storage) freeName(host string, owner int, format string) string {
+	taken := map[int]bool{}
+	for name := range s.at(host) {
+		var id, n int
+		if _, err := fmt.Sscanf(path.Base(name), "vm-%d-disk-%d", &id, &n); err == nil && id == owner {
+			taken[n] = true
+		}
+	}
+	n := 0
+	for taken[n] {
+		n++
+	}
+	if s.block() {
+		return fmt.Sprintf("vm-%d-disk-%d", owner, n)
+	}
+	return fmt.Sprintf("%d/vm-%d-disk-%d.%s", owner, owner, n, format)
+}
+
+// cloudInitName is the name of a VM's cloud-init drive.
+func (s *storage) cloudInitName(owner int) string {
+	if s.block() {
+		return fmt.Sprintf("vm-%d-cloudinit", owner)
+	}
+	return fmt.Sprintf("%d/vm-%d-cloudinit.qcow2", owner, owner)
+}
+
+// isCloudInit says that a volid is a cloud-init drive, or a request for one.
+func isCloudInit(volid string) bool {
+	name := path.Base(volid[strings.Index(volid, ":")+1:])
+	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
+}
+
+// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO. The name
+// alone decides who owns a volume, never the configuration that refers to it.
+func volumeOwner(volid string) int {
+	_, name, ok := strings.Cut(volid, ":")
+	if !ok {
+		name = volid
+	}
+	parts := strings.SplitN(path.Base(name), "-", 3)
+	if len(parts) < 3 || parts[0] != "vm" && parts[0] != "base" {
+		return 0
+	}
+	id, err := strconv.Atoi(parts[1])
+	if err != nil {
+		return 0
+	}
+	return id
+}
+
+// formatSize writes a size as Proxmox does: the largest unit that divides it.
+func formatSize(bytes int64) string {
+	units := []string{"", "K", "M", "G", "T"}
+	i := 0
+	for i < len(units)-1 && bytes != 0 && bytes%1024 == 0 {
+		bytes /= 1024
+		i++
+	}
+	return strconv.FormatInt(bytes, 10) + units[i]
+}
+
+// parseSize reads a size such as "10G", "+512M" without its sign, or plain bytes.
+func parseSize(s string) (int64, bool) {
+	m := regexp.MustCompile(`^(\d+(?:\.\d+)?)([KMGT]?)$`).FindStringSubmatch(s)
+	if m == nil {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		return 0, false
+	}
+	for range strings.Index(" KMGT", m[2]) {
+		f *= 1024
+	}
+	return int64(f), true
+}

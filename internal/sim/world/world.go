@@ -1,0 +1,208 @@
+// Package world is the lab's datacentre as one consistent model: Proxmox hosts,
+// storages with volumes that hold bytes, VMs that boot them, tasks, access
+// rights, and the switches with which a test breaks things. It follows what
+// Proxmox VE 9.2 does, windows and pitfalls included; package pveapi puts
+// Proxmox's HTTPS API in front of it.
+package world
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+// ErrClosed ends what was still going on when the world was closed.
+var ErrClosed = errors.New("the simulated world is closed")
+
+// Options shape a new world.
+type Options struct {
+	Cluster string  // name of the Proxmox cluster; "": a host of its own, in no cluster
+	Speed   float64 // how many simulated seconds pass in one; 0 means 1
+	// Agent answers for the QEMU guest agent of a running VM; nil, or false, where none runs in the guest.
+	Agent func(vmid int) ([]Interface, bool)
+}
+
+// Interface is a network interface as a guest agent reports it.
+type Interface struct {
+	Name, MAC string
+	Addresses []string // IP addresses with prefix length: "10.0.0.5/24"
+}
+
+// World is the datacentre. All its methods may be called from any goroutine.
+type World struct {
+	cluster string
+	speed   float64
+	agent   func(vmid int) ([]Interface, bool)
+	done    chan struct{}
+	work    sync.WaitGroup // tasks and guests being switched off
+
+	// mu guards all below. It is never held while sleeping, while waiting for a
+	// channel, or while a guest or the firmware is called.
+	mu          sync.Mutex
+	closed      bool
+	firmware    Firmware
+	quorate     bool
+	hosts       []string
+	storages    map[string]*storage
+	vms         map[int]*vm
+	configLocks map[int]chan struct{}
+	tasks       []*task
+	lastPID     int
+	roles       map[string][]string
+	tokens      map[string]Token
+	acls        []ACL
+	pools       map[string]bool
+	ha          map[string]HAResource
+	replicated  map[int]string // VMID -> replication job
+	failures    []failure
+	protected   []Protected
+	violations  []string
+}
+
+// New makes an empty datacentre. The caller closes it.
+func New(o Options) *World {
+	if o.Speed == 0 {
+		o.Speed = 1
+	}
+	return &World{
+		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, done: make(chan struct{}), quorate: true,
+		storages: map[string]*storage{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
+		roles: map[string][]string{}, tokens: map[string]Token{}, pools: map[string]bool{},
+		ha: map[string]HAResource{}, replicated: map[int]string{},
+	}
+}
+
+// SetFirmware sets what runs in VMs that are switched on from now on. Without
+// any, a running VM does nothing and ignores its power button.
+func (w *World) SetFirmware(f Firmware) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.firmware = f
+}
+
+// AddHost adds a Proxmox node.
+func (w *World) AddHost(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hosts = append(w.hosts, name)
+}
+
+// Hosts lists the Proxmox nodes in the order they were added.
+func (w *World) Hosts() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.hosts)
+}
+
+// Cluster is the name of the Proxmox cluster; "" for a host in none.
+func (w *World) Cluster() string { return w.cluster }
+
+// SetQuorum says whether the Proxmox cluster has quorum.
+func (w *World) SetQuorum(ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.quorate = ok
+}
+
+// Quorate says whether the Proxmox cluster has quorum.
+func (w *World) Quorate() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.quorate
+}
+
+// Delay lets d of simulated time pass. It is false when the world was closed meanwhile.
+func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
+
+// delay is Delay that also ends when stop is closed.
+func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
+	timer := time.NewTimer(w.scaled(d))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-w.done:
+		return ErrClosed
+	case <-stop:
+		return errInterrupted
+	}
+}
+
+func (w *World) scaled(d time.Duration) time.Duration { return time.Duration(float64(d) / w.speed) }
+
+// Close switches every VM off, ends every task and waits for all of them.
+func (w *World) Close() {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		w.work.Wait()
+		return
+	}
+	w.closed = true
+	close(w.done)
+	var ended []*process
+	for _, id := range w.vmids() {
+		if p := w.vms[id].proc; p != nil {
+			w.vms[id].proc = nil
+			close(p.gone)
+			ended = append(ended, p)
+		}
+	}
+	w.mu.Unlock()
+	var kills sync.WaitGroup
+	for _, p := range ended {
+		kills.Go(p.kill)
+	}
+	kills.Wait()
+	w.work.Wait()
+}
+
+// spawn runs f in a goroutine that Close waits for; mu must be held. It is false after Close.
+func (w *World) spawn(f func()) bool {
+	if w.closed {
+		return false
+	}
+	w.work.Go(f)
+	return true
+}
+
+// lockConfig takes the lock file of a VM's configuration as Proxmox does,
+// giving up after ten seconds. The caller calls unlock.
+func (w *World) lockConfig(id int) (unlock func(), err error) {
+	w.mu.Lock()
+	lock, ok := w.configLocks[id]
+	if !ok {
+		lock = make(chan struct{}, 1)
+		w.configLocks[id] = lock
+	}
+	w.mu.Unlock()
+	timer := time.NewTimer(w.scaled(10 * time.Second))
+	defer timer.Stop()
+	select {
+	case lock <- struct{}{}:
+		return func() { <-lock }, nil
+	case <-w.done:
+		return nil, ErrClosed
+	case <-timer.C:
+		return nil, failf("can't lock file '/var/lock/qemu-server/lock-%d.conf' - got timeout", id)
+	}
+}
+
+// checkQuorum is the check that Proxmox makes before some operations, not all.
+func (w *World) checkQuorum() error {
+	if !w.quorate {
+		return failf("cluster not ready - no quorum?")
+	}
+	return nil
+}
+
+// writeConfig stands for writing a VM's configuration file: without quorum it
+// fails, after whatever came before it has happened.
+func (w *World) writeConfig(v *vm) error {
+	if !w.quorate {
+		w.lastPID++
+		return failf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.%d' - Permission denied", v.host, v.id, w.lastPID)
+	}
+	return nil
+}

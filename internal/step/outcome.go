@@ -1,0 +1,75 @@
+package step
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// outcome is how a step and everything below it ended; zero is success.
+type outcome struct {
+	failures   []error  // each with its path, in source order
+	notStarted []string // paths
+}
+
+func merge(outs []outcome) outcome {
+	var all outcome
+	for _, o := range outs {
+		all.failures = append(all.failures, o.failures...)
+		all.notStarted = append(all.notStarted, o.notStarted...)
+	}
+	return all
+}
+
+// err is what Run returns.
+func (o outcome) err(ctx context.Context, stopped bool) error {
+	cancelled := context.Cause(ctx)
+	failures := o.failures
+	if len(o.notStarted) > 0 && (stopped || cancelled != nil) {
+		failures = append(failures, ended(ctx, o.notStarted))
+	}
+	switch {
+	case len(failures) == 0:
+		return nil
+	case len(failures) == 1:
+		return failures[0]
+	}
+	return fault.As(worst(failures), errors.Join(failures...))
+}
+
+func ended(ctx context.Context, notStarted []string) error {
+	what := "not started: " + strings.Join(notStarted, ", ")
+	if cause := context.Cause(ctx); cause != nil {
+		return interrupted(ctx, fmt.Errorf("%s: %w", what, cause))
+	}
+	return fault.As(fault.Interrupted, errors.New("stopped; "+what))
+}
+
+// interrupted gives err its kind if it comes from ctx having been cancelled; a
+// deadline that has passed is a failure like any other.
+func interrupted(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		return fault.As(fault.Interrupted, err)
+	}
+	return err
+}
+
+// worst is the kind that all real failures agree on. An interruption next to
+// them only says why the rest is missing.
+func worst(failures []error) fault.Kind {
+	kind := fault.Interrupted
+	for _, err := range failures {
+		k := fault.KindOf(err)
+		switch {
+		case k == fault.Interrupted:
+		case kind == fault.Interrupted:
+			kind = k
+		case k != kind:
+			return fault.Failed
+		}
+	}
+	return kind
+}

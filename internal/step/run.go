@@ -1,0 +1,213 @@
+package step
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Runner runs trees of steps, one at a time. Its zero value is ready to use.
+type Runner struct {
+	// Emit is told everything that happens, one event at a time; it must not
+	// block for long, since the steps wait for it. May be nil.
+	Emit func(Event)
+	// Slots says how many steps may hold a slot at the same time; a slot that is
+	// not listed has room for one.
+	Slots map[string]int
+
+	emitting sync.Mutex
+
+	mu      sync.Mutex
+	stopped bool
+	root    *scope // of the Run in progress
+}
+
+// Run runs root and everything below it. After a failure no further step
+// starts, except within Whole branches that have started; Run returns when
+// nothing runs any more. Its error holds every failure, each with its path. The
+// kind is that of the failures if they agree on one, and Interrupted if Stop or
+// a cancelled context kept steps from starting while none failed.
+//
+// A panic in a step is not caught.
+func (r *Runner) Run(ctx context.Context, root Step) error {
+	if err := errors.Join(checkSlots(r.Slots), checkSteps([]Step{root}, nil)); err != nil {
+		return err
+	}
+	t := &tree{Runner: r, slots: newSlots(r.Slots)}
+	out := t.run(ctx, root, place{path: root.ID, scope: r.begin()})
+	return out.err(ctx, r.end())
+}
+
+// Stop lets no further step start, in this Run and later ones, except within
+// Whole branches that have started. It returns at once; to end those as well,
+// cancel Run's context.
+func (r *Runner) Stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+	if r.root != nil {
+		r.root.halt()
+	}
+}
+
+// Note emits progress of the step that runs at path.
+func (r *Runner) Note(path, text string) {
+	r.emit(Event{Path: path, Status: Note, Text: text})
+}
+
+func (r *Runner) emit(e Event) {
+	if r.Emit == nil {
+		return
+	}
+	r.emitting.Lock()
+	defer r.emitting.Unlock()
+	r.Emit(e)
+}
+
+func (r *Runner) begin() *scope {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.root = newScope(nil)
+	if r.stopped {
+		r.root.halt()
+	}
+	return r.root
+}
+
+func (r *Runner) end() (stopped bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.root = nil
+	return r.stopped
+}
+
+// tree is one Run in progress.
+type tree struct {
+	*Runner
+	slots *slots
+}
+
+// place is where in the tree a step is.
+type place struct {
+	path  string
+	scope *scope
+	held  []string // slots that the step's ancestors hold
+}
+
+func (t *tree) run(ctx context.Context, s Step, at place) outcome {
+	taken := without(s.Uses, at.held)
+	if !t.slots.take(ctx, taken, at.scope.halted) {
+		return t.notStarted(s, at)
+	}
+	defer t.slots.release(taken)
+	at.held = append(at.held[:len(at.held):len(at.held)], taken...)
+
+	reason, err := ask(ctx, s)
+	switch {
+	case err != nil:
+		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
+	case reason != "":
+		t.emit(s.event(at, Skipped, reason, nil))
+		return outcome{}
+	case at.scope.ended(ctx):
+		return t.notStarted(s, at)
+	}
+
+	t.emit(s.event(at, Started, "", nil))
+	if s.Whole {
+		at.scope = newScope(at.scope)
+	}
+	if s.Steps != nil {
+		return t.branch(ctx, s, at)
+	}
+	if s.Do != nil {
+		if err := s.Do(ctx); err != nil {
+			return t.failed(ctx, s, at, err)
+		}
+	}
+	return t.finish(ctx, s, at)
+}
+
+func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
+	steps, err := s.Steps(ctx)
+	if err != nil {
+		return t.failed(ctx, s, at, fmt.Errorf("list its steps: %w", err))
+	}
+	if err := checkSteps(steps, at.held); err != nil {
+		return t.failed(ctx, s, at, err)
+	}
+	out := t.children(ctx, s.Limit, steps, at)
+	switch {
+	case len(out.failures) > 0:
+		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
+		return out
+	case len(out.notStarted) > 0:
+		t.emit(s.event(at, Stopped, "", nil))
+		return out
+	}
+	return t.finish(ctx, s, at)
+}
+
+func (t *tree) children(ctx context.Context, limit int, steps []Step, at place) outcome {
+	below := func(child Step) place {
+		return place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
+	}
+	outs := make([]outcome, len(steps))
+	if limit <= 1 {
+		for i, child := range steps {
+			outs[i] = t.run(ctx, child, below(child))
+		}
+		return merge(outs)
+	}
+	var g errgroup.Group
+	g.SetLimit(limit)
+	for i, child := range steps {
+		g.Go(func() error {
+			outs[i] = t.run(ctx, child, below(child))
+			return nil
+		})
+	}
+	_ = g.Wait() // outcomes carry the errors
+	return merge(outs)
+}
+
+// finish asks the world whether the goal of a step that reports success is met.
+func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
+	reason, err := ask(ctx, s)
+	switch {
+	case err != nil:
+		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", err))
+	case s.Skip != nil && reason == "":
+		return t.failed(ctx, s, at, errUnmet)
+	}
+	t.emit(s.event(at, Done, reason, nil))
+	return outcome{}
+}
+
+var errUnmet = errors.New("claims to be done, but its goal is unmet")
+
+func ask(ctx context.Context, s Step) (string, error) {
+	if s.Skip == nil {
+		return "", nil
+	}
+	return s.Skip(ctx)
+}
+
+func (t *tree) failed(ctx context.Context, s Step, at place, err error) outcome {
+	at.scope.fail()
+	err = fmt.Errorf("%s: %w", at.path, interrupted(ctx, err))
+	t.emit(s.event(at, Failed, "", err))
+	return outcome{failures: []error{err}}
+}
+
+func (t *tree) notStarted(s Step, at place) outcome {
+	t.emit(s.event(at, NotStarted, "", nil))
+	return outcome{notStarted: []string{at.path}}
+}
+
+func (s Step) event(at place, status Status, text string, err error) Event {
+	return Event{Path: at.path, Title: s.Title, Risk: s.Risk, Status: status, Text: text, Err: err}
+}

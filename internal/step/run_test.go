@@ -1,0 +1,318 @@
+package step_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+var errBroken = errors.New("broken")
+
+// log collects events as lines. A Runner emits one at a time.
+type log []string
+
+func (l *log) add(e step.Event) {
+	line := e.Status.String() + " " + e.Path
+	if e.Text != "" {
+		line += ": " + e.Text
+	}
+	if e.Err != nil {
+		line += ": " + e.Err.Error()
+	}
+	*l = append(*l, line)
+}
+
+func work(context.Context) error  { return nil }
+func fails(context.Context) error { return errBroken }
+
+func leaf(id string, do func(context.Context) error) step.Step { return step.Step{ID: id, Do: do} }
+
+func branch(id string, steps ...step.Step) step.Step {
+	return step.Step{ID: id, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
+}
+
+// withGoal gives s a goal that its Do reaches, or that is met from the start.
+func withGoal(s step.Step, met bool) step.Step {
+	s.Skip = func(context.Context) (string, error) {
+		if met {
+			return "as wanted", nil
+		}
+		return "", nil
+	}
+	if do := s.Do; do != nil {
+		s.Do = func(ctx context.Context) error {
+			met = true
+			return do(ctx)
+		}
+	}
+	return s
+}
+
+func skips(s step.Step, answers ...func() (string, error)) step.Step {
+	s.Skip = func(context.Context) (string, error) {
+		answer := answers[0]
+		answers = answers[1:]
+		return answer()
+	}
+	return s
+}
+
+func says(reason string, err error) func() (string, error) {
+	return func() (string, error) { return reason, err }
+}
+
+// story is a tree, what happens when it runs, and how that ends.
+type story struct {
+	root   step.Step
+	events []string
+	err    string
+	kind   fault.Kind
+}
+
+func (s story) check(t *testing.T) {
+	t.Helper()
+	var got log
+	r := step.Runner{Emit: got.add}
+	err := r.Run(t.Context(), s.root)
+	if diff := cmp.Diff(s.events, []string(got)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	checkError(t, err, s.err, s.kind)
+}
+
+func checkError(t *testing.T, err error, text string, kind fault.Kind) {
+	t.Helper()
+	if diff := cmp.Diff(text, message(err)); diff != "" {
+		t.Errorf("error (-want +got):\n%s", diff)
+	}
+	if got := fault.KindOf(err); got != kind {
+		t.Errorf("kind = %v, want %v", got, kind)
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestRunOrderAndGoals(t *testing.T) {
+	t.Parallel()
+	stories := map[string]story{
+		"in source order": {
+			root: branch("roll", leaf("b", work), leaf("a", work)),
+			events: []string{
+				"started roll", "started roll/b", "done roll/b", "started roll/a", "done roll/a", "done roll",
+			},
+		},
+		"goal already met": {
+			root:   branch("roll", withGoal(leaf("a", fails), true)),
+			events: []string{"started roll", "skipped roll/a: as wanted", "done roll"},
+		},
+		"goal met by the work": {
+			root:   withGoal(leaf("a", work), false),
+			events: []string{"started a", "done a: as wanted"},
+		},
+		"goal unmet after the work": {
+			root:   skips(leaf("a", work), says("", nil), says("", nil)),
+			events: []string{"started a", "failed a: a: claims to be done, but its goal is unmet"},
+			err:    "a: claims to be done, but its goal is unmet",
+		},
+		"the world cannot be asked before": {
+			root:   skips(leaf("a", work), says("", errBroken)),
+			events: []string{"failed a: a: check whether it is needed: broken"},
+			err:    "a: check whether it is needed: broken",
+		},
+		"the world cannot be asked after": {
+			root:   skips(leaf("a", work), says("", nil), says("", errBroken)),
+			events: []string{"started a", "failed a: a: check its goal: broken"},
+			err:    "a: check its goal: broken",
+		},
+		"a step with nothing to do": {
+			root:   step.Step{ID: "a"},
+			events: []string{"started a", "done a"},
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s.check(t)
+		})
+	}
+}
+
+func TestRunBranches(t *testing.T) {
+	t.Parallel()
+	stories := map[string]story{
+		"a branch whose goal is met lists no steps": {
+			root: skips(step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) {
+				panic("asked for steps")
+			}}, says("nothing to do", nil)),
+			events: []string{"skipped a: nothing to do"},
+		},
+		"a branch's goal unmet after its steps": {
+			root: skips(branch("a", leaf("b", work)), says("", nil), says("", nil)),
+			events: []string{
+				"started a", "started a/b", "done a/b", "failed a: a: claims to be done, but its goal is unmet",
+			},
+			err: "a: claims to be done, but its goal is unmet",
+		},
+		"steps cannot be listed": {
+			root: step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) { return nil, errBroken }},
+			events: []string{
+				"started a", "failed a: a: list its steps: broken",
+			},
+			err: "a: list its steps: broken",
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s.check(t)
+		})
+	}
+}
+
+func TestRunFailures(t *testing.T) {
+	t.Parallel()
+	stories := map[string]story{
+		"a failure starts nothing after it": {
+			root: branch("roll", branch("wk1", leaf("park", fails), leaf("delete", work)), branch("wk2", leaf("park", work))),
+			events: []string{
+				"started roll", "started roll/wk1", "started roll/wk1/park", "failed roll/wk1/park: roll/wk1/park: broken",
+				"not started roll/wk1/delete", "failed roll/wk1: roll/wk1/park: broken", "not started roll/wk2",
+				"failed roll: roll/wk1/park: broken",
+			},
+			err: "roll/wk1/park: broken",
+		},
+		"a failure ends the whole branch it is in, and those around it": {
+			root: branch("roll",
+				whole(branch("wk1", whole(branch("take-down", leaf("park", fails), leaf("delete", work))), leaf("create", work))),
+				leaf("report", work)),
+			events: []string{
+				"started roll", "started roll/wk1", "started roll/wk1/take-down", "started roll/wk1/take-down/park",
+				"failed roll/wk1/take-down/park: roll/wk1/take-down/park: broken", "not started roll/wk1/take-down/delete",
+				"failed roll/wk1/take-down: roll/wk1/take-down/park: broken", "not started roll/wk1/create",
+				"failed roll/wk1: roll/wk1/take-down/park: broken", "not started roll/report",
+				"failed roll: roll/wk1/take-down/park: broken",
+			},
+			err: "roll/wk1/take-down/park: broken",
+		},
+		"a failure keeps its kind": {
+			root:   leaf("gate", func(context.Context) error { return fault.Refusedf("no quorum") }),
+			events: []string{"started gate", "failed gate: gate: no quorum"},
+			err:    "gate: no quorum", kind: fault.Refused,
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s.check(t)
+		})
+	}
+}
+
+func whole(s step.Step) step.Step {
+	s.Whole = true
+	return s
+}
+
+func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
+	t.Parallel()
+	ran := func(context.Context) error { panic("ran") }
+	cases := map[string]struct {
+		root  step.Step
+		slots map[string]int
+		err   string
+	}{
+		"no ID":        {root: step.Step{Title: "create it"}, err: `step 1 ("create it") has no ID`},
+		"slash":        {root: leaf("a/b", ran), err: `step "a/b": an ID is one part of a path and has no slash`},
+		"same ID":      {root: branch("r", leaf("a", ran), leaf("a", ran)), err: `r: two steps have the ID "a"`},
+		"Do and Steps": {root: step.Step{ID: "a", Do: ran, Steps: branch("a").Steps}, err: `step "a" has both work of its own and steps`},
+		"a slot without room": {
+			root: leaf("a", ran), slots: map[string]int{"host/pve1": 0},
+			err: `slot "host/pve1" has room for 0 steps: nothing could ever take it`,
+		},
+		"slots out of order": {
+			root: uses(branch("a", uses(leaf("b", ran), "control-plane")), "host/pve1"),
+			err:  `a: step "b" takes slot "control-plane" while a step around it holds "host/pve1": slots are taken in name order, so take it there`,
+		},
+		"every problem at once": {
+			root: branch("r", leaf("", ran), leaf("a/b", ran)),
+			err:  "r: step 1 (\"\") has no ID\nstep \"a/b\": an ID is one part of a path and has no slash",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := step.Runner{Slots: c.slots}
+			if diff := cmp.Diff(c.err, message(r.Run(t.Context(), c.root))); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func uses(s step.Step, slots ...string) step.Step {
+	s.Uses = slots
+	return s
+}
+
+func TestRunDescribesEvents(t *testing.T) {
+	t.Parallel()
+	var got []step.Event
+	r := step.Runner{Emit: func(e step.Event) { got = append(got, e) }}
+	s := step.Step{ID: "delete-vm", Title: "delete VM 101", Risk: step.Destructive}
+	s.Do = func(context.Context) error {
+		r.Note("delete-vm", "task is running")
+		return nil
+	}
+	if err := r.Run(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	want := []step.Event{
+		{Path: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Started},
+		{Path: "delete-vm", Status: step.Note, Text: "task is running"},
+		{Path: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Done},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+func TestRunDoesNotCatchPanics(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if got := fmt.Sprint(recover()); got != "a bug" {
+			t.Errorf("recovered %q", got)
+		}
+	}()
+	var r step.Runner
+	err := r.Run(t.Context(), branch("a", leaf("b", func(context.Context) error { panic("a bug") })))
+	t.Errorf("Run returned %v", err)
+}
+
+// The engine's own cost: a tree of 100 steps whose goals are all unmet at first.
+func BenchmarkRun(b *testing.B) {
+	for b.Loop() {
+		var nodes []step.Step
+		for i := range 10 {
+			var steps []step.Step
+			for j := range 10 {
+				steps = append(steps, withGoal(uses(leaf(fmt.Sprint("step", j), work), "host"), false))
+			}
+			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
+		}
+		r := step.Runner{Slots: map[string]int{"host": 2}}
+		if err := r.Run(b.Context(), branch("roll", nodes...)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

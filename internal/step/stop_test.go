@@ -1,0 +1,207 @@
+package step_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+func TestRunFailuresAmongSiblings(t *testing.T) {
+	t.Parallel()
+	stories := map[string]timedStory{
+		"a failure lets started work end, but starts nothing": {
+			root: limit(2, branch("r",
+				leaf("bad", then(lasts(1*second), fails)),
+				branch("x", leaf("a", lasts(2*second)), leaf("b", work)),
+				leaf("c", work))),
+			events: []string{
+				"0s started r", "0s started r/bad", "0s started r/x", "0s started r/x/a", "1s failed r/bad: r/bad: broken",
+				"1s not started r/c", "2s done r/x/a", "2s failed r: r/bad: broken", "2s not started r/x/b", "2s stopped r/x",
+			},
+			err: "r/bad: broken",
+		},
+		"a failure lets a started whole branch run to its end, and starts no other": {
+			root: limit(2, branch("r",
+				whole(branch("wk1", leaf("a", lasts(2*second)), whole(branch("b", leaf("c", lasts(1*second)))))),
+				whole(branch("wk2", leaf("a", then(lasts(1*second), fails)), leaf("b", work))),
+				whole(branch("wk3", leaf("a", work))))),
+			events: []string{
+				"0s started r", "0s started r/wk1", "0s started r/wk1/a", "0s started r/wk2", "0s started r/wk2/a",
+				"1s failed r/wk2/a: r/wk2/a: broken", "1s failed r/wk2: r/wk2/a: broken", "1s not started r/wk2/b", "1s not started r/wk3",
+				"2s done r/wk1/a", "2s started r/wk1/b", "2s started r/wk1/b/c",
+				"3s done r/wk1", "3s done r/wk1/b", "3s done r/wk1/b/c", "3s failed r: r/wk2/a: broken",
+			},
+			err: "r/wk2/a: broken",
+		},
+		"all failures are reported, and they agree on a kind": {
+			root: limit(2, branch("r", leaf("a", then(lasts(2*second), refuses)), leaf("b", then(lasts(1*second), refuses)))),
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/b", "1s failed r/b: r/b: no quorum", "2s failed r/a: r/a: no quorum",
+				"2s failed r: r/a: no quorum\nr/b: no quorum",
+			},
+			err: "r/a: no quorum\nr/b: no quorum", kind: fault.Refused,
+		},
+		"failures of two kinds": {
+			root: limit(2, branch("r", leaf("a", then(lasts(1*second), refuses)), leaf("b", then(lasts(2*second), fails)))),
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/b", "1s failed r/a: r/a: no quorum", "2s failed r/b: r/b: broken",
+				"2s failed r: r/a: no quorum\nr/b: broken",
+			},
+			err: "r/a: no quorum\nr/b: broken", kind: fault.Failed,
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, s.check)
+		})
+	}
+}
+
+func TestStop(t *testing.T) {
+	t.Parallel()
+	stories := map[string]timedStory{
+		"stop": {
+			root: branch("r", whole(branch("wk1", leaf("a", lasts(2*second)), leaf("b", lasts(1*second)))), branch("wk2"), branch("wk3")),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/wk1", "0s started r/wk1/a", "2s done r/wk1/a", "2s started r/wk1/b",
+				"3s done r/wk1", "3s done r/wk1/b", "3s not started r/wk2", "3s not started r/wk3", "3s stopped r",
+			},
+			err: "stopped; not started: r/wk2, r/wk3", kind: fault.Interrupted,
+		},
+		"stop while waiting for a slot": {
+			root: limit(2, branch("r", uses(leaf("a", lasts(3*second)), "s", "t"), late(uses(leaf("b", work), "r", "t")))),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/late", "0s started r/late/wait", "1ms done r/late/wait",
+				"1s not started r/late/b", "1s stopped r/late", "3s done r/a", "3s stopped r",
+			},
+			err: "stopped; not started: r/late/b", kind: fault.Interrupted,
+		},
+		"stop does not end the wait for a slot within a whole branch": {
+			root: limit(2, branch("r", uses(leaf("a", lasts(3*second)), "s"), whole(late(uses(leaf("b", work), "s"))))),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/late", "0s started r/late/wait", "1ms done r/late/wait",
+				"3s done r", "3s done r/a", "3s done r/late", "3s done r/late/b", "3s started r/late/b",
+			},
+		},
+		"stop while the world is asked": {
+			root: branch("r", whole(skips(branch("wk1", leaf("a", work)), func() (string, error) {
+				time.Sleep(2 * second)
+				return "", nil
+			}))),
+			stop:   1 * second,
+			events: []string{"0s started r", "2s not started r/wk1", "2s stopped r"},
+			err:    "stopped; not started: r/wk1", kind: fault.Interrupted,
+		},
+		"stop after everything has started": {
+			root:   branch("r", leaf("a", lasts(2*second))),
+			stop:   1 * second,
+			events: []string{"0s started r", "0s started r/a", "2s done r", "2s done r/a"},
+		},
+		"a failure outweighs a stop": {
+			root: branch("r", leaf("a", then(lasts(2*second), refuses)), leaf("b", work)),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/a", "2s failed r/a: r/a: no quorum", "2s failed r: r/a: no quorum", "2s not started r/b",
+			},
+			err: "r/a: no quorum\nstopped; not started: r/b", kind: fault.Refused,
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, s.check)
+		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	stories := map[string]timedStory{
+		"cancel ends whole branches too": {
+			root:   branch("r", whole(branch("wk1", leaf("a", lasts(2*second)), leaf("b", work)))),
+			stop:   second / 2,
+			cancel: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/wk1", "0s started r/wk1/a", "1s failed r/wk1/a: r/wk1/a: context canceled",
+				"1s failed r/wk1: r/wk1/a: context canceled", "1s failed r: r/wk1/a: context canceled", "1s not started r/wk1/b",
+			},
+			err:  "r/wk1/a: context canceled\nnot started: r/wk1/b: context canceled",
+			kind: fault.Interrupted,
+		},
+		"cancel while waiting for a slot within a whole branch": {
+			root: limit(2, branch("r",
+				uses(leaf("a", func(context.Context) error { time.Sleep(3 * second); return nil }), "s"),
+				whole(late(uses(leaf("b", work), "s"))))),
+			cancel: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/late", "0s started r/late/wait", "1ms done r/late/wait",
+				"1s not started r/late/b", "1s stopped r/late", "3s done r/a", "3s stopped r",
+			},
+			err: "not started: r/late/b: context canceled", kind: fault.Interrupted,
+		},
+	}
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, s.check)
+		})
+	}
+}
+
+func TestDeadlineIsAFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 1*second)
+		defer cancel()
+		var r step.Runner
+		err := r.Run(ctx, branch("r", leaf("a", func(context.Context) error { time.Sleep(2 * second); return nil }), leaf("b", work)))
+		if !errors.Is(err, context.DeadlineExceeded) || fault.KindOf(err) != fault.Failed {
+			t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
+		}
+	})
+}
+
+func TestStopHoldsForLaterRuns(t *testing.T) {
+	t.Parallel()
+	var got log
+	r := step.Runner{Emit: got.add}
+	r.Stop()
+	err := r.Run(t.Context(), leaf("a", work))
+	if diff := cmp.Diff([]string{"not started a"}, []string(got)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted {
+		t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
+	}
+}
+
+// A failed Run leaves no trace in the next one.
+func TestRunAgainAfterFailure(t *testing.T) {
+	t.Parallel()
+	broken := true
+	root := branch("r", uses(leaf("a", func(context.Context) error {
+		if broken {
+			return errBroken
+		}
+		return nil
+	}), "s"))
+	var r step.Runner
+	if err := r.Run(t.Context(), root); !errors.Is(err, errBroken) {
+		t.Fatalf("err = %v", err)
+	}
+	broken = false
+	if err := r.Run(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+}

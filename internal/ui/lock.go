@@ -1,0 +1,47 @@
+package ui
+
+import (
+	"io"
+
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// WriteLock prints what resolving came to.
+func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
+	return write(w, format, res, func(p *page) {
+		for _, c := range res.Changes {
+			p.line("schematic %s: build %s → %s", c.Schematic, orNone(short(c.OldBuild)), orNone(short(c.NewBuild)))
+			for _, r := range c.Reasons {
+				p.line("  %s", r)
+			}
+		}
+		switch {
+		case len(res.Changes) == 0:
+			p.line("recast.lock is up to date")
+		case res.Written:
+			p.line("recast.lock written; next: recast plan")
+		default:
+			p.line("recast.lock would change: recast lock --update")
+		}
+	})
+}
+
+// WriteImages prints where the images of a lock are.
+func WriteImages(w io.Writer, format string, lock schematics.Lock) error {
+	return write(w, format, lock, func(p *page) {
+		for _, name := range lock.Names() {
+			e := lock.Schematics[name]
+			p.line("schematic %s: build %s", name, short(e.BuildID))
+			p.line("  installer %s", orNone(e.Installer))
+			p.line("  boot ISO  %s sha256:%s", e.ISO.Name, orNone(e.ISO.SHA256))
+		}
+	})
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}

@@ -1,0 +1,61 @@
+// Package ui draws what the other packages return: events as they happen on
+// stderr, answers on stdout as text for people or JSON for scripts.
+package ui
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+)
+
+// IsTerminal says whether somebody sits at the other end.
+func IsTerminal(f any) bool {
+	file, ok := f.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// write prints v as JSON, or as text by draw.
+func write(w io.Writer, format string, v any, draw func(*page)) error {
+	if format == "json" {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(v)
+	}
+	p := &page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	draw(p)
+	return p.err
+}
+
+// page is text output that remembers its first error.
+type page struct {
+	w      io.Writer
+	colour bool
+	err    error
+}
+
+func (p *page) line(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.w, format+"\n", args...)
+	}
+}
+
+// The colours of words that matter, only on a terminal.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+func (p *page) paint(colour, s string) string {
+	if !p.colour {
+		return s
+	}
+	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}
+
+// short cuts a digest or ID to what people compare by eye.
+func short(id string) string { return id[:min(12, len(id))] }

@@ -1,0 +1,148 @@
+package wait_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// looks answers with one after the other, and with the last one for ever.
+func looks(answers ...answer) wait.Look {
+	return func(context.Context) (bool, string, error) {
+		a := answers[0]
+		if len(answers) > 1 {
+			answers = answers[1:]
+		}
+		return a.done, a.seen, a.err
+	}
+}
+
+type answer struct {
+	done bool
+	seen string
+	err  error
+}
+
+var errRefused = errors.New("connection refused")
+
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	cases := map[string]untilCase{
+		"done at once": {look: looks(answer{done: true})},
+		"done after a while": {
+			look: looks(answer{seen: "0 of 3"}, answer{err: errRefused}, answer{seen: "2 of 3"}, answer{seen: "2 of 3"}, answer{done: true, seen: "3 of 3"}),
+			took: 4 * time.Second, seen: []string{"0 of 3", "connection refused", "2 of 3"},
+		},
+		"done with an error is not done": {
+			look: looks(answer{done: true, err: errRefused}, answer{done: true}),
+			took: 1 * time.Second, seen: []string{"connection refused"},
+		},
+		"timeout": {
+			look: looks(answer{seen: "0 of 3"}, answer{seen: "2 of 3"}),
+			err:  "members: gave up after 10s; last seen: 2 of 3: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second, seen: []string{"0 of 3", "2 of 3"},
+		},
+		"nothing ever seen": {
+			look: looks(answer{}),
+			err:  "members: gave up after 10s; last seen: nothing yet: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second,
+		},
+		"cancelled": {
+			look: looks(answer{seen: "0 of 3"}), cancel: 2500 * time.Millisecond,
+			err: "members: gave up after 3s; last seen: 0 of 3: context canceled", is: context.Canceled,
+			took: 2500 * time.Millisecond, seen: []string{"0 of 3"},
+		},
+		"an error that no waiting mends": {
+			look: looks(answer{seen: "0 of 3"}, answer{err: fmt.Errorf("task: %w", wait.Stop(errRefused))}),
+			err:  "members: connection refused", is: errRefused,
+			took: 1 * time.Second, seen: []string{"0 of 3"},
+		},
+		"an answer cut short by the deadline is not what was seen": {
+			look: func(ctx context.Context) (bool, string, error) {
+				deadline, _ := ctx.Deadline()
+				if time.Until(deadline) > 5*time.Second {
+					return false, "1 of 3", nil
+				}
+				<-ctx.Done()
+				return false, "", ctx.Err()
+			},
+			err: "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second, seen: []string{"1 of 3"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, c.check)
+		})
+	}
+}
+
+type untilCase struct {
+	look   wait.Look
+	cancel time.Duration
+	err    string
+	is     error
+	took   time.Duration
+	seen   []string
+}
+
+func (c untilCase) check(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if c.cancel > 0 {
+		defer time.AfterFunc(c.cancel, cancel).Stop()
+	}
+	var seen []string
+	w := wait.For{
+		Name: "members", Every: time.Second, Timeout: 10 * time.Second,
+		Seen: func(s string) { seen = append(seen, s) },
+	}
+	start := time.Now()
+	err := wait.Until(ctx, w, c.look)
+	if took := time.Since(start); took != c.took {
+		t.Errorf("took %s, want %s", took, c.took)
+	}
+	if message(err) != c.err || !errors.Is(err, c.is) {
+		t.Errorf("err = %v, want %q", err, c.err)
+	}
+	if diff := cmp.Diff(c.seen, seen); diff != "" {
+		t.Errorf("seen (-want +got):\n%s", diff)
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// Without a timeout only the context ends a wait; its cause is in the error.
+func TestUntilContextCause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lost := errors.New("claim lost")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
+		err := wait.Until(ctx, wait.For{Name: "VM off", Every: time.Minute}, looks(answer{seen: "running"}))
+		if want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"; message(err) != want || !errors.Is(err, lost) {
+			t.Errorf("err = %v, want %q", err, want)
+		}
+	})
+}
+
+func TestStopOfNothing(t *testing.T) {
+	t.Parallel()
+	if err := wait.Stop(nil); err != nil {
+		t.Errorf("Stop(nil) = %v", err)
+	}
+}

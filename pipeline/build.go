@@ -1,0 +1,92 @@
+package pipeline
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Build has the factory make installer and boot ISO of every schematic of the
+// lock, and records their digests in the lock.
+func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
+	lock, err := p.lock()
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	w := p.workshop(lock, c, run)
+	return w.build(ctx, nil)
+}
+
+// Publish puts the boot ISOs on every storage that the nodes' hosts need,
+// building first what is not built yet.
+func Publish(ctx context.Context, p Project, c Images, m Machines, run *step.Runner) (schematics.Lock, error) {
+	lock, err := p.lock()
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	o, err := p.observe(ctx, m, p.wanted(lock))
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	w := p.workshop(lock, c, run)
+	return w.publish(ctx, m.Store, hosts(p.wanted(lock), o))
+}
+
+// workshop is one lock on its way to images.
+type workshop struct {
+	Project
+	images Images
+	run    *step.Runner
+	ledger *images.Ledger
+	cache  *images.Cache
+}
+
+func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) workshop {
+	save := func(l schematics.Lock) error { return schematics.WriteLock(p.LockFile(), l) }
+	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, save), cache: images.NewCache(p.isoCache())}
+}
+
+func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {
+	b := images.Builder{
+		Factory: w.images.Factory, Registry: w.images.Registry, Cache: w.cache, Ledger: w.ledger,
+		Published: published, Note: w.run.Note,
+	}
+	err := w.run.Run(ctx, b.Step())
+	return w.ledger.Lock(), err
+}
+
+func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
+	p := images.Publisher{
+		Store: store, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts, Note: w.run.Note,
+	}
+	if lock, err := w.build(ctx, p.Published); err != nil {
+		return lock, err
+	}
+	err := w.run.Run(ctx, p.Step())
+	return w.ledger.Lock(), err
+}
+
+// hosts says for each schematic on which Proxmox nodes VMs with it live, sorted.
+func hosts(wanted []cluster.Wanted, o cluster.Observation) map[string][]string {
+	sets := map[string]map[string]bool{}
+	for i, w := range wanted {
+		host := o.Found[i].Host()
+		if host == "" {
+			continue
+		}
+		if sets[w.Schematic] == nil {
+			sets[w.Schematic] = map[string]bool{}
+		}
+		sets[w.Schematic][host] = true
+	}
+	out := map[string][]string{}
+	for schematic, set := range sets {
+		out[schematic] = slices.Sorted(maps.Keys(set))
+	}
+	return out
+}

@@ -1,0 +1,72 @@
+package pipeline
+
+import (
+	"context"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Plan says what a roll would do now. It changes nothing.
+func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy) (cluster.Plan, error) {
+	lock, err := p.lock()
+	if err != nil {
+		return cluster.Plan{}, err
+	}
+	plan, _, err := p.plan(ctx, m, lock, policy)
+	return plan, err
+}
+
+func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
+	past, err := p.history(lock)
+	if err != nil {
+		return cluster.Plan{}, cluster.Observation{}, err
+	}
+	wanted := p.wanted(lock)
+	o, err := p.observe(ctx, m, wanted)
+	if err != nil {
+		return cluster.Plan{}, o, err
+	}
+	policy.WorkersFirst = p.Config.Roll.Order == "workers-first"
+	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, policy)
+	return plan, o, err
+}
+
+// DriftResult is how every node stands.
+type DriftResult struct {
+	Cluster string          `json:"cluster"`
+	InSync  bool            `json:"inSync"` // every node was read and is as wanted
+	Unread  int             `json:"unread"` // nodes that could not be read
+	Stale   int             `json:"stale"`
+	Nodes   []cluster.Drift `json:"nodes"`
+}
+
+// Drift compares every node with the lock. It changes nothing.
+func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
+	lock, err := p.lock()
+	if err != nil {
+		return DriftResult{}, err
+	}
+	past, err := p.history(lock)
+	if err != nil {
+		return DriftResult{}, err
+	}
+	wanted := p.wanted(lock)
+	o, err := p.observe(ctx, m, wanted)
+	if err != nil {
+		return DriftResult{}, err
+	}
+	res := DriftResult{Cluster: p.Config.Cluster}
+	for i, w := range wanted {
+		d := cluster.Diff(w, o.Found[i], past)
+		if len(d.Unread) > 0 {
+			res.Unread++
+		}
+		if d.Stale {
+			res.Stale++
+		}
+		res.Nodes = append(res.Nodes, d)
+	}
+	res.InSync = res.Unread == 0 && res.Stale == 0
+	return res, nil
+}

@@ -1,0 +1,120 @@
+// Package pipeline holds one function for each command that reads or changes
+// the world. Each can be read from its first line to its last.
+package pipeline
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Project is a configuration and the files around it.
+type Project struct {
+	Config *config.Config
+}
+
+// LockFile is recast.lock beside the configuration.
+func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
+
+// State is the directory of what recast keeps for itself: journals, past locks, the ISO cache.
+func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
+
+func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
+func (p Project) isoCache() string  { return filepath.Join(p.State(), "cache", "iso") }
+func (p Project) runs() string      { return filepath.Join(p.State(), "runs") }
+
+// Images is what makes and finds images.
+type Images struct {
+	Factory interface {
+		images.Factory
+		schematics.FactoryList
+	}
+	Registry images.Registry
+	Catalog  schematics.Catalog
+}
+
+// Machines is what a cluster is read and changed through.
+type Machines struct {
+	Proxmox     cluster.Proxmox
+	Store       images.Store
+	Talos       cluster.Talos
+	Maintenance cluster.Maintenance
+	Kube        cluster.Kube
+}
+
+// lock reads the lock and makes sure that it is the one of this configuration:
+// a lock of other schematics or another Talos version must never be rolled out.
+func (p Project) lock() (schematics.Lock, error) {
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	req, err := p.request()
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	if err := lock.Matches(req); err != nil {
+		return schematics.Lock{}, fault.WithHint(fault.As(fault.Config, err), "recast lock")
+	}
+	return lock, nil
+}
+
+// wanted joins configuration and lock, one entry per node, as the configuration lists them.
+func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
+	var out []cluster.Wanted
+	for _, n := range p.Config.Nodes {
+		out = append(out, cluster.Wanted{
+			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: build(lock, n.Schematic),
+			Strategy: cluster.Strategy(n.Strategy), SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
+			ISOStorages: p.Config.Images.ISO.Storage,
+		})
+	}
+	return out
+}
+
+func build(lock schematics.Lock, schematic string) cluster.Build {
+	e := lock.Schematics[schematic]
+	return cluster.Build{
+		ID: e.BuildID, TalosVersion: lock.Talos, SchematicID: e.SchematicID, LockHash: e.LockHash,
+		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name,
+	}
+}
+
+func extensions(list []schematics.Extension) []cluster.LockedExtension {
+	var out []cluster.LockedExtension
+	for _, e := range list {
+		out = append(out, cluster.LockedExtension(e))
+	}
+	return out
+}
+
+// history knows the extensions behind the hashes of this lock and of past ones.
+func (p Project) history(lock schematics.Lock) (cluster.History, error) {
+	h, err := schematics.ReadHistory(p.pastLocks(), lock)
+	if err != nil {
+		return nil, err
+	}
+	return func(hash string) ([]cluster.LockedExtension, bool) {
+		list, known := h.ByLockHash(hash)
+		return extensions(list), known
+	}, nil
+}
+
+// observe reads the world for every configured node.
+func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
+	return cluster.Observe(ctx, cluster.Sources{Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster}, wanted)
+}
+
+func (p Project) timing() cluster.Timing {
+	r := p.Config.Roll
+	return cluster.Timing{
+		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
+		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),
+	}
+}

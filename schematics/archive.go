@@ -1,0 +1,68 @@
+package schematics
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Archive keeps a lock in a directory of past locks, which it creates. A lock of
+// the same builds that is there already is replaced.
+func Archive(dir string, l Lock) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("keep the lock: %w", err)
+	}
+	if err := writeLock(filepath.Join(dir, l.Key()+".lock"), l, 0o600); err != nil {
+		return fmt.Errorf("keep the lock: %w", err)
+	}
+	return nil
+}
+
+// History is what past and present locks say about the images that nodes may still run.
+type History struct {
+	byHash map[string][]Extension
+}
+
+// ReadHistory reads the past locks of a directory, which need not exist, and adds the present ones.
+func ReadHistory(dir string, present ...Lock) (History, error) {
+	h := History{byHash: map[string][]Extension{}}
+	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
+	if err != nil {
+		return h, fault.Configf("list past locks: %w", err)
+	}
+	var errs []error
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			errs = append(errs, fault.Configf("read a past lock: %w", err))
+			continue
+		}
+		l, err := parseLock(file, data)
+		if err != nil {
+			errs = append(errs, fault.WithHint(err, "%s is a past lock, kept to show what changed: it can be removed", file))
+			continue
+		}
+		h.add(l)
+	}
+	for _, l := range present {
+		h.add(l)
+	}
+	return h, errors.Join(errs...)
+}
+
+func (h History) add(l Lock) {
+	for _, e := range l.Schematics {
+		h.byHash[e.LockHash] = e.Extensions
+	}
+}
+
+// ByLockHash returns the extensions, with digests, of an image that carries
+// this lock hash ("sha256-…"). ok is false when no known lock made it.
+func (h History) ByLockHash(hash string) (extensions []Extension, ok bool) {
+	extensions, ok = h.byHash[hash]
+	return slices.Clone(extensions), ok
+}

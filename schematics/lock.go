@@ -1,0 +1,107 @@
+package schematics
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Lock is the file recast.lock: schematics resolved against one Talos version.
+type Lock struct {
+	Version    int               `yaml:"version" json:"version"` // of the file format
+	Talos      string            `yaml:"talos" json:"talos"`     // "v1.13.9"
+	Arch       string            `yaml:"arch" json:"arch"`
+	Platform   string            `yaml:"platform" json:"platform"`
+	SecureBoot bool              `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
+	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
+	// Checksum covers everything above it, so that a file which was cut off or
+	// edited by hand is noticed. WriteLock sets it.
+	Checksum string `yaml:"checksum" json:"checksum"`
+}
+
+// Locked is one schematic of a lock: exactly one image.
+type Locked struct {
+	File        string      `yaml:"file" json:"file"`
+	BuildID     string      `yaml:"buildID" json:"buildID"`         // 64 hex digits
+	SchematicID string      `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be the same
+	LockHash    string      `yaml:"lockHash" json:"lockHash"`       // "sha256-…"
+	Extensions  []Extension `yaml:"extensions" json:"extensions"`   // sorted by name
+	Installer   string      `yaml:"installer" json:"installer"`     // repository@digest; "" until built
+	ISO         ISO         `yaml:"iso" json:"iso"`
+	Schematic   string      `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
+}
+
+// Extension is a system extension pinned to the digest of its image index.
+type Extension struct {
+	Name    string `yaml:"name" json:"name"` // as a node lists it: "qemu-guest-agent"
+	Version string `yaml:"version" json:"version"`
+	Ref     string `yaml:"ref" json:"ref"` // repository: "ghcr.io/siderolabs/qemu-guest-agent"
+	Digest  string `yaml:"digest" json:"digest"`
+}
+
+// Official is the name by which schematics and Image Factories know the
+// extension, "siderolabs/qemu-guest-agent": the same whatever registry it is read from.
+func (e Extension) Official() string {
+	_, path, _ := strings.Cut(e.Ref, "/")
+	return path
+}
+
+// ISO is a boot ISO. SHA256 and SizeBytes are zero until it was built.
+type ISO struct {
+	Name      string `yaml:"name" json:"name"`
+	SHA256    string `yaml:"sha256" json:"sha256"` // hex
+	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"`
+}
+
+// lockVersion is the format of recast.lock that this program writes and reads.
+const lockVersion = 1
+
+// Names lists the lock's schematics, sorted.
+func (l Lock) Names() []string { return slices.Sorted(maps.Keys(l.Schematics)) }
+
+// Clone is a copy that shares nothing that can change.
+func (l Lock) Clone() Lock {
+	l.Schematics = maps.Clone(l.Schematics)
+	for name, e := range l.Schematics {
+		e.Extensions = slices.Clone(e.Extensions)
+		l.Schematics[name] = e
+	}
+	return l
+}
+
+// Key identifies what the lock describes, whether or not it was built yet: two
+// locks of the same builds under the same names have the same key.
+func (l Lock) Key() string {
+	var b strings.Builder
+	for _, name := range l.Names() {
+		b.WriteString(name + " " + l.Schematics[name].BuildID + "\n")
+	}
+	return Short(sum(b.String()))
+}
+
+// keepBuilt carries over what was built of builds that old has too.
+func (l *Lock) keepBuilt(old Lock) {
+	built := map[string]Locked{}
+	for _, e := range old.Schematics {
+		if e.Installer != "" || e.ISO.SHA256 != "" {
+			built[e.BuildID] = e
+		}
+	}
+	for name, e := range l.Schematics {
+		if o, ok := built[e.BuildID]; ok {
+			e.Installer, e.ISO = o.Installer, o.ISO
+			l.Schematics[name] = e
+		}
+	}
+}
+
+// checksum hashes JSON, whose form does not depend on a library's taste as YAML's does.
+func (l Lock) checksum() string {
+	l.Checksum = ""
+	text, err := json.Marshal(l)
+	if err != nil {
+		panic(err) // strings, numbers and maps of them always marshal
+	}
+	return "sha256-" + sum(string(text))
+}

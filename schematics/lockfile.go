@@ -1,0 +1,175 @@
+package schematics
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"go.yaml.in/yaml/v4"
+)
+
+const lockHeader = "# Written by recast: commit it, do not edit it.\n"
+
+const relock = "run `recast lock` to write it anew"
+
+// ReadLock reads recast.lock and refuses one that was cut off, edited by hand
+// or does not add up; errors are of kind Config. errors.Is(err, fs.ErrNotExist)
+// says that there is none.
+func ReadLock(path string) (Lock, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Lock{}, fault.WithHint(fault.Configf("no lock: %w", err), "run `recast lock`")
+	}
+	if err != nil {
+		return Lock{}, fault.Configf("read the lock: %w", err)
+	}
+	l, err := parseLock(path, data)
+	return l, fault.WithHint(err, relock)
+}
+
+// WriteLock writes recast.lock so that after a crash either the old or the new one is there.
+func WriteLock(path string, l Lock) error {
+	if err := writeLock(path, l, 0o644); err != nil {
+		return fmt.Errorf("write the lock: %w", err)
+	}
+	return nil
+}
+
+func writeLock(path string, l Lock, mode fs.FileMode) error {
+	data, err := formatLock(l)
+	if err != nil {
+		return err
+	}
+	return replaceFile(path, data, mode)
+}
+
+func formatLock(l Lock) ([]byte, error) {
+	l.Version = lockVersion
+	l.Checksum = l.checksum()
+	data, err := yaml.Dump(l, yaml.WithV4Defaults(), yaml.WithLineWidth(-1))
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte(lockHeader), data...), nil
+}
+
+func parseLock(name string, data []byte) (Lock, error) {
+	root, err := singleDocument(name, data)
+	if err != nil {
+		return Lock{}, err
+	}
+	at := place{file: name, root: root}
+	// A newer format is told apart before its unknown keys are.
+	if v := child(root, "version"); v == nil || v.Value != fmt.Sprint(lockVersion) {
+		return Lock{}, at.errorf([]any{"version"}, "this recast reads locks of version %d only", lockVersion)
+	}
+	var l Lock
+	if err := yaml.Load(data, &l, yaml.WithV4Defaults(), yaml.WithKnownFields(), yaml.WithUniqueKeys()); err != nil {
+		return Lock{}, problems(name, err)
+	}
+	if err := l.check(at); err != nil {
+		return Lock{}, err
+	}
+	return l, nil
+}
+
+// check recomputes everything in a lock that can be computed.
+func (l Lock) check(at place) error {
+	var errs []error
+	bad := func(path []any, format string, args ...any) {
+		errs = append(errs, at.errorf(path, format, args...))
+	}
+	for key, value := range map[string]string{"talos": l.Talos, "arch": l.Arch, "platform": l.Platform} {
+		if !regexp.MustCompile(`^[0-9A-Za-z.-]+$`).MatchString(value) {
+			bad([]any{key}, "%s: %q is not one", key, value)
+		}
+	}
+	if len(l.Schematics) == 0 {
+		bad([]any{"schematics"}, "schematics: none")
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	for _, name := range l.Names() {
+		l.Schematics[name].check(l, func(key, format string, args ...any) {
+			bad([]any{"schematics", name, key}, "schematics."+name+"."+key+": "+format, args...)
+		})
+	}
+	if len(errs) == 0 && l.Checksum != l.checksum() {
+		bad([]any{"checksum"}, "the file was cut off or edited by hand: its checksum is another one")
+	}
+	return fault.As(fault.Config, errors.Join(errs...))
+}
+
+func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
+	s, err := Parse("schematic", []byte(e.Schematic))
+	switch {
+	case err != nil:
+		bad("schematic", "%w", err)
+		return
+	case s.Canonical() != e.Schematic:
+		bad("schematic", "it is not in its canonical form")
+	case s.lockHash() != e.LockHash:
+		bad("schematic", "its last kernel argument is not %s%s", lockArg, e.LockHash)
+	}
+	for _, x := range e.Extensions {
+		if x.Name == "" || x.Ref == "" || !IsDigest(x.Digest) {
+			bad("extensions", "%q (%s@%s) is not a whole extension", x.Name, x.Ref, x.Digest)
+		}
+	}
+	if want := lockHashOf(e.Extensions); want != e.LockHash {
+		bad("lockHash", "it is %s, but the extensions make %s", e.LockHash, want)
+	}
+	if want := s.ID(); want != e.SchematicID {
+		bad("schematicID", "it is %s, but the schematic makes %s", e.SchematicID, want)
+	}
+	if want := buildIDOf(l, e); want != e.BuildID {
+		bad("buildID", "it is %s, but the entry makes %s", e.BuildID, want)
+	}
+	if _, digest, ok := strings.Cut(e.Installer, "@"); e.Installer != "" && (!ok || !IsDigest(digest)) {
+		bad("installer", "%q does not end in a digest", e.Installer)
+	}
+	if want := isoNameOf(l, e); want != e.ISO.Name {
+		bad("iso", "it is named %q, not %q", e.ISO.Name, want)
+	}
+	if (e.ISO.SHA256 == "") != (e.ISO.SizeBytes == 0) || e.ISO.SizeBytes < 0 ||
+		e.ISO.SHA256 != "" && !IsDigest("sha256:"+e.ISO.SHA256) {
+		bad("iso", "sha256 and sizeBytes do not make sense together")
+	}
+}
+
+// replaceFile writes a file whole or not at all.
+func replaceFile(path string, data []byte, mode fs.FileMode) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// syncDir makes a rename in dir survive a power cut.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

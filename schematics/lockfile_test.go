@@ -1,0 +1,229 @@
+package schematics
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func builtLock(t *testing.T) Lock {
+	t.Helper()
+	l := resolve(t, request(map[string]string{"default": agent, "plain": "customization: {}\n"}), catalog())
+	e := l.Schematics["default"]
+	e.Installer = "factory.example/nocloud-installer/" + e.SchematicID + "@" + digestOf("installer")
+	e.ISO.SHA256, e.ISO.SizeBytes = sum("iso"), 123456789
+	l.Schematics["default"] = e
+	l.Checksum = l.checksum()
+	return l
+}
+
+// TestLockFile writes a lock, compares it with the golden one and reads it back.
+func TestLockFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "recast.lock")
+	want := builtLock(t)
+	if err := WriteLock(path, want); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join("testdata", "recast.lock")
+	if *update {
+		if err := os.WriteFile(golden, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantText, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(wantText), string(text)); diff != "" {
+		t.Errorf("file (-want +got):\n%s", diff)
+	}
+	got, err := ReadLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v %v", entries, err)
+	}
+}
+
+func TestReadLockWithout(t *testing.T) {
+	t.Parallel()
+	_, err := ReadLock(filepath.Join(t.TempDir(), "recast.lock"))
+	if !errors.Is(err, fs.ErrNotExist) || fault.KindOf(err) != fault.Config {
+		t.Errorf("error = %v", err)
+	}
+	if diff := cmp.Diff([]string{"run `recast lock`"}, fault.Hints(err)); diff != "" {
+		t.Errorf("hints (-want +got):\n%s", diff)
+	}
+}
+
+// TestReadLockRefusesEdits changes the file in one place at a time.
+func TestReadLockRefusesEdits(t *testing.T) {
+	t.Parallel()
+	text, err := formatLock(builtLock(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := digestOf("other")
+	for name, tc := range map[string]struct{ from, to, want string }{
+		"newer format":      {"version: 1\n", "version: 2\nnew: x\n", "recast.lock:2:10: this recast reads locks of version 1 only"},
+		"unknown key":       {"talos:", "extra: 1\ntalos:", `recast.lock:3:1: unknown key "extra"`},
+		"Talos version":     {"talos: v1.13.9", "talos: v1.13.8", "schematics.default.buildID: it is "},
+		"no Talos version":  {"talos: v1.13.9", "talos: \"\"", `recast.lock:3:8: talos: "" is not one`},
+		"extension digest":  {digestOf("qemu-guest-agent"), other, "schematics.default.lockHash: it is "},
+		"digest cut":        {digestOf("qemu-guest-agent"), "sha256:00", "is not a whole extension"},
+		"kernel argument":   {"- recast.lock=", "- quiet\n              - recast.lock=", "schematics.default.schematicID: it is "},
+		"own argument gone": {"recast.lock=", "recast.lack=", "schematics.default.schematic: its last kernel argument is not recast.lock="},
+		"schematic broken":  {"systemExtensions:", "systemExtension:", `schematics.default.schematic: schematic:4:5: unknown key "systemExtension"`},
+		"installer":         {digestOf("installer"), other, "recast.lock:44:11: the file was cut off or edited by hand"},
+		"installer's tag":   {"@" + digestOf("installer"), ":v1.13.9", "does not end in a digest"},
+		"ISO's name":        {"name: recast-", "name: racest-", "schematics.default.iso: it is named "},
+		"ISO's sum":         {sum("iso"), "\"\"", "schematics.default.iso: sha256 and sizeBytes do not make sense together"},
+		"ISO's size":        {"123456789", "123456788", "the file was cut off or edited"},
+		"checksum":          {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			edited := strings.Replace(string(text), tc.from, tc.to, 1)
+			if edited == string(text) {
+				t.Fatal("the edit changes nothing")
+			}
+			_, err := parseLock("recast.lock", []byte(edited))
+			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
+				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
+			}
+			if kind := fault.KindOf(err); kind != fault.Config {
+				t.Errorf("kind = %v", kind)
+			}
+		})
+	}
+}
+
+// TestReadLockRefusesCutFiles cuts the file off at the end of every line but the
+// last, and at places between.
+func TestReadLockRefusesCutFiles(t *testing.T) {
+	t.Parallel()
+	text, err := formatLock(builtLock(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range len(text) - 1 {
+		if n%13 != 0 && n > 0 && text[n-1] != '\n' {
+			continue
+		}
+		if _, err := parseLock("recast.lock", text[:n]); err == nil {
+			t.Fatalf("read without an error after byte %d:\n%s", n, text[:n])
+		}
+	}
+}
+
+func TestWriteLockKeepsOldOnError(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "gone", "recast.lock")
+	if err := WriteLock(path, builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "locks")
+	past := builtLock(t)
+	for range 2 { // a second time changes nothing
+		if err := Archive(dir, past); err != nil {
+			t.Fatal(err)
+		}
+	}
+	req := request(map[string]string{"default": agent})
+	present := resolve(t, req, catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")))
+	h, err := ReadHistory(dir, present)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for hash, want := range map[string]string{
+		past.Schematics["default"].LockHash:    digestOf("qemu-guest-agent"),
+		present.Schematics["default"].LockHash: digestOf("patched"),
+	} {
+		got, ok := h.ByLockHash(hash)
+		if !ok || len(got) != 1 || got[0].Digest != want {
+			t.Errorf("%s: %v %t, want digest %s", hash, got, ok, want)
+		}
+	}
+	if got, ok := h.ByLockHash("sha256-00"); ok {
+		t.Errorf("an unknown hash gives %v", got)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("files: %v %v", files, err)
+	}
+	if info, err := os.Stat(files[0]); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode: %v %v", info.Mode(), err)
+	}
+
+	if err := os.WriteFile(files[0], []byte("version: 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, err = ReadHistory(dir, present)
+	if err == nil || !strings.Contains(err.Error(), files[0]) {
+		t.Errorf("error = %v, want it to name the file", err)
+	}
+	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
+		t.Error("a broken past lock hides the present one")
+	}
+}
+
+func TestHistoryWithoutDirectory(t *testing.T) {
+	t.Parallel()
+	if _, err := ReadHistory(filepath.Join(t.TempDir(), "none")); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzReadLock(f *testing.F) {
+	text, err := os.ReadFile(filepath.Join("testdata", "recast.lock"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add(text[:len(text)/2])
+	f.Add([]byte("version: 1\nschematics: &a [*a]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, err := parseLock("recast.lock", data)
+		if err != nil {
+			if fault.KindOf(err) != fault.Config {
+				t.Fatalf("not of kind Config: %v", err)
+			}
+			return
+		}
+		again, err := formatLock(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l2, err := parseLock("recast.lock", again)
+		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
+			t.Fatalf("what was read can't be written and read again: %v\n%s", err, diff)
+		}
+		if !bytes.HasPrefix(again, []byte(lockHeader)) {
+			t.Fatal("the header is missing")
+		}
+	})
+}

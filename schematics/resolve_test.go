@@ -1,0 +1,312 @@
+package schematics
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func digestOf(text string) string { return "sha256:" + sum(text) }
+
+// list is a list of official extensions, as a registry or a factory has it.
+type list []OfficialExtension
+
+func (l list) Official(context.Context, string) ([]OfficialExtension, error)   { return l, nil }
+func (l list) Extensions(context.Context, string) ([]OfficialExtension, error) { return l, nil }
+
+// with returns the list with another digest for one extension.
+func (l list) with(name, digest string) list {
+	var changed list
+	for _, x := range l {
+		if x.Name == name {
+			x.Digest = digest
+		}
+		changed = append(changed, x)
+	}
+	return changed
+}
+
+func catalog() list {
+	var l list
+	for _, name := range []string{"i915", "iscsi-tools", "qemu-guest-agent", "util-linux-tools"} {
+		l = append(l, OfficialExtension{
+			Name: "siderolabs/" + name, Version: "1.0", Ref: "ghcr.io/siderolabs/" + name, Digest: digestOf(name),
+		})
+	}
+	return l
+}
+
+func request(texts map[string]string) Request {
+	req := Request{Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud", Files: map[string]File{}}
+	for name, text := range texts {
+		req.Files[name] = File{Path: name + ".yaml", Data: []byte(text)}
+	}
+	return req
+}
+
+const agent = "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n"
+
+func resolve(t *testing.T, req Request, catalog Catalog) Lock {
+	t.Helper()
+	l, warnings, err := Resolve(t.Context(), req, catalog, nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	return l
+}
+
+func TestResolve(t *testing.T) {
+	t.Parallel()
+	got := resolve(t, request(map[string]string{
+		"plain": "customization: {}\n",
+		"tools": "customization:\n  extraKernelArgs: [console=ttyS0]\n  systemExtensions: {officialExtensions: [siderolabs/util-linux-tools, siderolabs/i915-ucode]}\n",
+	}), catalog())
+	tools := "customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=LOCKHASH\n" +
+		"    systemExtensions:\n        officialExtensions:\n            - siderolabs/util-linux-tools\n            - siderolabs/i915-ucode\n"
+	toolsHash := "sha256-" + sum(digestOf("i915")+"\n"+digestOf("util-linux-tools"))
+	if digestOf("i915") > digestOf("util-linux-tools") {
+		toolsHash = "sha256-" + sum(digestOf("util-linux-tools")+"\n"+digestOf("i915"))
+	}
+	want := Lock{
+		Version: 1, Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Schematics: map[string]Locked{
+			"plain": {
+				File: "plain.yaml", LockHash: "sha256-" + sum(""), Extensions: []Extension{},
+				Schematic: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-" + sum("") + "\n",
+			},
+			"tools": {
+				File: "tools.yaml", LockHash: toolsHash,
+				Extensions: []Extension{
+					{Name: "i915", Version: "1.0", Ref: "ghcr.io/siderolabs/i915", Digest: digestOf("i915")},
+					{Name: "util-linux-tools", Version: "1.0", Ref: "ghcr.io/siderolabs/util-linux-tools", Digest: digestOf("util-linux-tools")},
+				},
+				Schematic: strings.Replace(tools, "LOCKHASH", toolsHash, 1),
+			},
+		},
+	}
+	for name, e := range want.Schematics {
+		e.SchematicID = sum(e.Schematic)
+		e.BuildID = got.Schematics[name].BuildID
+		e.ISO.Name = "recast-v1.13.9-" + e.BuildID[:12] + "-nocloud-amd64.iso"
+		want.Schematics[name] = e
+	}
+	want.Checksum = got.Checksum
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("lock (-want +got):\n%s", diff)
+	}
+}
+
+// TestBuildID pins the hash: it names images that are out there.
+func TestBuildID(t *testing.T) {
+	t.Parallel()
+	e := resolve(t, request(map[string]string{"a": agent}), catalog()).Schematics["a"]
+	if want := "3f96bd292ddd306a90cfc337bdebc4f7708630e2ce9e56f94a1f9ac6c3ec182c"; e.BuildID != want {
+		t.Errorf("build ID = %s, want %s", e.BuildID, want)
+	}
+}
+
+// TestBuildIDDependsOn changes one input at a time.
+func TestBuildIDDependsOn(t *testing.T) {
+	t.Parallel()
+	base := resolve(t, request(map[string]string{"a": agent}), catalog()).Schematics["a"]
+	for name, change := range map[string]func(*Request, *list){
+		"Talos":       func(r *Request, _ *list) { r.Talos = "v1.13.10" },
+		"arch":        func(r *Request, _ *list) { r.Arch = "arm64" },
+		"platform":    func(r *Request, _ *list) { r.Platform = "metal" },
+		"secure boot": func(r *Request, _ *list) { r.SecureBoot = true },
+		"digest":      func(_ *Request, l *list) { *l = l.with("siderolabs/qemu-guest-agent", digestOf("patched")) },
+		"kernel argument": func(r *Request, _ *list) {
+			r.Files["a"] = File{Path: "a.yaml", Data: []byte(strings.Replace(agent, "{", "{extraKernelArgs: [quiet], ", 1))}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			req, known := request(map[string]string{"a": agent}), catalog()
+			change(&req, &known)
+			got := resolve(t, req, known).Schematics["a"]
+			if got.BuildID == base.BuildID {
+				t.Error("the build ID stays")
+			}
+			if got.ISO.Name == base.ISO.Name {
+				t.Error("the ISO's name stays")
+			}
+			if moved := name == "digest" || name == "kernel argument"; moved != (got.SchematicID != base.SchematicID) {
+				t.Errorf("schematic ID changed: %t, want %t", !moved, moved)
+			}
+		})
+	}
+}
+
+func TestResolveRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		texts map[string]string
+		want  string
+		hint  string
+	}{
+		"nothing": {nil, "there is no schematic to lock", ""},
+		"unknown extension": {
+			map[string]string{"a": "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agnt\n"},
+			`a.yaml:4:9: no official extension "siderolabs/qemu-guest-agnt" for Talos v1.13.9`,
+			`did you mean "siderolabs/qemu-guest-agent"?`,
+		},
+		"without the organisation": {
+			map[string]string{"a": "customization: {systemExtensions: {officialExtensions: [iscsi-tools]}}\n"},
+			`a.yaml:1:57: no official extension "iscsi-tools" for Talos v1.13.9`,
+			`did you mean "siderolabs/iscsi-tools"?`,
+		},
+		"like nothing": {
+			map[string]string{"a": "customization: {systemExtensions: {officialExtensions: [zzz]}}\n"},
+			`a.yaml:1:57: no official extension "zzz" for Talos v1.13.9`,
+			`the names are those of the Image Factory, such as "siderolabs/qemu-guest-agent"`,
+		},
+		"twice, once by its old name": {
+			map[string]string{"a": "customization: {systemExtensions: {officialExtensions: [siderolabs/i915, siderolabs/i915-ucode]}}\n"},
+			`a.yaml:1:74: extension "siderolabs/i915-ucode" is listed twice`, "",
+		},
+		"our own argument": {
+			map[string]string{"a": "customization:\n  extraKernelArgs:\n    - quiet\n    - recast.lock=sha256-0\n"},
+			`a.yaml:4:7: the kernel argument "recast.lock=sha256-0" is recast's own: remove it`, "",
+		},
+		"too many arguments": {
+			map[string]string{"a": "customization:\n  extraKernelArgs: [" + strings.Repeat("x", 1617) + "]\n"},
+			`a.yaml:2:20: extra kernel arguments take 1701 bytes with recast's own; 1700 is the most that the kernel reads safely`, "",
+		},
+		"everything at once": {
+			map[string]string{
+				"a": "customization:\n  extraKernelArgs: [recast.lock=x]\n  systemExtensions: {officialExtensions: [zzz]}\n",
+				"b": "customization: {systemExtensions: {officialExtensions: [zzz]}}\n",
+			},
+			"a.yaml:3:43: no official extension \"zzz\" for Talos v1.13.9\n" +
+				"a.yaml:2:21: the kernel argument \"recast.lock=x\" is recast's own: remove it\n" +
+				"b.yaml:1:57: no official extension \"zzz\" for Talos v1.13.9",
+			`the names are those of the Image Factory, such as "siderolabs/qemu-guest-agent"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, _, err := Resolve(t.Context(), request(tc.texts), catalog(), catalog())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if got := err.Error(); got != tc.want {
+				t.Errorf("error\n got %s\nwant %s", got, tc.want)
+			}
+			if kind := fault.KindOf(err); kind != fault.Config {
+				t.Errorf("kind = %v", kind)
+			}
+			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+			}
+		})
+	}
+}
+
+func TestResolveTakesLongestArguments(t *testing.T) {
+	t.Parallel()
+	resolve(t, request(map[string]string{"a": "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"}), catalog())
+}
+
+type broken struct{ error }
+
+func (b broken) Official(context.Context, string) ([]OfficialExtension, error)   { return nil, b }
+func (b broken) Extensions(context.Context, string) ([]OfficialExtension, error) { return nil, b }
+
+func TestResolvePassesErrorsOn(t *testing.T) {
+	t.Parallel()
+	away := errors.New("away")
+	for name, ask := range map[string]func(Request) error{
+		"catalog": func(r Request) error { _, _, err := Resolve(t.Context(), r, broken{away}, catalog()); return err },
+		"factory": func(r Request) error { _, _, err := Resolve(t.Context(), r, catalog(), broken{away}); return err },
+	} {
+		if err := ask(request(map[string]string{"a": agent})); !strings.HasSuffix(err.Error(), "Talos v1.13.9: away") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestResolveWarns(t *testing.T) {
+	t.Parallel()
+	const name = "siderolabs/qemu-guest-agent"
+	old, patched := digestOf("qemu-guest-agent"), digestOf("patched")
+	locked := resolve(t, request(map[string]string{"a": agent}), catalog())
+	for title, tc := range map[string]struct {
+		old      *Lock
+		registry list
+		factory  list
+		want     []Warning
+	}{
+		"the same": {nil, catalog(), catalog(), nil},
+		"a stale factory": {
+			nil, catalog().with(name, patched), catalog(),
+			[]Warning{{name, patched, old, "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"}},
+		},
+		"the lock is behind": {
+			&locked, catalog().with(name, patched), catalog().with(name, patched),
+			[]Warning{{name, old, patched, "the registry has it too: run `recast lock --update`"}},
+		},
+		"the factory lacks it": {
+			nil, catalog(), nil,
+			[]Warning{{name, old, "", "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"}},
+		},
+		"all three differ": {
+			&locked, catalog().with(name, patched), catalog().with(name, digestOf("other")),
+			[]Warning{{name, old, digestOf("other"), "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"}},
+		},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			req := request(map[string]string{"a": agent, "b": agent})
+			req.Old = tc.old
+			_, got, err := Resolve(t.Context(), req, tc.registry, tc.factory)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestResolveAgainstOld: digests stay until an update is asked for, and what was
+// built stays with its build.
+func TestResolveAgainstOld(t *testing.T) {
+	t.Parallel()
+	const name = "siderolabs/qemu-guest-agent"
+	old := resolve(t, request(map[string]string{"a": agent, "plain": "customization: {}\n"}), catalog())
+	built := old.Clone()
+	for _, n := range built.Names() {
+		e := built.Schematics[n]
+		e.Installer = "factory.example/installer/" + n + "@" + digestOf(n)
+		e.ISO.SHA256, e.ISO.SizeBytes = sum(n), 7
+		built.Schematics[n] = e
+	}
+	patched := catalog().with(name, digestOf("patched"))
+	req := request(map[string]string{"a": agent, "plain": "customization: {}\n"})
+	req.Old = &built
+
+	kept := resolve(t, req, patched)
+	built.Checksum = built.checksum()
+	if diff := cmp.Diff(built, kept); diff != "" {
+		t.Errorf("nothing was asked for, yet the lock changes (-want +got):\n%s", diff)
+	}
+
+	req.Update = true
+	updated := resolve(t, req, patched)
+	if got := updated.Schematics["a"]; got.Installer != "" || got.ISO.SHA256 != "" || got.Extensions[0].Digest != digestOf("patched") {
+		t.Errorf("after the update: %+v", got)
+	}
+	if diff := cmp.Diff(built.Schematics["plain"], updated.Schematics["plain"]); diff != "" {
+		t.Errorf("a build that does not change (-want +got):\n%s", diff)
+	}
+
+	req.Update, req.Talos = false, "v1.13.10"
+	if got := resolve(t, req, patched).Schematics["a"]; got.Extensions[0].Digest != digestOf("patched") {
+		t.Errorf("another Talos version keeps digest %s", got.Extensions[0].Digest)
+	}
+}

@@ -1,0 +1,204 @@
+package schematics
+
+import (
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/siderolabs/image-factory/pkg/schematic"
+)
+
+// TestExampleIDs compares our IDs with what an Image Factory makes of the same file.
+func TestExampleIDs(t *testing.T) {
+	t.Parallel()
+	want := map[string]string{
+		"empty.yaml":            "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba",
+		"qemu-guest-agent.yaml": "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515",
+		"storage.yaml":          "53513e54bb39202f35694412577a6bc53d484744d35a126e5d42ef34785c0d83",
+		"kernel-args.yaml":      "bdf2ed8dac6e2fe88689913bdd5b1c8cfbdca5220440eea17a549ce09a276342",
+		"quoting.yaml":          "4479b58b653744435fe973f716246b61dcf2bfe50e1acfeae367235f6bee15b0",
+		"meta.yaml":             "1edf8e2622732e5e957b34340b7c0fd4d349ad4103fea66d48f871a9b2aa2535",
+		"overlay.yaml":          "43038dc8c417c97c33365f2fab10d657121cbe087320f9b78e16a1072b35cd28",
+		"secureboot.yaml":       "39de789a4d6ae4c93ef7993ba395266b45058ca17647061308f77856f0675259",
+	}
+	got := map[string]string{}
+	files, err := fs.Glob(Examples(), "*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := fs.ReadFile(Examples(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Parse(file, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[file] = s.ID()
+		if id := serverID(t, data); id != s.ID() {
+			t.Errorf("%s: posted as it is, a factory gives it the ID %s, we %s", file, id, s.ID())
+		}
+		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
+			t.Errorf("%s: posted in canonical form, a factory gives it the ID %s, we %s", file, id, s.ID())
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("IDs (-want +got):\n%s", diff)
+	}
+}
+
+func serverID(t *testing.T, posted []byte) string {
+	t.Helper()
+	doc, err := schematic.Unmarshal(posted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := doc.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// TestPublishedID is an ID of factory.talos.dev that Longhorn's and others' documentation quotes.
+func TestPublishedID(t *testing.T) {
+	t.Parallel()
+	s, err := Parse("s.yaml", []byte(
+		"customization: {systemExtensions: {officialExtensions: [siderolabs/iscsi-tools, siderolabs/util-linux-tools]}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "613e1592b2da41ae5e265e8789429f22e121aab91cb4deb6bc3c0b6262961245"; s.ID() != want {
+		t.Errorf("ID = %s, want %s", s.ID(), want)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		text string
+		want string
+		hint string
+	}{
+		"empty":         {"", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
+		"only comments": {"# nothing\n", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
+		"unknown keys": {
+			"customization: {}\nfoo: 1\n\nbar: 2\n",
+			"s.yaml:2:1: unknown key \"foo\"\ns.yaml:4:1: unknown key \"bar\"", "",
+		},
+		"unknown key below": {"customization:\n  extraKernelArg: [a]\n", `s.yaml:2:3: unknown key "extraKernelArg"`, ""},
+		"wrong type":        {"customization:\n  meta: [{key: 300, value: x}]\n", "s.yaml:2:16: cannot construct !!int `300` into uint8", ""},
+		"a list":            {"[]", "s.yaml:1:1: cannot construct a list as a schematic", ""},
+		"not YAML":          {"customization:\n  extraKernelArgs:\n - a\n  - b\n", "s.yaml:3:2: did not find expected key", ""},
+		"a key twice":       {"customization: {}\ncustomization: {}\n", `s.yaml:2:1: mapping key "customization" already defined at line 1`, ""},
+		"two documents":     {"customization: {}\n---\ncustomization: {}\n", "s.yaml:2: only one YAML document is allowed in this file", ""},
+		"owner":             {"customization: {}\nowner: me\n", "s.yaml:2:8: owner field is only supported in Enterprise edition", ""},
+		"bootloader":        {"customization:\n  bootloader: lilo\n", "s.yaml:2:15: lilo does not belong to BootloaderKind values", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Parse("s.yaml", []byte(tc.text))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if got := err.Error(); got != tc.want {
+				t.Errorf("error\n got %q\nwant %q", got, tc.want)
+			}
+			if kind := fault.KindOf(err); kind != fault.Config {
+				t.Errorf("kind = %v", kind)
+			}
+			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+				t.Errorf("hint\n got %q\nwant %q", got, tc.hint)
+			}
+		})
+	}
+}
+
+func TestWithLock(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"none":  "customization: {}\n",
+		"some":  "customization:\n  extraKernelArgs: [console=ttyS0]\n",
+		"other": "overlay: {image: a/b, name: c, options: {x: 1, y: [no, 1.10, 2020-01-01]}}\ncustomization: {}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, err := Parse("s.yaml", []byte(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			locked, err := s.withLock("sha256-00")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.lockHash(); got != "" {
+				t.Errorf("the schematic itself has the lock hash %q", got)
+			}
+			if got := locked.lockHash(); got != "sha256-00" {
+				t.Errorf("lock hash = %q", got)
+			}
+			if s.ID() == locked.ID() {
+				t.Error("the lock hash does not change the ID")
+			}
+			if diff := cmp.Diff(s.Canonical(), locked.withoutLock()); diff != "" {
+				t.Errorf("without the lock hash it is another schematic (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	err := fs.WalkDir(Examples(), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(Examples(), path)
+		f.Add(string(data))
+		return err
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("customization: {meta: [{key: 300, value: x}]}\n---\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := Parse("s.yaml", []byte(text))
+		if err != nil {
+			if fault.KindOf(err) != fault.Config || !strings.HasPrefix(err.Error(), "s.yaml") {
+				t.Fatalf("not an error of kind Config with its place: %v", err)
+			}
+			return
+		}
+		again, err := Parse("s.yaml", []byte(s.Canonical()))
+		if err != nil {
+			t.Fatalf("the canonical form can't be read: %v\n%s", err, s.Canonical())
+		}
+		if again.ID() != s.ID() || again.Canonical() != s.Canonical() {
+			t.Fatalf("the canonical form is not stable:\n%s", s.Canonical())
+		}
+		locked, err := s.withLock("sha256-00")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if locked.lockHash() != "sha256-00" || locked.withoutLock() != s.Canonical() {
+			t.Fatalf("the lock hash is not carried well:\n%s", locked.Canonical())
+		}
+	})
+}
+
+func TestParseAllReportsEveryFile(t *testing.T) {
+	t.Parallel()
+	_, err := parseAll(map[string]File{
+		"a": {Path: "a.yaml", Data: []byte("x: 1\n")},
+		"b": {Path: "b.yaml", Data: []byte("y: 1\n")},
+	})
+	want := "a.yaml:1:1: unknown key \"x\"\nb.yaml:1:1: unknown key \"y\""
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n got %v\nwant %s", err, want)
+	}
+	if fault.KindOf(err) != fault.Config {
+		t.Errorf("kind = %v", fault.KindOf(err))
+	}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// event is a line of go test -json; see go doc test2json.
+type event struct {
+	Action      string
+	ImportPath  string // of build output
+	Package     string
+	Test        string
+	Elapsed     float64
+	Output      string
+	FailedBuild string
+	Key, Value  string // of an attr
+}
+
+// id names a test, or a package where the test is "".
+type id struct{ pkg, test string }
+
+type summary struct {
+	out     io.Writer
+	output  map[id]*strings.Builder // of what has not ended
+	builds  map[string]*strings.Builder
+	ended   map[id]string   // the action that ended it
+	parents map[id]struct{} // tests that have subtests
+	figures map[string]int
+}
+
+func newSummary(out io.Writer) *summary {
+	return &summary{
+		out: out, output: map[id]*strings.Builder{}, builds: map[string]*strings.Builder{},
+		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{},
+	}
+}
+
+func (s *summary) read(r io.Reader) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			s.add(line)
+		}
+		switch {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read test output: %w", err)
+		}
+	}
+}
+
+func (s *summary) add(line []byte) {
+	var e event
+	if json.Unmarshal(line, &e) != nil {
+		fmt.Fprintf(s.out, "%s", line) // not from go test: a person may want to see it
+		return
+	}
+	at := id{e.Package, e.Test}
+	switch e.Action {
+	case "output":
+		at.text(s.output).WriteString(e.Output)
+	case "build-output":
+		if s.builds[e.ImportPath] == nil {
+			s.builds[e.ImportPath] = &strings.Builder{}
+		}
+		s.builds[e.ImportPath].WriteString(e.Output)
+	case "attr":
+		if n, err := strconv.Atoi(e.Value); err == nil {
+			s.figures[e.Key] += n
+		}
+	case "run":
+		at.text(s.output)
+		if i := strings.LastIndex(e.Test, "/"); i >= 0 {
+			s.parents[id{e.Package, e.Test[:i]}] = struct{}{}
+		}
+	case "pass", "fail", "skip":
+		s.end(at, e)
+	}
+}
+
+func (at id) text(output map[id]*strings.Builder) *strings.Builder {
+	if output[at] == nil {
+		output[at] = &strings.Builder{}
+	}
+	return output[at]
+}
+
+// end shows a test that has failed, and a package with the tests that it took down.
+func (s *summary) end(at id, e event) {
+	s.ended[at] = e.Action
+	if at.test != "" {
+		if e.Action == "fail" {
+			fmt.Fprint(s.out, s.output[at])
+		}
+		delete(s.output, at)
+		return
+	}
+	if e.Action == "fail" {
+		if b := s.builds[e.FailedBuild]; b != nil {
+			fmt.Fprint(s.out, b)
+			delete(s.builds, e.FailedBuild)
+		}
+		for _, open := range s.open(at.pkg) {
+			s.ended[open] = "fail"
+			fmt.Fprint(s.out, s.output[open])
+			delete(s.output, open)
+		}
+	}
+	if text := s.output[at]; text != nil {
+		fmt.Fprint(s.out, lastLines(text.String(), e.Action))
+		delete(s.output, at)
+	}
+}
+
+// open lists the tests of a package that began and did not end.
+func (s *summary) open(pkg string) []id {
+	var tests []id
+	for at := range s.output {
+		if at.pkg == pkg && at.test != "" {
+			tests = append(tests, at)
+		}
+	}
+	slices.SortFunc(tests, func(a, b id) int { return strings.Compare(a.test, b.test) })
+	return tests
+}
+
+// lastLines is what a package itself printed: all of it after a failure, else the
+// line that says how it ended.
+func lastLines(text, action string) string {
+	if action == "fail" {
+		return text
+	}
+	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
+	last := lines[len(lines)-1]
+	if action == "skip" {
+		return "" // no test files
+	}
+	return last + "\n"
+}
+
+// line is the last line: the figures.
+func (s *summary) line(name string, took time.Duration) string {
+	count := map[string]int{}
+	packages := map[string]struct{}{}
+	for at, action := range s.ended {
+		if at.test == "" {
+			continue
+		}
+		packages[at.pkg] = struct{}{}
+		if _, parent := s.parents[at]; !parent {
+			count[action]++
+			count["all"]++
+		}
+	}
+	line := fmt.Sprintf("%s: %s in %s, %d failed, %d skipped",
+		name, counted(count["all"], "test"), counted(len(packages), "package"), count["fail"], count["skip"])
+	if n := s.brokenPackages(); n > 0 {
+		line += ", " + counted(n, "package") + " failed"
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.figures)) {
+		line += fmt.Sprintf(", %d %s", s.figures[key], key)
+	}
+	return line + fmt.Sprintf(", %.0f s", took.Seconds())
+}
+
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func (s *summary) brokenPackages() int {
+	n := 0
+	for at, action := range s.ended {
+		if at.test == "" && action == "fail" {
+			n++
+		}
+	}
+	return n
+}
+
+// passed says whether anything ran and nothing failed.
+func (s *summary) passed() bool {
+	ran := false
+	for at, action := range s.ended {
+		if action == "fail" {
+			return false
+		}
+		ran = ran || at.test != "" && action == "pass"
+	}
+	return ran
+}

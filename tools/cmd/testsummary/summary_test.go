@@ -1,0 +1,126 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// goTest runs the tests of one file in a module of its own, and gives what
+// go test -json says about them to run.
+func goTest(t *testing.T, test string) (code int, out string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module example\n\ngo 1.26\n", "x.go": "package x\n", "x_test.go": "package x\n\n" + test,
+		"none/none.go": "package none\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-json", "-timeout=10s", "./...")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	text, err := cmd.Output()
+	if err != nil && cmd.ProcessState.ExitCode() != 1 {
+		t.Fatal(err)
+	}
+	var stdout, stderr strings.Builder
+	code = run([]string{"-name", "check"}, strings.NewReader(string(text)), &stdout, &stderr)
+	if stderr.Len() > 0 {
+		t.Errorf("stderr: %s", &stderr)
+	}
+	return code, stdout.String()
+}
+
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	const header = "import \"testing\"\n"
+	cases := map[string]struct {
+		test  string
+		code  int
+		shown []string // in this order
+		line  string
+	}{
+		"passed": {
+			test: header + `
+func TestA(t *testing.T) { t.Log("quiet"); t.Attr("points", "3") }
+func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) {}); t.Run("y", func(t *testing.T) { t.Skip() }) }`,
+			shown: []string{"ok  \texample"},
+			line:  "check: 3 tests in 1 package, 0 failed, 1 skipped, 7 points, 0 s",
+		},
+		"failed": {
+			test: header + `
+func TestA(t *testing.T) { t.Log("quiet") }
+func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Error("loud") }) }`,
+			code: 1, shown: []string{"loud", "--- FAIL: TestB/x", "FAIL\texample"},
+			line: "check: 2 tests in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
+		},
+		"panicked": {
+			test: header + `
+func TestA(t *testing.T) { panic("a bug") }
+func TestB(t *testing.T) {}`,
+			code: 1, shown: []string{"panic: a bug"},
+			line: "check: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
+		},
+		"left early": {
+			test: "import (\n\"os\"\n\"testing\"\n)\nfunc TestA(t *testing.T) { os.Exit(5) }",
+			code: 1, shown: []string{"=== RUN   TestA", "FAIL\texample"},
+			line: "check: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
+		},
+		"not built": {
+			test: header + "func TestA(t *testing.T) { undefined() }",
+			code: 1, shown: []string{"undefined: undefined", "[build failed]"},
+			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s",
+		},
+		"nothing ran": {
+			test: header + "func helper(t *testing.T) {}",
+			code: 1,
+			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 0 s",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, out := goTest(t, c.test)
+			if code != c.code {
+				t.Errorf("code = %d, want %d", code, c.code)
+			}
+			rest := out
+			for _, want := range c.shown {
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("%q is not shown, or not in order", want)
+				}
+				rest = after
+			}
+			if strings.Contains(out, "quiet") {
+				t.Error("shows what a passing test printed")
+			}
+			lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+			if got := regexp.MustCompile(`\d+ s$`).ReplaceAllString(lines[len(lines)-1], "0 s"); got != c.line {
+				t.Errorf("last line = %q, want %q", got, c.line)
+			}
+			if t.Failed() {
+				t.Log(out)
+			}
+		})
+	}
+}
+
+func TestForeignLinesAreShown(t *testing.T) {
+	t.Parallel()
+	var stdout, stderr strings.Builder
+	code := run(nil, strings.NewReader("no JSON\n"), &stdout, &stderr)
+	if want := "no JSON\ntest: 0 tests in 0 packages, 0 failed, 0 skipped, 0 s\n"; code != 1 || stdout.String() != want {
+		t.Errorf("run = %d, %q", code, &stdout)
+	}
+}
