@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -48,8 +49,25 @@ func (l *Lab) startControl(context.Context) error {
 
 func (l *Lab) controlAddr() string { return l.o.addr(254) + ":" + controlPort }
 
-func (l *Lab) controlJSON() []byte {
-	return []byte(fmt.Sprintf("{%q: %q}\n", "control", "http://"+l.controlAddr()))
+// Announce tells the commands run for that working directory that the lab is
+// ready, and where.
+func (l *Lab) Announce(dir string) error {
+	b, err := json.Marshal(controlAddress{Control: "http://" + l.controlAddr()})
+	if err != nil {
+		return fmt.Errorf("announce the lab: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, controlFile), append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("announce the lab: %w", err)
+	}
+	return nil
+}
+
+// Withdraw takes back what an earlier lab announced in that directory.
+func Withdraw(dir string) error {
+	if err := os.Remove(filepath.Join(dir, controlFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("withdraw the earlier lab: %w", err)
+	}
+	return nil
 }
 
 // AskPatch has the running lab of a working directory publish an extension anew.

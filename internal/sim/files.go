@@ -54,7 +54,6 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 		"talosconfig":             talosconfig,
 		"kubeconfig":              kubeconfig,
 		"env":                     []byte(l.envFile(dir)),
-		controlFile:               l.controlJSON(),
 	}, nil
 }
 

@@ -5,10 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -130,13 +133,14 @@ func (l *Lab) startImages(ctx context.Context) error {
 
 func (l *Lab) factoryURL() string { return "http://" + l.o.Factory }
 
-func (l *Lab) startTalos(ctx context.Context) error {
-	cluster, err := talosapi.NewCluster(ClusterName, l.kubernetesURL(), TalosVersion, KubernetesVersion)
-	if err != nil {
-		return err
+func (l *Lab) startTalos(ctx context.Context) (err error) {
+	if l.Talos = l.o.Talos; l.Talos == nil {
+		l.Talos, err = talosapi.NewCluster(ClusterName, l.kubernetesURL(), TalosVersion, KubernetesVersion)
+		if err != nil {
+			return err
+		}
 	}
-	l.Talos = cluster
-	ca := cluster.Secrets.Certs.K8s
+	ca := l.Talos.Secrets.Certs.K8s
 	l.kubeCA, err = readAuthority(ca.Crt, ca.Key)
 	if err != nil {
 		return err
@@ -183,7 +187,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	l.serving.Go(func() {
 		_ = l.Kube.Serve(ctx, listener) // ends when the lab is closed
 	})
-	return addWorkload(ctx, l.Kube.Store())
+	return addWorkload(ctx, l.Kube.Store(), l.o.Workers)
 }
 
 // kubelet tells the Kubernetes API what Talos' machines do.
@@ -192,10 +196,19 @@ type kubelet struct{ lab *Lab }
 var _ talosapi.Kubelet = kubelet{}
 
 func (k kubelet) NodeUp(n talosapi.NodeInfo) {
-	k.lab.Kube.NodeUp(kubeapi.NodeInfo{
+	info := kubeapi.NodeInfo{
 		Name: n.Name, UUID: n.UUID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
-		Addresses: []string{n.Address.String()}, ControlPlane: n.ControlPlane, Labels: n.Labels,
-	})
+		Addresses: []string{n.Address.String()}, ControlPlane: n.ControlPlane, Labels: maps.Clone(n.Labels),
+	}
+	if n.ControlPlane { // as Talos marks them, unless allowSchedulingOnControlPlanes is set
+		const role = "node-role.kubernetes.io/control-plane"
+		if info.Labels == nil {
+			info.Labels = map[string]string{}
+		}
+		info.Labels[role] = ""
+		info.Taints = []corev1.Taint{{Key: role, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	k.lab.Kube.NodeUp(info)
 }
 
 func (k kubelet) NodeDown(name string) { k.lab.Kube.NodeDown(name) }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 
 	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // Options shape a lab.
@@ -22,6 +23,9 @@ type Options struct {
 	Workers       int     // 0 means 2
 	Hosts         int     // Proxmox nodes; 0 means 1
 	Speed         float64 // how many simulated seconds pass in one; 0 means 1
+	// Talos is the cluster whose secrets the machines have, from another lab with
+	// the same prefix; nil makes new ones.
+	Talos *talosapi.Cluster
 	// Console gets what machines print on their screens; nil drops it.
 	Console io.Writer
 }

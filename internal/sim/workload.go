@@ -14,8 +14,9 @@ import (
 )
 
 // addWorkload runs something on the cluster that a drain has to move: a web
-// server with two replicas, of which one may be missing.
-func addWorkload(ctx context.Context, s store.Store) error {
+// server with two replicas, of which one may be missing where there is another
+// worker to move it to.
+func addWorkload(ctx context.Context, s store.Store, workers int) error {
 	labels := map[string]string{"app": "web"}
 	web := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: metav1.NamespaceDefault, Labels: labels},
@@ -29,6 +30,9 @@ func addWorkload(ctx context.Context, s store.Store) error {
 	}
 	if _, err := s.Create(ctx, store.Deployments(), web); err != nil {
 		return fmt.Errorf("make Deployment web: %w", err)
+	}
+	if workers < 2 {
+		return nil
 	}
 	budget := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: metav1.NamespaceDefault},

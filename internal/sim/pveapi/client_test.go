@@ -217,7 +217,7 @@ func TestClosedWorldBreaksConnections(t *testing.T) {
 			}
 			ended <- err
 		}()
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Second)
 		l.world.Close()
 		if err := <-ended; err.Error() == "401 No ticket" {
 			t.Error(err)

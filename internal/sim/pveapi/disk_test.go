@@ -19,7 +19,7 @@ func TestParking(t *testing.T) {
 		before := l.config(9011)
 		left := []world.Renewed{{Name: "boot"}}
 		left = append(left, world.RenewedByProxmox()...)
-		dump := l.world.Dump(left...)
+		dump := l.world.Dump(nil, left...)
 		check := func(what, got string) {
 			t.Helper()
 			if got != "OK" {
@@ -58,7 +58,7 @@ func TestParking(t *testing.T) {
 		}
 		check("unprotect", l.putOK("/nodes/pve1/qemu/9090/config", "protection=0"))
 		check("delete parking", l.task("DELETE", "/nodes/pve1/qemu/9090"))
-		if diff := cmp.Diff(dump, l.world.Dump(left...)); diff != "" {
+		if diff := cmp.Diff(dump, l.world.Dump(nil, left...)); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -144,7 +144,13 @@ func TestWithoutQuorum(t *testing.T) {
 		if got := l.do("PUT", vm+"/config", "memory=1024").Status; !strings.HasPrefix(got, "500 "+denied) {
 			t.Errorf("PUT: %s", got)
 		}
-		if got := l.task("DELETE", vm); !strings.HasPrefix(got, denied) {
+		if got := l.do("PUT", vm+"/config", "scsi3=fast:1").Status; !strings.HasPrefix(got, "500 "+denied) {
+			t.Errorf("PUT: %s", got)
+		}
+		if got := l.volumes("fast"); len(got) != 4 {
+			t.Errorf("no orphan: %v", got)
+		}
+		if got := l.task("DELETE", vm, "destroy-unreferenced-disks=1"); !strings.HasPrefix(got, denied) {
 			t.Errorf("DELETE: %s", got)
 		}
 		if got := l.volumes("fast"); got != nil {
@@ -240,7 +246,7 @@ func TestPendingOfRunningVM(t *testing.T) {
 func TestCreateFailsCleanly(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
-		before := l.world.Dump(world.Renewed{Name: "tasks"})
+		before := l.world.Dump(nil, world.Renewed{Name: "tasks"})
 		tests := map[string]struct{ want, disk string }{
 			"no room":   {"unable to create VM 9012 - unable to create image: qemu-img: fast:9012/vm-9012-disk-1.raw: Could not preallocate data for the new file: No space left on device", "scsi1=fast:900"},
 			"no volume": {"unable to create VM 9012 - volume 'fast:7/vm-7-disk-0.raw' does not exist", "scsi1=fast:7/vm-7-disk-0.raw"},
@@ -254,7 +260,7 @@ func TestCreateFailsCleanly(t *testing.T) {
 		if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=fast:1"); got != "unable to create VM 9012 - no luck" {
 			t.Error(got)
 		}
-		if diff := cmp.Diff(before, l.world.Dump(world.Renewed{Name: "tasks"})); diff != "" {
+		if diff := cmp.Diff(before, l.world.Dump(nil, world.Renewed{Name: "tasks"})); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -291,6 +297,7 @@ func TestConfigLock(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		must(t, l.world.PowerOn(9011)) // an idle guest ignores the power button, for a minute
 		upid := l.do("POST", vm+"/status/shutdown").Data.(string)
+		synctest.Wait() // until its worker holds the lock
 		began := time.Now()
 		want := "500 can't lock file '/var/lock/qemu-server/lock-9011.conf' - got timeout"
 		if got := l.do("PUT", vm+"/config", "memory=1024").Status; got != want {

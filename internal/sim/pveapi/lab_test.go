@@ -41,7 +41,7 @@ type lab struct {
 	data   *world.Media // of VM 9011's scsi1
 }
 
-// allPrivileges is what a token for Talos VMs should have.
+// talosRole is what a token for Talos VMs should have.
 func talosRole() []string {
 	return []string{
 		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",

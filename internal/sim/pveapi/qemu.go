@@ -14,19 +14,19 @@ import (
 
 func qemuRoutes() []route {
 	const vm = "/nodes/{node}/qemu/{vmid}"
-	change := []string{"digest", "delete", "revert", "force", "skiplock", "background_delay", "import-working-storage"}
+	change := []string{"digest", "delete", "revert", "force", "skiplock"}
 	return []route{
 		{method: "GET", path: "/nodes/{node}/qemu", params: []string{"full"}, handle: vms},
 		{
 			method: "POST", path: "/nodes/{node}/qemu", options: true, need: []string{"vmid"}, handle: createVM,
-			params: []string{"vmid", "pool", "start", "force", "storage", "unique", "bwlimit", "live-restore", "archive", "ha-managed"},
+			params: []string{"vmid", "pool", "start", "force", "storage", "unique", "bwlimit", "live-restore", "archive", "ha-managed", "import-working-storage"},
 		},
 		{
 			method: "DELETE", path: vm, params: []string{"purge", "destroy-unreferenced-disks", "skiplock"}, handle: destroyVM,
 		},
 		{method: "GET", path: vm + "/config", params: []string{"current", "snapshot"}, handle: config},
 		{method: "PUT", path: vm + "/config", params: change, options: true, handle: setConfig},
-		{method: "POST", path: vm + "/config", params: change, options: true, handle: setConfigTask},
+		{method: "POST", path: vm + "/config", params: append(change, "background_delay", "import-working-storage"), options: true, handle: setConfigTask},
 		{method: "GET", path: vm + "/pending", handle: pending},
 		{method: "GET", path: vm + "/status/current", handle: current},
 		{method: "POST", path: vm + "/status/start", params: []string{"skiplock", "timeout", "machine", "force-cpu"}, handle: start},

@@ -1,7 +1,6 @@
 package pveapi
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -68,7 +67,7 @@ func page[T any](list []T, start, limit int) []T {
 	if limit > 0 {
 		list = list[:min(limit, len(list))]
 	}
-	return slices.Concat([]T{}, list)
+	return append([]T{}, list...)
 }
 
 // taskEntry names user and token apart, as the API does.

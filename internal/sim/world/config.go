@@ -1,6 +1,7 @@
 package world
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -143,24 +144,20 @@ func (w *World) checkExists(host, key, value string) error {
 }
 
 // change is the worker: deletions, then settings become pending, the file is
-// written, and what can be applied now is.
+// written, and what can be applied now is. What an error leaves behind is
+// Proxmox's: volumes freed stay freed, and without quorum new ones stay, orphaned.
 func (w *World) change(v *vm, r ChangeRequest) error {
-	for _, key := range r.Revert {
-		delete(v.pending, key)
-		delete(v.pendingDelete, key)
-	}
-	for _, key := range r.Delete {
-		if err := w.requestDelete(v, key, r.Force); err != nil {
-			return err
+	config, pending, deletions := maps.Clone(v.config), maps.Clone(v.pending), maps.Clone(v.pendingDelete)
+	allocated, err := w.request(v, r)
+	if err != nil {
+		for _, volid := range allocated {
+			err = errors.Join(err, w.freeVolume(volid, v.host))
 		}
+	} else {
+		err = w.writeConfig(v)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(r.Set), compareKeys) {
-		if err := w.requestSet(v, key, r.Set[key]); err != nil {
-			return err
-		}
-	}
-	if err := w.writeConfig(v); err != nil {
-		v.pending, v.pendingDelete = map[string]string{}, map[string]bool{}
+	if err != nil {
+		v.config, v.pending, v.pendingDelete = config, pending, deletions
 		return err
 	}
 	if v.proc != nil {
@@ -168,6 +165,29 @@ func (w *World) change(v *vm, r ChangeRequest) error {
 	}
 	w.applyPending(v)
 	return nil
+}
+
+// request makes a change pending, and returns the volumes allocated for it.
+func (w *World) request(v *vm, r ChangeRequest) (allocated []string, err error) {
+	for _, key := range r.Revert {
+		delete(v.pending, key)
+		delete(v.pendingDelete, key)
+	}
+	for _, key := range r.Delete {
+		if err := w.requestDelete(v, key, r.Force); err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.Set), compareKeys) {
+		volid, err := w.requestSet(v, key, r.Set[key])
+		if volid != "" {
+			allocated = append(allocated, volid)
+		}
+		if err != nil {
+			return allocated, err
+		}
+	}
+	return allocated, nil
 }
 
 // requestDelete marks a key for deletion; an unused volume goes at once.
@@ -196,16 +216,15 @@ func (w *World) requestDelete(v *vm, key string, force bool) error {
 	return nil
 }
 
-// requestSet resolves a value and makes it pending.
-func (w *World) requestSet(v *vm, key, value string) error {
+// requestSet resolves a value and makes it pending; it returns the volume allocated for it.
+func (w *World) requestSet(v *vm, key, value string) (allocated string, err error) {
 	switch {
 	case isDriveKey(key):
-		stored, _, err := w.resolveDrive(v, key, value, NewMedia(nil))
+		value, allocated, err = w.resolveDrive(v, key, value, NewMedia(nil))
 		if err != nil {
-			return err
+			return allocated, err
 		}
-		_, had := v.config[key]
-		if value = stored; !had && isCDROM(key, value) {
+		if _, had := v.config[key]; !had && isCDROM(key, value) {
 			v.addToBoot(key)
 		}
 	case optionName(key) == "net":
@@ -215,7 +234,7 @@ func (w *World) requestSet(v *vm, key, value string) error {
 	}
 	v.pending[key] = value
 	delete(v.pendingDelete, key)
-	return nil
+	return allocated, nil
 }
 
 // addToBoot appends a new CD-ROM drive to the boot order.

@@ -132,6 +132,9 @@ func (w *World) withVM(t *task, host string, id int, act func(*vm) error) error 
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
 	v, err := w.vmOn(host, id)
 	if err != nil {
 		return err

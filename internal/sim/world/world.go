@@ -144,8 +144,7 @@ func (w *World) Close() {
 	var ended []*process
 	for _, id := range w.vmids() {
 		if p := w.vms[id].proc; p != nil {
-			w.vms[id].proc = nil
-			close(p.gone)
+			w.vms[id].proc = nil // who waits for its end sees done instead
 			ended = append(ended, p)
 		}
 	}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func newBuildCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "build", Short: "Have installer and boot ISO of the lock built",
+		Long: `Register every locked schematic with the Image Factory, have its installer
+built, and fetch its boot ISO into .recast/cache. The digests go into
+recast.lock. Refuses while the factory would build other extensions than the
+locked ones. With nothing to do it takes well under a second.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, _ *closers, run *step.Runner) (schematics.Lock, error) {
+				return pipeline.Build(ctx, p, i, run)
+			})
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+func newPublishCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "publish", Short: "Put the boot ISOs on Proxmox storage",
+		Long: `Upload the boot ISO of every locked schematic to the storages of
+images.iso.storage, as far as hosts have VMs that need it: to a shared storage
+once, to a local one on each host. An ISO that is there with the right size is
+left alone. Builds first what is not built yet.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, cl *closers, run *step.Runner) (schematics.Lock, error) {
+				m, err := connectMachines(s, p, cl)
+				if err != nil {
+					return schematics.Lock{}, err
+				}
+				return pipeline.Publish(ctx, p, i, m, run)
+			})
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+type makeFunc func(context.Context, pipeline.Project, pipeline.Images, *closers, *step.Runner) (schematics.Lock, error)
+
+// makeImages runs a stage that makes images, showing its progress, and writes the lock it came to.
+func (g *globals) makeImages(ctx context.Context, s *streams, out string, do makeFunc) error {
+	if err := format(out, "text", "json"); err != nil {
+		return err
+	}
+	p, err := g.open()
+	if err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	i, err := connectImages(p, &cl)
+	if err != nil {
+		return err
+	}
+	run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+	lock, err := do(ctx, p, i, &cl, run)
+	if err != nil {
+		return err
+	}
+	return ui.WriteImages(s.out, out, lock)
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/factory"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// open reads the configuration.
+func (g *globals) open() (pipeline.Project, error) {
+	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv})
+	if err != nil {
+		return pipeline.Project{}, err
+	}
+	return pipeline.Project{Config: c}, nil
+}
+
+// closers closes what a command opened, in reverse.
+type closers []func() error
+
+func (c *closers) add(f func() error) { *c = append(*c, f) }
+
+func (c closers) close() {
+	for i := len(c) - 1; i >= 0; i-- {
+		_ = c[i]() // connections that were only used to ask
+	}
+}
+
+// connectImages makes the clients of Image Factory and registry.
+func connectImages(p pipeline.Project, cl *closers) (pipeline.Images, error) {
+	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory})
+	if err != nil {
+		return pipeline.Images{}, err
+	}
+	cl.add(f.Close)
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions"})
+	if err != nil {
+		return pipeline.Images{}, err
+	}
+	cl.add(r.Close)
+	return pipeline.Images{Factory: f, Registry: r, Catalog: r}, nil
+}
+
+// connectProxmox makes the Proxmox client.
+func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, error) {
+	c := p.Config
+	px, err := pve.New(pve.Options{
+		Endpoints: c.Proxmox.Endpoints, Token: cluster.Secret(os.Getenv("PROXMOX_VE_API_TOKEN")),
+		Fingerprint: c.Proxmox.Fingerprint, CAFile: c.Proxmox.CAFile, Poll: time.Duration(c.Roll.Poll),
+		Warn: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	cl.add(func() error { px.Close(); return nil })
+	return px, nil
+}
+
+// connectMachines makes the clients of Proxmox, Talos and Kubernetes.
+func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
+	px, errProxmox := connectProxmox(s, p, cl)
+	t, errTalos := connectTalos(p, cl)
+	k, errKube := connectKube(p, cl)
+	if err := errors.Join(errProxmox, errTalos, errKube); err != nil {
+		return pipeline.Machines{}, err
+	}
+	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k}, nil
+}
+
+func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {
+	b, err := os.ReadFile(p.Config.Talos.Config)
+	if err != nil {
+		return nil, fault.WithHint(fault.Configf("read the talosconfig: %w", err), "talos.config in recast.yaml, or TALOSCONFIG, names it")
+	}
+	t, err := talos.New(talos.Options{Talosconfig: b})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Config.Talos.Config, err)
+	}
+	cl.add(t.Close)
+	return t, nil
+}
+
+func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
+	path := os.Getenv("KUBECONFIG")
+	if path == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return nil, fault.Configf("find the kubeconfig: %w", err)
+		}
+		path = filepath.Join(home, ".kube", "config")
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fault.WithHint(fault.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
+	}
+	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll)})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	cl.add(k.Close)
+	return k, nil
+}
+
+// machineConfigs returns what reads <node>.yaml from the configured directory; nil where none is configured.
+func machineConfigs(p pipeline.Project) func(node string) (cluster.Secret, bool, error) {
+	dir := p.Config.Talos.MachineConfigs
+	if dir == "" {
+		return nil
+	}
+	return func(node string) (cluster.Secret, bool, error) {
+		b, err := os.ReadFile(filepath.Join(dir, node+".yaml"))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, false, nil
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("read the machine configuration of %s: %w", node, err)
+		}
+		return b, true, nil
+	}
+}
+
+// withMachines runs f with clients for Proxmox, Talos and Kubernetes.
+func (g *globals) withMachines(ctx context.Context, s *streams, f func(context.Context, pipeline.Project, pipeline.Machines) error) error {
+	p, err := g.open()
+	if err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	m, err := connectMachines(s, p, &cl)
+	if err != nil {
+		return err
+	}
+	return f(ctx, p, m)
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Exit codes: part of the command line's contract, shown by recast --help.
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitDiffers     = 2
+	exitConfig      = 3
+	exitRefused     = 4
+	exitClaimed     = 5
+	exitInterrupted = 130
+)
+
+const exitHelp = `Exit codes:
+  0    done, in sync
+  1    failed: unreachable, TLS, a task, a timeout; drift: a node could not be read
+  2    changes (plan --exit-code, lock --check) or drift found
+  3    bad usage or configuration
+  4    refused as unsafe
+  5    another run holds the claim
+  130  interrupted, or not confirmed`
+
+// errDiffers ends a command with exit code 2. What differs is on stdout already.
+var errDiffers = errors.New("differs")
+
+// errUnread ends drift with exit code 1.
+var errUnread = errors.New("not every node could be read")
+
+// errUsage marks what cobra says of flags and arguments.
+type errUsage struct{ error }
+
+func (e errUsage) Unwrap() error { return e.error }
+
+// exit prints err with its hints, and decides the exit code.
+func (s *streams) exit(err error) int {
+	if err == nil {
+		return exitDone
+	}
+	if errors.Is(err, errDiffers) {
+		return exitDiffers
+	}
+	fmt.Fprintf(s.err, "error: %v\n", err)
+	for _, h := range fault.Hints(err) {
+		fmt.Fprintf(s.err, "hint: %s\n", h)
+	}
+	if _, usage := errors.AsType[errUsage](err); usage {
+		return exitConfig
+	}
+	switch fault.KindOf(err) {
+	case fault.Config:
+		return exitConfig
+	case fault.Refused:
+		return exitRefused
+	case fault.Claimed:
+		return exitClaimed
+	case fault.Interrupted:
+		return exitInterrupted
+	case fault.Failed:
+		if errors.Is(err, context.Canceled) {
+			return exitInterrupted
+		}
+	}
+	return exitFailed
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newLabCmd(s *streams) *cobra.Command {
+	c := &cobra.Command{
+		Use: "lab", Short: "A simulated datacentre, to try all of this without hardware",
+		Long: `The lab is a simulated datacentre on the loopback interface of this machine:
+Proxmox VE, a Talos cluster in its VMs, the Kubernetes API, an Image Factory and
+a registry, each behind its real wire protocol. recast, talosctl and kubectl talk
+to it as they would to real servers. Nothing outside this machine is touched.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newLabUpCmd(s), newLabPatchCmd(s), newLabDemoCmd(s))
+	return c
+}
+
+// labFlags shape a lab.
+type labFlags struct {
+	dir     string
+	console string
+	o       sim.Options
+}
+
+func (f *labFlags) register(c *cobra.Command, speed float64, workers int) {
+	c.Flags().IntVar(&f.o.ControlPlanes, "control-planes", 1, "control planes of the cluster")
+	c.Flags().IntVar(&f.o.Workers, "workers", workers, "workers of the cluster")
+	c.Flags().IntVar(&f.o.Hosts, "proxmox-nodes", 1, "nodes of the Proxmox cluster")
+	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one")
+}
+
+func newLabUpCmd(s *streams) *cobra.Command {
+	var f labFlags
+	c := &cobra.Command{
+		Use: "up", Short: "Serve a lab until interrupted",
+		Long: `Start a lab, write a ready working directory for it, print "ready DIR" when
+everything answers, and serve until interrupted.
+
+The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
+kubeconfig and env, which is to be sourced.`,
+		Example: `  recast lab up --dir lab
+  cd lab && . ./env && recast drift     # in another terminal`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			screens, err := openConsole(f.console)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, screens.Close()) }()
+			f.o.Console = screens
+			lab, err := startLab(c.Context(), s, f)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, lab.Close()) }()
+			fmt.Fprintf(s.out, "ready %s\n", f.dir)
+			<-c.Context().Done() // an interrupt is the normal end
+			return nil
+		},
+	}
+	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
+	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
+	f.register(c, 5, 2)
+	return c
+}
+
+func openConsole(path string) (io.WriteCloser, error) {
+	if path == "" {
+		return nopCloser{io.Discard}, nil
+	}
+	return os.Create(path)
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func newLabPatchCmd(s *streams) *cobra.Command {
+	var dir string
+	var stale bool
+	c := &cobra.Command{
+		Use: "patch EXTENSION", Short: "Publish an extension anew: same version, new digest",
+		Long: `Publish an extension of a running lab under the same version with new content,
+as an extension patch does, and restart the Image Factory, which would otherwise
+go on building the old one.`,
+		Example: `  recast lab patch iscsi-tools --dir lab
+  recast lab patch iscsi-tools --dir lab --stale-factory   # lock warns, build refuses`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			digest, err := sim.AskPatch(c.Context(), dir, args[0], !stale)
+			if err != nil {
+				return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
+			}
+			fmt.Fprintf(s.out, "published %s: %s\n", args[0], digest)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
+	c.Flags().BoolVar(&stale, "stale-factory", false, "leave the Image Factory as it is")
+	return c
+}
+
+// startLab brings a lab up: servers first, then a lock made by recast itself
+// against them, then the machines, installed with the images of that lock.
+func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err error) {
+	o, err := freePlaces(f.o)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(s.err, "starting the lab on %s.0/24\n", o.Prefix)
+	lab, err := sim.New(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lab.Close())
+		}
+	}()
+	dir, err := filepath.Abs(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("find the lab's directory: %w", err)
+	}
+	files, err := lab.Files(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFiles(dir, files); err != nil {
+		return nil, err
+	}
+	g := globals{config: filepath.Join(dir, "recast.yaml")}
+	p, err := g.open()
+	if err != nil {
+		return nil, err
+	}
+	var cl closers
+	defer cl.close()
+	images, err := connectImages(p, &cl)
+	if err != nil {
+		return nil, err
+	}
+	res, err := pipeline.Lock(ctx, p, images, pipeline.LockOptions{Update: true})
+	if err != nil {
+		return nil, err
+	}
+	schematics := map[string]string{}
+	for name, e := range res.Lock.Schematics {
+		schematics[name] = e.Schematic
+	}
+	if err := lab.Install(ctx, schematics); err != nil {
+		return nil, err
+	}
+	fmt.Fprintln(s.err, "booting the machines")
+	if err := lab.WaitReady(ctx); err != nil {
+		return nil, err
+	}
+	return lab, lab.Announce(dir)
+}
+
+// writeFiles writes a fresh working directory. What an earlier lab left there
+// describes another world, so its lock and journals go.
+func writeFiles(dir string, files map[string][]byte) error {
+	if err := sim.Withdraw(dir); err != nil {
+		return err
+	}
+	for _, old := range []string{"recast.lock", ".recast"} {
+		if err := os.RemoveAll(filepath.Join(dir, old)); err != nil {
+			return fmt.Errorf("clear the lab's directory: %w", err)
+		}
+	}
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return fmt.Errorf("write the lab's directory: %w", err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			return fmt.Errorf("write the lab's directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// freePlaces finds a loopback prefix and ports that nobody uses, so that
+// several labs can run at once.
+func freePlaces(o sim.Options) (sim.Options, error) {
+	o.Network = network.Loopback()
+	for range 50 {
+		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(255))
+		l, err := net.Listen("tcp", prefix+".1:8006")
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return o, fmt.Errorf("find a free address: %w", err)
+		}
+		o.Prefix = prefix
+		o.Registry, o.Factory, err = freePorts()
+		return o, err
+	}
+	return o, fault.WithHint(errors.New("no free address in 127.0.0.0/8"), "the lab needs the whole loopback range, as on Linux")
+}
+
+// freePorts are for what must listen at 127.0.0.1, the one address with which
+// container tools speak plain HTTP.
+func freePorts() (registry, factory string, err error) {
+	var addrs [2]string
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", "", fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close() // both are taken until both are found
+		addrs[i] = l.Addr().String()
+	}
+	return addrs[0], addrs[1], nil
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+func newLabDemoCmd(s *streams) *cobra.Command {
+	var f labFlags
+	c := &cobra.Command{
+		Use: "demo", Short: "The whole story in well under a minute",
+		Long: `Start a lab in a temporary directory, patch an extension (same version, new
+digest), and roll it onto the workers by recreating their VMs, with the commands
+that a person would type. At the end the SHA-256 of every persistent disk's
+bytes, computed by the datacentre, must be what it was before.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return demo(c.Context(), s, f) },
+	}
+	f.register(c, 12, 2)
+	return c
+}
+
+func demo(ctx context.Context, s *streams, f labFlags) (err error) {
+	f.dir, err = os.MkdirTemp("", "recast-demo-")
+	if err != nil {
+		return fmt.Errorf("make a directory for the demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(f.dir)) }()
+	lab, err := startLab(ctx, s, f)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Close()) }()
+	undo, err := setenv(lab.Env(f.dir))
+	if err != nil {
+		return err
+	}
+	defer undo()
+
+	before := lab.Disks()
+	config := filepath.Join(f.dir, "recast.yaml")
+	for _, step := range []struct {
+		args []string
+		want error
+	}{
+		{[]string{"drift"}, nil},
+		{[]string{"lab", "patch", sim.PatchedExtension, "--dir", f.dir}, nil},
+		{[]string{"lock", "--update"}, nil},
+		{[]string{"drift"}, errDiffers},
+		{[]string{"plan"}, nil},
+		{[]string{"roll", "--yes"}, nil},
+		{[]string{"drift"}, nil},
+		{[]string{"status"}, nil},
+	} {
+		fmt.Fprintf(s.out, "\n$ recast %s\n", strings.ReplaceAll(strings.Join(step.args, " "), f.dir, "lab"))
+		root := newRootCmd(s)
+		root.SetArgs(append([]string{"--config", config}, step.args...))
+		if err := root.ExecuteContext(ctx); !errors.Is(err, step.want) {
+			return fmt.Errorf("recast %s: %w", step.args[0], errors.Join(err, unexpected(step.want)))
+		}
+	}
+	fmt.Fprintln(s.out, "\nSHA-256 of every persistent disk, computed by the datacentre:")
+	for _, serial := range slices.Sorted(maps.Keys(before)) {
+		fmt.Fprintf(s.out, "  %-12s before %s\n  %-12s after  %s\n", serial, before[serial], "", lab.Disks()[serial])
+	}
+	if err := sameDisks(before, lab.Disks()); err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "demo: %d of %d persistent disks intact\n", len(before), len(before))
+	return nil
+}
+
+func unexpected(want error) error {
+	if want == nil {
+		return nil
+	}
+	return fmt.Errorf("expected: %w", want)
+}
+
+// sameDisks compares what the datacentre hashed before and after.
+func sameDisks(before, after map[string]string) error {
+	var errs []error
+	for _, serial := range slices.Sorted(maps.Keys(before)) {
+		switch now, found := after[serial]; {
+		case !found:
+			errs = append(errs, fault.Refusedf("persistent disk %s is gone", serial))
+		case now != before[serial]:
+			errs = append(errs, fault.Refusedf("persistent disk %s has changed: %s, before %s", serial, now, before[serial]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// setenv sets variables for as long as the demo lasts.
+func setenv(env map[string]string) (undo func(), err error) {
+	old := map[string]*string{}
+	undo = func() {
+		for name, value := range old {
+			if value == nil {
+				_ = os.Unsetenv(name) // it was unset before
+			} else {
+				_ = os.Setenv(name, *value) // it was set before
+			}
+		}
+	}
+	for name, value := range env {
+		if was, set := os.LookupEnv(name); set {
+			old[name] = &was
+		} else {
+			old[name] = nil
+		}
+		if err := os.Setenv(name, value); err != nil {
+			return undo, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return undo, nil
+}

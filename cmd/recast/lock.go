@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newLockCmd(s *streams, g *globals) *cobra.Command {
+	var o pipeline.LockOptions
+	var out string
+	c := &cobra.Command{
+		Use: "lock", Short: "Resolve schematics to extension digests",
+		Long: `Resolve the schematics of recast.yaml against the registry's list of official
+extensions and write recast.lock: every extension with its digest, the
+schematic ID and the build ID of each image. Commit that file.
+
+Digests that are locked stay as they are until --update asks for newer ones.`,
+		Example: `  recast lock
+  recast lock --update         # an extension was published anew
+  recast lock --check          # exit 2 if --update would change something`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			if o.Update && o.Check {
+				return errUsage{fmt.Errorf("--update writes the lock, --check does not: choose one")}
+			}
+			return g.lock(c.Context(), s, o, out)
+		},
+	}
+	c.Flags().BoolVar(&o.Update, "update", false, "take the digests that the registry has now")
+	c.Flags().BoolVar(&o.Check, "check", false, "write nothing; exit 2 if --update would change the lock")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+func (g *globals) lock(ctx context.Context, s *streams, o pipeline.LockOptions, out string) error {
+	p, err := g.open()
+	if err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	images, err := connectImages(p, &cl)
+	if err != nil {
+		return err
+	}
+	res, err := pipeline.Lock(ctx, p, images, o)
+	if err != nil {
+		return err
+	}
+	for _, w := range res.Warnings {
+		fmt.Fprintf(s.err, "warning: %s\nhint: %s\n", w, w.Hint)
+	}
+	if err := ui.WriteLock(s.out, out, res); err != nil {
+		return fault.As(fault.Failed, err)
+	}
+	if o.Check && len(res.Changes) > 0 {
+		return errDiffers
+	}
+	return nil
+}

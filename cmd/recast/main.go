@@ -1,0 +1,23 @@
+// Command recast rebuilds the images of a Talos Linux cluster and rolls them
+// through Proxmox VE, one VM at a time.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run is the whole program as a function. It returns the exit code.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	s := &streams{in: stdin, out: stdout, err: stderr, interrupts: &interrupts{}}
+	ctx, stop := interruptible(context.Background(), s)
+	defer stop()
+	root := newRootCmd(s)
+	root.SetArgs(args)
+	return s.exit(root.ExecuteContext(ctx))
+}

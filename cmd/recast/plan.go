@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// selection are the flags that choose nodes.
+func selection(c *cobra.Command, p *cluster.Policy) {
+	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
+	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
+}
+
+func newPlanCmd(s *streams, g *globals) *cobra.Command {
+	var policy cluster.Policy
+	var out string
+	var exitCode bool
+	c := &cobra.Command{
+		Use: "plan", Short: "Show what a roll would do, and why",
+		Long: `Compare every node with the lock and show what a roll would do: which nodes are
+stale and why, how each is brought up to date, which disks are carried over, or
+why it can't be done. Changes nothing. What the plan shows is what a roll runs.`,
+		Example: `  recast plan
+  recast plan --only wk1 -o json
+  recast plan --exit-code      # 2 if a roll would do something`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+				plan, err := pipeline.Plan(ctx, p, m, policy)
+				if err != nil {
+					return err
+				}
+				if err := ui.WritePlan(s.out, out, plan); err != nil {
+					return err
+				}
+				if exitCode && len(plan.Work()) > 0 {
+					return errDiffers
+				}
+				return nil
+			})
+		},
+	}
+	selection(c, &policy)
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+func newDriftCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "drift", Short: "Does every node run exactly the lock?",
+		Long: `Compare every node with the lock: Talos version, schematic with its lock hash,
+extensions, boot media, leftovers of an unfinished roll. Reads only; made for a
+nightly job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be
+read, whatever the others say.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+				res, err := pipeline.Drift(ctx, p, m)
+				if err != nil {
+					return err
+				}
+				if err := ui.WriteDrift(s.out, out, res); err != nil {
+					return err
+				}
+				switch {
+				case res.Unread > 0:
+					return fault.WithHint(errUnread, "the reasons are in the answer above")
+				case res.Stale > 0:
+					return errDiffers
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+func newStatusCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "status", Short: "How the last roll ended, and which disks are parked where",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			var cl closers
+			defer cl.close()
+			px, err := connectProxmox(s, p, &cl)
+			if err != nil {
+				return err
+			}
+			res, err := pipeline.Status(c.Context(), p, px)
+			if err != nil {
+				return err
+			}
+			return ui.WriteStatus(s.out, out, res)
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+const longHelp = `recast rebuilds the images of a Talos Linux cluster and rolls them through
+Proxmox VE: it locks a schematic to extension digests, has installer and boot
+ISO built, uploads the ISO, and recreates each stale VM from it while the
+persistent disks of the VM are carried over.
+
+  recast lock      resolve schematics to digests
+  recast plan      show what a roll would do, and why
+  recast roll      do it
+  recast drift     does every node run exactly the lock?
+
+To try all of it without hardware: recast lab demo`
+
+const envHelp = `Environment:
+  PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never from a file of ours)
+  TALOSCONFIG           talosconfig, where recast.yaml names none
+  KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
+  NO_COLOR              no colours, whatever the terminal`
+
+func newRootCmd(s *streams) *cobra.Command {
+	var g globals
+	c := &cobra.Command{
+		Use: "recast", Short: "Rebuild Talos images and roll them through Proxmox VE",
+		Long:          longHelp + "\n\n" + envHelp + "\n\n" + exitHelp,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.SetIn(s.in)
+	c.SetOut(s.out)
+	c.SetErr(s.err)
+	c.PersistentFlags().StringVarP(&g.config, "config", "c", "recast.yaml", "configuration `file`; paths in it are relative to it")
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fault.WithHint(errUsage{err}, "%s --help", c.CommandPath())
+	})
+	c.AddCommand(
+		newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
+		newPlanCmd(s, &g), newRollCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g),
+		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
+	)
+	usageErrors(c)
+	return c
+}
+
+// globals are the flags of every command.
+type globals struct {
+	config string
+}
+
+// usageErrors gives the errors of argument checks their kind, on every command.
+func usageErrors(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return fault.WithHint(errUsage{err}, "%s --help", c.CommandPath())
+			}
+			return nil
+		}
+	}
+	for _, sub := range c.Commands() {
+		usageErrors(sub)
+	}
+}
+
+// format checks an output format early: a typing error must not cost a whole run.
+func format(got string, allowed ...string) error {
+	for _, a := range allowed {
+		if got == a {
+			return nil
+		}
+	}
+	return errUsage{fmt.Errorf("unknown output format %q: use one of %s", got, strings.Join(allowed, ", "))}
+}

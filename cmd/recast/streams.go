@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// streams are where a command reads and writes: out is the answer, err the story.
+type streams struct {
+	in  io.Reader
+	out io.Writer
+	err io.Writer
+
+	interrupts *interrupts
+}
+
+// interrupts passes the first Ctrl-C to whoever is running, and the second to the context.
+type interrupts struct {
+	mu   sync.Mutex
+	stop func() // of the running roll; nil: the first one cancels
+}
+
+// onFirst makes the first Ctrl-C call stop instead of cancelling. The returned func undoes it.
+func (i *interrupts) onFirst(stop func()) (undo func() error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stop = stop
+	return func() error {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.stop = nil
+		return nil
+	}
+}
+
+func (i *interrupts) first() (stopped bool) {
+	i.mu.Lock()
+	stop := i.stop
+	i.stop = nil
+	i.mu.Unlock()
+	if stop == nil {
+		return false
+	}
+	stop()
+	return true
+}
+
+// interruptible turns SIGINT and SIGTERM into a stop, then a cancel.
+func interruptible(parent context.Context, s *streams) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-signals:
+			}
+			if s.interrupts.first() {
+				fmt.Fprintln(s.err, "stopping: the node that is out is finished first; press Ctrl-C again to stop at once (the next roll resumes)")
+				continue
+			}
+			cancel()
+		}
+	})
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		wg.Wait()
+		cancel()
+	}
+}

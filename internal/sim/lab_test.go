@@ -1,0 +1,63 @@
+package sim_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+func TestLabComesUpAndGoesDown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab, err := sim.New(t.Context(), sim.Options{
+			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080", Hosts: 2,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := lab.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		files, err := lab.Files("/work/lab")
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := slices.Sorted(maps.Keys(files))
+		if want := []string{"env", "kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
+			t.Errorf("files %q", names)
+		}
+		err = lab.Install(t.Context(), map[string]string{
+			"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lab.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if v := lab.World.Violations(); len(v) > 0 {
+			t.Errorf("promises broken before anything was done: %q", v)
+		}
+		if disks := lab.Disks(); len(disks) != 2 {
+			t.Errorf("persistent disks %v", disks)
+		}
+	})
+}
+
+func TestLabRefusesWhatItCannotHold(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]sim.Options{
+		"hosts":  {Prefix: "127.42.7", Hosts: 10},
+		"prefix": {Prefix: "lab"},
+	} {
+		if lab, err := sim.New(t.Context(), o); err == nil {
+			t.Errorf("%s: %v", name, lab.Close())
+		}
+	}
+}

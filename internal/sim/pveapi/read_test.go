@@ -1,0 +1,155 @@
+package pveapi_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func TestReads(t *testing.T) {
+	t.Parallel()
+	volume := func(key string, n, size float64) map[string]any {
+		return map[string]any{"volid": fmt.Sprintf("fast:9011/vm-9011-disk-%v.raw", n), "content": "images", "format": "raw", "size": size, "ctime": 946684800.0, "vmid": 9011.0}
+	}
+	tests := map[string]struct {
+		path string
+		want any
+	}{
+		"cluster status": {"/cluster/status", []any{
+			map[string]any{"type": "cluster", "id": "cluster", "name": "lab", "nodes": 2.0, "version": 2.0, "quorate": 1.0},
+			map[string]any{"type": "node", "id": "node/pve1", "name": "pve1", "nodeid": 1.0, "online": 1.0, "level": "", "local": 1.0, "ip": "192.0.2.1"},
+			map[string]any{"type": "node", "id": "node/pve2", "name": "pve2", "nodeid": 2.0, "online": 1.0, "level": "", "local": 0.0, "ip": "192.0.2.2"},
+		}},
+		"VMs": {"/cluster/resources?type=vm", []any{map[string]any{
+			"id": "qemu/9011", "type": "qemu", "node": "pve1", "vmid": 9011.0, "name": "wk1", "status": "stopped", "template": 0.0, "hastate": "started",
+			"maxcpu": 2.0, "maxmem": 2147483648.0, "maxdisk": 0.0, "cpu": 0.0, "mem": 0.0, "disk": 0.0,
+			"netin": 0.0, "netout": 0.0, "diskread": 0.0, "diskwrite": 0.0, "uptime": 0.0,
+		}}},
+		"pools": {"/cluster/resources?type=pool", []any{map[string]any{"id": "/pool/talos", "type": "pool", "pool": "talos"}}},
+		"pool":  {"/pools?poolid=talos", []any{map[string]any{"poolid": "talos", "members": []any{}}}},
+		"one storage": {"/nodes/pve2/storage?storage=isos", []any{map[string]any{
+			"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0, "active": 1.0, "enabled": 1.0,
+			"total": 1099511627776.0, "used": 3.0, "avail": 1099511627773.0, "used_fraction": 3.0 / 1099511627776,
+		}}},
+		"disks": {"/nodes/pve1/storage/fast/content?content=images", []any{
+			volume("efidisk0", 0, 528<<10), volume("scsi0", 1, 10<<30), volume("scsi1", 2, 5<<30),
+		}},
+		"disks elsewhere":  {"/nodes/pve2/storage/fast/content", []any{}},
+		"disks of another": {"/nodes/pve1/storage/fast/content?vmid=500", []any{}},
+		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/isos:iso/boot.iso", "size": 3.0, "used": 3.0, "format": "iso"}},
+		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g"}}},
+		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g"}},
+		"next VMID":        {"/cluster/nextid", "100"},
+		"that VMID":        {"/cluster/nextid?vmid=9012", "9012"},
+		"replication":      {"/cluster/replication", []any{}},
+		"backup jobs":      {"/cluster/backup", []any{}},
+		"firewall rules":   {vm + "/firewall/rules", []any{}},
+		"firewall options": {vm + "/firewall/options", map[string]any{}},
+		"tasks":            {"/nodes/pve1/tasks", []any{}},
+		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:0:0:0:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) {
+				l.world.AddPool("talos")
+				l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
+				if diff := cmp.Diff(reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path)); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+func TestSnapshotsAndStatus(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		must(t, l.world.AddSnapshot(9011, "before"))
+		var names []any
+		for _, s := range l.do("GET", vm+"/snapshot").Data.([]any) {
+			names = append(names, s.(map[string]any)["name"])
+		}
+		if diff := cmp.Diff([]any{"before", "current"}, names); diff != "" {
+			t.Error(diff)
+		}
+		must(t, l.world.PowerOn(9011))
+		l.world.SetQMP(9011, "io-error")
+		time.Sleep(90 * time.Second)
+		got := l.do("GET", vm+"/status/current").Data.(map[string]any)
+		want := []any{"running", "io-error", 90.0, 1.0, map[string]any{"managed": 0.0}}
+		if diff := cmp.Diff(want, []any{got["status"], got["qmpstatus"], got["uptime"], got["agent"], got["ha"]}); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestTasks(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		upid := l.do("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090", "target-disk=scsi5").Data.(string)
+		const want = "UPID:pve1:000003E9:00010010:386D4380:qmmove:9011-scsi1>9090-scsi5:recast@pve!lab:"
+		if upid != want {
+			t.Fatalf("%s, want %s", upid, want)
+		}
+		path := "/nodes/pve1/tasks/" + strings.NewReplacer(":", "%3A", ">", "%3E", "!", "%21").Replace(upid)
+		task := map[string]any{
+			"upid": upid, "node": "pve1", "type": "qmmove", "id": "9011-scsi1>9090-scsi5", "user": "recast@pve", "tokenid": "lab",
+			"pid": 1001.0, "pstart": 65552.0, "starttime": 946684800.0, "status": "running",
+		}
+		if diff := cmp.Diff(task, l.do("GET", path+"/status").Data); diff != "" {
+			t.Error(diff)
+		}
+		if _, ok := l.world.WaitTask(upid); !ok {
+			t.Fatal("no task")
+		}
+		task["status"], task["exitstatus"] = "stopped", "OK"
+		if diff := cmp.Diff(task, l.do("GET", path+"/status").Data); diff != "" {
+			t.Error(diff)
+		}
+		log := []any{
+			map[string]any{"n": 2.0, "t": "removing disk 'scsi1' from VM '9011' config"},
+			map[string]any{"n": 3.0, "t": "update VM 9090: -scsi5 fast:9090/vm-9090-disk-0.raw,discard=on,iothread=1,serial=data-wk1,size=5G,ssd=1"},
+		}
+		if diff := cmp.Diff(log, l.do("GET", path+"/log?start=1&limit=2").Data); diff != "" {
+			t.Error(diff)
+		}
+		delete(task, "exitstatus")
+		task["status"], task["endtime"] = "OK", 946684800.0
+		for _, list := range []string{"/cluster/tasks", "/nodes/pve1/tasks?source=all&typefilter=qmmove"} {
+			if diff := cmp.Diff([]any{task}, l.do("GET", list).Data); diff != "" {
+				t.Errorf("%s: %s", list, diff)
+			}
+		}
+		if got := l.do("GET", "/nodes/pve1/tasks?errors=1").Data; !cmp.Equal([]any{}, got) {
+			t.Errorf("failed tasks: %v", got)
+		}
+	})
+}
+
+func TestTasksOfOthersAndInterrupt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		r := l.as("root@pam!ci", "POST", vm+"/status/start", "", nil)
+		upid := r.Data.(string)
+		want := "403 Permission check failed (/nodes/pve1, Sys.Audit)"
+		if got := l.do("GET", "/nodes/pve1/tasks/"+upid+"/status").Status; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		l.as("root@pam!ci", "DELETE", "/nodes/pve1/tasks/"+upid, "", nil)
+		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "received interrupt" {
+			t.Errorf("%+v", task)
+		}
+		if got := l.world.VMs()[0].Running; got {
+			t.Error("it started")
+		}
+	})
+}

@@ -1,0 +1,184 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/factory"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Client is one user of recast: a process that can be killed.
+type Client struct {
+	lab    *Lab
+	dialer *network.Dialer
+	Token  cluster.Secret // of Proxmox
+	Emit   func(step.Event)
+
+	Run string // ID of the run that a roll begins
+
+	// JournalSync is handed to the roll.
+	JournalSync func(point string) error
+}
+
+// Client makes a new one, with the lab's own token. Its runs have the same ID in
+// every lab, so that two worlds can be compared.
+func (l *Lab) Client() *Client {
+	return &Client{lab: l, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed"}
+}
+
+// Kill makes the world refuse every later call of this client.
+func (c *Client) Kill() { c.dialer.Cut() }
+
+// Project loads the working directory's configuration.
+func (c *Client) Project() (pipeline.Project, error) {
+	conf, err := config.Load(filepath.Join(c.lab.Dir, "recast.yaml"), config.Options{})
+	return pipeline.Project{Config: conf}, err
+}
+
+// session is the clients of one command.
+type session struct {
+	project  pipeline.Project
+	images   pipeline.Images
+	machines pipeline.Machines
+	close    []func()
+}
+
+func (s *session) end() {
+	for _, f := range s.close {
+		f()
+	}
+}
+
+// connect wires the real adapters to the lab, as cmd does with the real world.
+func (c *Client) connect(ctx context.Context) (*session, error) {
+	p, err := c.Project()
+	if err != nil {
+		return nil, err
+	}
+	s := &session{project: p}
+	if err := errors.Join(c.connectImages(s), c.connectMachines(s)); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, ctx.Err()
+}
+
+func (c *Client) connectImages(s *session) error {
+	transport := &http.Transport{DialContext: c.dialer.DialContext}
+	s.close = append(s.close, transport.CloseIdleConnections)
+	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport})
+	if err != nil {
+		return err
+	}
+	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport})
+	if err != nil {
+		return err
+	}
+	s.close = append(s.close, func() { _ = f.Close(); _ = r.Close() }) // idle connections only
+	s.images = pipeline.Images{Factory: f, Registry: r, Catalog: r}
+	return nil
+}
+
+func (c *Client) connectMachines(s *session) error {
+	conf := s.project.Config
+	px, err := pve.New(pve.Options{
+		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
+		Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll),
+	})
+	if err != nil {
+		return err
+	}
+	s.close = append(s.close, px.Close)
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dialer.DialContext})
+	if err != nil {
+		return err
+	}
+	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
+	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll)})
+	if err != nil {
+		return err
+	}
+	s.close = append(s.close, func() { _ = k.Close() }) // the same
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k}
+	return nil
+}
+
+// Lock is recast lock.
+func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.LockResult, error) {
+	p, err := c.Project()
+	if err != nil {
+		return pipeline.LockResult{}, err
+	}
+	s := &session{project: p}
+	defer s.end()
+	if err := c.connectImages(s); err != nil {
+		return pipeline.LockResult{}, err
+	}
+	return pipeline.Lock(ctx, s.project, s.images, o)
+}
+
+// Drift is recast drift.
+func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.DriftResult{}, err
+	}
+	defer s.end()
+	return pipeline.Drift(ctx, s.project, s.machines)
+}
+
+// Plan is recast plan.
+func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return cluster.Plan{}, err
+	}
+	defer s.end()
+	return pipeline.Plan(ctx, s.project, s.machines, policy)
+}
+
+// Publish is recast publish.
+func (c *Client) Publish(ctx context.Context) error {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	_, err = pipeline.Publish(ctx, s.project, s.images, s.machines, &step.Runner{Emit: c.Emit})
+	return err
+}
+
+// Status is recast status.
+func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.StatusResult{}, err
+	}
+	defer s.end()
+	return pipeline.Status(ctx, s.project, s.machines.Proxmox)
+}
+
+// Roll is recast roll --yes.
+func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Report, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.Report{}, err
+	}
+	defer s.end()
+	return pipeline.Roll(ctx, s.project, s.images, s.machines, &step.Runner{Emit: c.Emit}, pipeline.RollOptions{
+		Policy: policy, Confirm: func(cluster.Plan) (bool, error) { return true, nil },
+		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
+	})
+}

@@ -1,0 +1,79 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// errKilled is what a killed run gets from its own journal.
+var errKilled = errors.New("this run was killed")
+
+// killer counts the points at which a roll can die, and kills it at one of them:
+// right after a server has acted on a changing request and before the answer
+// leaves, or around a journal write.
+type killer struct {
+	client *Client
+	cancel context.CancelFunc
+	at     int // kill at this point; 0: never
+
+	mu     sync.Mutex
+	points []string
+	dead   bool
+	broken []string // promises found broken after some call
+}
+
+// watch makes every changing request and every journal write of the client a point.
+func (l *Lab) watch(c *Client, at int, cancel context.CancelFunc) *killer {
+	k := &killer{client: c, at: at, cancel: cancel}
+	l.Recorder.Hooks(nil, func(call record.Call) {
+		if call.Mutation {
+			_ = k.point(call.Proto + " " + call.Method + " " + call.Path) // the client is cut: nobody gets an answer
+		}
+		if broken := l.World.Violations(); len(broken) > 0 {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.broken = append(k.broken, fmt.Sprintf("after %s %s: %s", call.Method, call.Path, strings.Join(broken, "; ")))
+		}
+	})
+	c.JournalSync = func(point string) error { return k.point("journal " + point) }
+	return k
+}
+
+func (k *killer) point(what string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dead {
+		return errKilled
+	}
+	k.points = append(k.points, what)
+	if len(k.points) != k.at {
+		return nil
+	}
+	k.dead = true
+	k.client.Kill()
+	k.cancel()
+	return errKilled
+}
+
+// rollKilledAt rolls and is killed at a point; 0 lets it live. It returns the
+// points that were passed and the promises that were broken on the way.
+func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := l.Client()
+	k := l.watch(c, at, cancel)
+	defer l.Recorder.Hooks(nil, nil)
+	_, err = c.Roll(ctx, cluster.Policy{})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if at != 0 && !k.dead {
+		err = errors.Join(err, fmt.Errorf("point %d was never reached: only %d", at, len(k.points)))
+	}
+	return k.points, k.broken, err
+}

@@ -1,0 +1,112 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// inLab runs a test in a lab in memory.
+func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
+}
+
+func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
+	t.Helper()
+	res, err := lab.Client().Drift(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, d := range res.Nodes {
+		if d.Stale {
+			got = append(got, d.Node)
+		}
+	}
+	if strings.Join(got, " ") != strings.Join(stale, " ") || res.Unread > 0 {
+		t.Fatalf("stale %q, want %q: %+v", got, stale, res.Nodes)
+	}
+	return res
+}
+
+func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		requireDrift(t, lab)
+		before := lab.Disks()
+		lab.Patch(sim.PatchedExtension)
+		res := requireDrift(t, lab, "wk1", "wk2")
+		if r := res.Nodes[1].Reasons; len(r) != 1 || r[0].Code != "extension-digest" || !strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:") {
+			t.Errorf("wk1 is stale because of %+v", r)
+		}
+		rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Outcome != "done" || len(rep.Plan.Work()) != 2 {
+			t.Errorf("report %+v", rep)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+		after := lab.Disks()
+		for serial, sum := range before {
+			if after[serial] != sum {
+				t.Errorf("disk %s: %s before, %s after", serial, sum, after[serial])
+			}
+		}
+		again, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if err != nil || again.Outcome != "nothing to do" || again.Run != "" {
+			t.Errorf("a second roll: %+v, %v", again, err)
+		}
+	})
+}
+
+func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
+			lab.Patch(sim.PatchedExtension)
+			c := lab.Client()
+			c.Run = run
+			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				t.Fatal(err)
+			}
+			requireDrift(t, lab)
+		}
+		res, err := lab.Client().Status(t.Context())
+		if err != nil || len(res.Open) != 0 || len(res.Kept) != 2 {
+			t.Errorf("status %+v, %v", res, err)
+		}
+		lab.RequireIntact()
+	})
+}
+
+func TestSwappedISOsAreNoticed(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		// Two builds are on the storage: that of the control planes is needed to have another one.
+		lab.Patch(sim.PatchedExtension)
+		if err := lab.Client().Publish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		lab.SwapISOs()
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it booted v1.13.9 with schematic") {
+			t.Fatalf("err = %v", err)
+		}
+		lab.RequireIntact()
+		vm, err := lab.World.LookupVM("pve1", 9031)
+		if err != nil || vm.Running {
+			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
+		}
+		lab.SwapISOs() // somebody puts the right bytes back
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+	})
+}

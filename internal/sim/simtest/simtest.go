@@ -1,0 +1,166 @@
+// Package simtest is a lab in memory with recast wired to it, for tests inside
+// a synctest bubble: a twenty-minute roll takes milliseconds.
+package simtest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Lab is a lab and the working directory of somebody who uses it.
+type Lab struct {
+	*sim.Lab
+	Dir string
+	t   testing.TB
+
+	persistent []content // of the persistent disks when the lab was new
+}
+
+type content struct{ serial, sha256 string }
+
+// New brings a lab up in memory, locks its schematics, installs the machines
+// and waits until they are Ready. Everything ends with the test.
+func New(t testing.TB, o sim.Options) *Lab {
+	t.Helper()
+	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
+	lab, err := sim.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t}
+	t.Cleanup(func() {
+		if err := lab.Close(); err != nil {
+			t.Errorf("close the lab: %v", err)
+		}
+	})
+	files, err := lab.Files(l.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		l.Write(name, content)
+	}
+	res, err := l.Client().Lock(t.Context(), pipeline.LockOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	schematics := map[string]string{}
+	for name, e := range res.Lock.Schematics {
+		schematics[name] = e.Schematic
+	}
+	if err := lab.Install(t.Context(), schematics); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for serial, sum := range lab.Disks() {
+		l.persistent = append(l.persistent, content{serial, sum})
+	}
+	return l
+}
+
+// Write writes a file of the working directory.
+func (l *Lab) Write(name string, content []byte) {
+	l.t.Helper()
+	path := filepath.Join(l.Dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// Read reads a file of the working directory.
+func (l *Lab) Read(name string) []byte {
+	l.t.Helper()
+	b, err := os.ReadFile(filepath.Join(l.Dir, name))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return b
+}
+
+// Patch publishes an extension anew and updates the lock to it.
+func (l *Lab) Patch(extension string) {
+	l.t.Helper()
+	if _, err := l.Lab.Patch(l.t.Context(), extension, true); err != nil {
+		l.t.Fatal(err)
+	}
+	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true}); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// Replace edits a file of the working directory; "" for old removes the file.
+func (l *Lab) Replace(name, old, fresh string) {
+	l.t.Helper()
+	if old == "" {
+		if err := os.Remove(filepath.Join(l.Dir, name)); err != nil {
+			l.t.Fatal(err)
+		}
+		return
+	}
+	text := string(l.Read(name))
+	if !strings.Contains(text, old) {
+		l.t.Fatalf("%s does not hold %q:\n%s", name, old, text)
+	}
+	l.Write(name, []byte(strings.ReplaceAll(text, old, fresh)))
+}
+
+// EditVM changes a key of a VM as an administrator would.
+func (l *Lab) EditVM(id int, key, value string) {
+	l.t.Helper()
+	if err := l.World.SetConfig("", "pve1", world.ChangeRequest{ID: id, Set: map[string]string{key: value}}); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// DefineVM adds a VM.
+func (l *Lab) DefineVM(id int, config map[string]string) {
+	l.t.Helper()
+	if err := l.World.DefineVM("pve1", id, config, nil); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// spoilFingerprint changes one byte of the configured certificate fingerprint.
+func (l *Lab) spoilFingerprint() {
+	l.t.Helper()
+	_, rest, _ := strings.Cut(string(l.Read("recast.yaml")), `fingerprint: "`)
+	first := rest[:2]
+	other := "00"
+	if first == other {
+		other = "01"
+	}
+	l.Replace("recast.yaml", `fingerprint: "`+first, `fingerprint: "`+other)
+}
+
+// SwapISOs exchanges the bytes of the two ISOs on the shared storage under their names.
+func (l *Lab) SwapISOs() {
+	l.t.Helper()
+	volumes, err := l.World.Volumes(sim.ISOStorage, "pve1")
+	if err != nil || len(volumes) != 2 {
+		l.t.Fatalf("ISOs %+v, %v", volumes, err)
+	}
+	a, b := l.World.Media(volumes[0].Volid, "pve1"), l.World.Media(volumes[1].Volid, "pve1")
+	bytes := a.Bytes()
+	a.Write(b.Bytes())
+	b.Write(bytes)
+}
+
+// RequireIntact fails the test if any promise about a persistent disk was broken.
+func (l *Lab) RequireIntact() {
+	l.t.Helper()
+	for _, v := range l.World.Violations() {
+		l.t.Errorf("promise broken: %s", v)
+	}
+}

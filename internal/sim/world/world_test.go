@@ -1,0 +1,307 @@
+package world_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// inWorld runs a test in a world with one host and two storages.
+func inWorld(t *testing.T, o world.Options, run func(*testing.T, *world.World)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := world.New(o)
+		defer w.Close()
+		w.AddHost("pve1")
+		w.AddStorage(world.Storage{ID: "fast", Type: "dir", Content: []string{"images"}})
+		w.AddStorage(world.Storage{ID: "thin", Type: "lvmthin", Content: []string{"images"}})
+		run(t, w)
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits for a task.
+func end(t *testing.T, w *world.World, upid string, err error) string {
+	t.Helper()
+	must(t, err)
+	task, ok := w.WaitTask(upid)
+	if !ok {
+		t.Fatalf("no task %s", upid)
+	}
+	return task.ExitStatus
+}
+
+func config(t *testing.T, w *world.World, id int) map[string]string {
+	t.Helper()
+	vm, err := w.LookupVM("pve1", id)
+	must(t, err)
+	for _, key := range []string{"vmgenid", "smbios1", "meta"} {
+		delete(vm.Config, key)
+	}
+	return vm.Config
+}
+
+func TestDriveForms(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ key, value, want string }{
+		"block":            {"scsi0", "thin:8", "thin:vm-200-disk-0,size=8G"},
+		"fraction":         {"scsi0", "fast:0.5", "fast:200/vm-200-disk-0.raw,size=512M"},
+		"qcow2":            {"scsi0", "fast:1,format=qcow2", "fast:200/vm-200-disk-0.qcow2,size=1G"},
+		"options sorted":   {"virtio0", "fast:1,ssd=1,backup=0", "fast:200/vm-200-disk-0.raw,backup=0,size=1G,ssd=1"},
+		"EFI on a block":   {"efidisk0", "thin:1,efitype=4m", "thin:vm-200-disk-0,efitype=4m,size=4M"},
+		"TPM":              {"tpmstate0", "fast:1,version=v2.0", "fast:200/vm-200-disk-0.raw,size=4M,version=v2.0"},
+		"cloud-init":       {"ide0", "fast:cloudinit", "fast:200/vm-200-cloudinit.qcow2,media=cdrom,size=4M"},
+		"cloud-init block": {"ide0", "thin:cloudinit", "thin:vm-200-cloudinit,media=cdrom,size=4M"},
+		"empty":            {"ide2", "none,media=cdrom", "none,media=cdrom"},
+		"given size":       {"scsi0", "fast:100/vm-100-disk-0.raw,size=1T", "fast:100/vm-100-disk-0.raw,size=3G"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+				must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:3"}, nil))
+				must(t, w.DefineVM("pve1", 200, map[string]string{test.key: test.value}, nil))
+				if got := config(t, w, 200)[test.key]; got != test.want {
+					t.Errorf("%s, want %s", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+func TestBadDrives(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ value, want string }{
+		"unknown option":  {"fast:1,foo=1", "Parameter verification failed."},
+		"unknown storage": {"nosuch:1", "storage 'nosuch' does not exist"},
+		"block qcow2":     {"thin:1,format=qcow2", "unsupported format 'qcow2'"},
+		"missing":         {"fast:7/vm-7-disk-0.raw", "volume 'fast:7/vm-7-disk-0.raw' does not exist"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+				err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
+				if want := "define VM 200: " + test.want; err == nil || err.Error() != want {
+					t.Errorf("%v, want %s", err, want)
+				}
+			})
+		})
+	}
+}
+
+func TestNumbersAreReused(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1", "scsi1": "fast:1", "scsi2": "fast:1"}, nil))
+		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"scsi1"}, Force: true}))
+		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"scsi7": "fast:2"}}))
+		want := map[string]string{
+			"scsi0": "fast:200/vm-200-disk-0.raw,size=1G", "scsi2": "fast:200/vm-200-disk-2.raw,size=1G",
+			"scsi7": "fast:200/vm-200-disk-1.raw,size=2G", "boot": "order=scsi0",
+		}
+		if diff := cmp.Diff(want, config(t, w, 200)); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestMadeUpValues(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		config := map[string]string{"net0": "virtio,bridge=vmbr0", "scsi0": "fast:1", "ide2": "none,media=cdrom"}
+		upid, err := w.CreateVM("", "pve1", world.CreateRequest{ID: 200, Config: config})
+		if got := end(t, w, upid, err); got != "OK" {
+			t.Fatal(got)
+		}
+		vm, err := w.LookupVM("pve1", 200)
+		must(t, err)
+		if mac := vm.Config["net0"]; !strings.HasPrefix(mac, "virtio=BC:24:11:") || !strings.HasSuffix(mac, ",bridge=vmbr0") {
+			t.Errorf("net0 %s", mac)
+		}
+		if got := vm.Config["boot"]; got != "order=scsi0;ide2;net0" {
+			t.Errorf("boot %s", got)
+		}
+		for key, length := range map[string]int{"vmgenid": 36, "smbios1": 41} {
+			if got := vm.Config[key]; len(got) != length {
+				t.Errorf("%s %q", key, got)
+			}
+		}
+	})
+}
+
+func TestFullStorage(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
+		change := world.ChangeRequest{ID: 200, Set: map[string]string{"scsi1": "fast:1"}}
+		w.FillStorage("fast")
+		err := w.SetConfig("", "pve1", change)
+		if err == nil || !strings.HasSuffix(err.Error(), "No space left on device") {
+			t.Errorf("%v", err)
+		}
+		upid, err := w.Resize("", "pve1", world.ResizeRequest{ID: 200, Disk: "scsi0", Size: "+1G"})
+		if got := end(t, w, upid, err); !strings.HasSuffix(got, "No space left on device") {
+			t.Error(got)
+		}
+		w.FreeStorage("fast")
+		must(t, w.SetConfig("", "pve1", change))
+	})
+}
+
+// TestFailedChange frees what the change had allocated and forgets the rest of it.
+func TestFailedChange(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
+		before := w.Dump(nil)
+		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000"}}
+		if err := w.SetConfig("", "pve1", change); err == nil {
+			t.Error("more than there is")
+		}
+		if diff := cmp.Diff(before, w.Dump(nil)); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestTwoRunningVMsOnOneDisk(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		data := world.NewMedia([]byte("precious"))
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": data}))
+		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "fast:200/vm-200-disk-0.raw"}, nil))
+		w.Protect(world.Protected{Serial: "d", Media: data})
+		must(t, w.PowerOn(200))
+		if got := w.Violations(); got != nil {
+			t.Fatal(got)
+		}
+		must(t, w.PowerOn(201))
+		data.Write([]byte("ruined"))
+		want := []string{
+			"disk d: is in the running VMs [200 201]",
+			"disk d: content is " + data.SHA256() + ", was " + world.NewMedia([]byte("precious")).SHA256(),
+		}
+		if diff := cmp.Diff(want, w.Violations()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestHotplug(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		key, value string
+		now        bool // not only when it stops
+	}{
+		"memory":         {"memory", "1024", false},
+		"name":           {"name", "other", true},
+		"new disk":       {"scsi5", "fast:1", true},
+		"new SATA disk":  {"sata0", "fast:1", false},
+		"backup flag":    {"scsi1", "fast:200/vm-200-disk-1.raw,backup=0", true},
+		"serial":         {"scsi1", "fast:200/vm-200-disk-1.raw,serial=x", false},
+		"new CD drive":   {"ide0", "none,media=cdrom", false},
+		"network card":   {"net1", "virtio=BC:24:11:00:00:02,bridge=vmbr0", true},
+		"boot order":     {"boot", "order=scsi1", false},
+		"of a boot disk": {"scsi0", "fast:200/vm-200-disk-1.raw", false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+				must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1", "scsi1": "fast:1", "boot": "order=scsi0"}, nil))
+				must(t, w.PowerOn(200))
+				before := config(t, w, 200)[test.key]
+				must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}}))
+				if now := config(t, w, 200)[test.key] != before; now != test.now {
+					t.Errorf("applied at once: %v", now)
+				}
+				must(t, w.PowerOff(200))
+				if config(t, w, 200)[test.key] == before {
+					t.Error("not applied after the stop")
+				}
+			})
+		})
+	}
+}
+
+func TestRevert(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512"}, nil))
+		must(t, w.PowerOn(200))
+		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024"}}))
+		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Revert: []string{"memory"}}))
+		must(t, w.PowerOff(200))
+		if got := config(t, w, 200)["memory"]; got != "512" {
+			t.Error(got)
+		}
+	})
+}
+
+// clock is a firmware whose guests count how often they were switched on and killed.
+type clock struct{ on, killed int }
+
+func (c *clock) PowerOn(*world.Hardware) world.Guest { c.on++; return c }
+func (c *clock) Shutdown()                           {}
+func (c *clock) Kill()                               { c.killed++ }
+
+func TestReset(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &clock{}
+		w := world.New(world.Options{Speed: 10})
+		w.AddHost("pve1")
+		w.SetFirmware(c)
+		must(t, w.DefineVM("pve1", 200, nil, nil))
+		must(t, w.PowerOn(200))
+		began := time.Now()
+		upid, err := w.Reset("", "pve1", 200)
+		if got := end(t, w, upid, err); got != "OK" {
+			t.Error(got)
+		}
+		if took := time.Since(began); took != 100*time.Millisecond {
+			t.Errorf("took %v at tenfold speed", took)
+		}
+		if diff := cmp.Diff([]int{2, 1}, []int{c.on, c.killed}); diff != "" {
+			t.Error(diff)
+		}
+		w.Close()
+		if c.killed != 2 {
+			t.Errorf("killed %d times", c.killed)
+		}
+		if err := w.PowerOn(200); err == nil {
+			t.Error("switched on in a closed world")
+		}
+	})
+}
+
+func TestAgent(t *testing.T) {
+	t.Parallel()
+	want := []world.Interface{{Name: "eth0", MAC: "BC:24:11:00:00:01", Addresses: []string{"10.0.0.5/24"}}}
+	answer := func(id int) ([]world.Interface, bool) { return want, id == 200 }
+	inWorld(t, world.Options{Agent: answer}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
+		must(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
+		if _, err := w.AgentInterfaces("", "pve1", 201); err == nil || err.Error() != "No QEMU guest agent configured" {
+			t.Error(err)
+		}
+		must(t, w.PowerOn(200))
+		got, err := w.AgentInterfaces("", "pve1", 200)
+		must(t, err)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}

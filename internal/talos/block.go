@@ -1,0 +1,144 @@
+package talos
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// blockView is a machine's disks and what was found on them, as its resources have it.
+type blockView struct {
+	disks    []*block.Disk
+	volumes  []*block.DiscoveredVolume
+	statuses []*block.VolumeStatus
+}
+
+func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
+	var v blockView
+	var err error
+	if v.disks, err = list[*block.Disk](ctx, s, block.NewDisk(block.NamespaceName, "").Metadata()); err != nil {
+		return err
+	}
+	if v.volumes, err = list[*block.DiscoveredVolume](ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata()); err != nil {
+		return err
+	}
+	if v.statuses, err = list[*block.VolumeStatus](ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata()); err != nil {
+		return err
+	}
+	system, found, err := get[*block.SystemDisk](ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		m.SystemDisk = system.TypedSpec().DiskID
+	}
+	m.Disks, m.Volumes = v.machineDisks(), v.machineVolumes()
+	if !s.blank {
+		return nil
+	}
+	probed, found, err := get[*block.DiscoveredVolumesStatus](ctx, s,
+		block.NewDiscoveredVolumesStatus(block.NamespaceName, block.DiscoveredVolumesStatusID).Metadata())
+	if err != nil {
+		return err
+	}
+	if found && !probed.TypedSpec().Ready {
+		m.Unmet = append(m.Unmet, "disks: not all have been looked at")
+	}
+	for _, d := range m.Disks {
+		if v.whole(d.Device) == nil {
+			m.Unmet = append(m.Unmet, "disks: "+d.Device+" has not been looked at")
+		}
+	}
+	m.Ready = m.Ready && len(m.Unmet) == 0
+	return nil
+}
+
+// virtualDisks are the names of block devices that are no drive of the VM:
+// made by the kernel of other devices, or of what the network offers.
+var virtualDisks = []string{"loop", "ram", "zram", "dm-", "md", "nbd", "rbd", "drbd"}
+
+func isDrive(d *block.Disk) bool {
+	spec := d.TypedSpec()
+	return !spec.CDROM && !spec.Readonly && len(spec.SecondaryDisks) == 0 &&
+		!slices.ContainsFunc(virtualDisks, func(prefix string) bool { return strings.HasPrefix(d.Metadata().ID(), prefix) })
+}
+
+func (v blockView) machineDisks() []cluster.MachineDisk {
+	var out []cluster.MachineDisk
+	for _, d := range v.disks {
+		if !isDrive(d) {
+			continue
+		}
+		spec, device := d.TypedSpec(), d.Metadata().ID()
+		out = append(out, cluster.MachineDisk{
+			Device: device, Serial: spec.Serial, BusPath: strings.TrimSuffix(spec.BusPath, "/"), SizeBytes: spec.Size, Blank: v.blank(device),
+		})
+	}
+	slices.SortFunc(out, func(a, b cluster.MachineDisk) int { return cmp.Compare(a.Device, b.Device) })
+	return out
+}
+
+// whole is what was found on the disk as a whole; nil if nobody has looked.
+func (v blockView) whole(disk string) *block.DiscoveredVolumeSpec {
+	for _, found := range v.volumes {
+		if found.Metadata().ID() == disk {
+			return found.TypedSpec()
+		}
+	}
+	return nil
+}
+
+// blank says whether the disk was looked at and carries nothing.
+func (v blockView) blank(disk string) bool {
+	whole := v.whole(disk)
+	if whole == nil || whole.Name != "" || whole.UUID != "" || whole.Label != "" {
+		return false
+	}
+	return !slices.ContainsFunc(v.volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Parent == disk })
+}
+
+// partitionTables are what a disk as a whole carries when it is divided: that is no volume.
+var partitionTables = []string{"", "gpt", "mbr", "dos"}
+
+// machineVolumes are the partitions of the drives, and the drives that are one filesystem.
+func (v blockView) machineVolumes() []cluster.Volume {
+	drives := map[string]bool{}
+	for _, d := range v.disks {
+		drives[d.Metadata().ID()] = isDrive(d)
+	}
+	var out []cluster.Volume
+	for _, found := range v.volumes {
+		spec, device := found.TypedSpec(), found.Metadata().ID()
+		disk := cmp.Or(spec.Parent, device)
+		if !drives[disk] || disk == device && slices.Contains(partitionTables, spec.Name) {
+			continue
+		}
+		out = append(out, cluster.Volume{
+			Device: device, Disk: disk, Label: spec.PartitionLabel,
+			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, Phase: v.phase(spec),
+		})
+	}
+	slices.SortFunc(out, func(a, b cluster.Volume) int { return cmp.Compare(a.Device, b.Device) })
+	return out
+}
+
+// phase is that of the Talos volume which is on this one, or would be put here
+// by its label. A volume that Talos has elsewhere lends its phase to nobody.
+func (v blockView) phase(found *block.DiscoveredVolumeSpec) string {
+	for _, s := range v.statuses {
+		if location := s.TypedSpec().Location; location != "" && location == found.DevPath {
+			return s.TypedSpec().Phase.String()
+		}
+	}
+	for _, s := range v.statuses {
+		if s.TypedSpec().Location == "" && found.PartitionLabel != "" && s.Metadata().ID() == found.PartitionLabel {
+			return s.TypedSpec().Phase.String()
+		}
+	}
+	return ""
+}

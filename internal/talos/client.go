@@ -1,0 +1,95 @@
+// Package talos is recast's way to the machines of a Talos cluster: what they
+// say about themselves, their configuration, and the first configuration of a
+// blank machine, over Talos' own client library.
+package talos
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"time"
+
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// defaultTimeout bounds one call of Client, that is everything it asks of one machine.
+const defaultTimeout = 15 * time.Second
+
+// DialFunc connects as net.Dialer.DialContext does.
+type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Options are what a client takes from outside.
+type Options struct {
+	Talosconfig []byte
+	Context     string        // of the talosconfig; "": its current one
+	Dial        DialFunc      // nil: the machine's network, through the talosconfig's or the environment's proxy
+	Timeout     time.Duration // of one call to one machine; 0: 15 s
+}
+
+// Client talks to the machines of one cluster. It is safe for concurrent use
+// and makes a connection of its own for every call.
+type Client struct {
+	config    *clientconfig.Config // one context, without a proxy: dial sees to that
+	endpoints []string
+	dial      DialFunc
+	timeout   time.Duration
+}
+
+var (
+	_ cluster.Talos       = (*Client)(nil)
+	_ cluster.Maintenance = (*Client)(nil)
+)
+
+// New makes a client with the credentials of a talosconfig. It talks to nobody yet.
+func New(o Options) (*Client, error) {
+	parsed, err := clientconfig.FromBytes(o.Talosconfig)
+	if err != nil {
+		// The parser quotes what it trips over, which may be the key.
+		return nil, fault.Configf("the talosconfig is not valid YAML%s", linesOf(err.Error()))
+	}
+	name := cmp.Or(o.Context, parsed.Context)
+	found, ok := parsed.Contexts[name]
+	if !ok || found == nil {
+		return nil, fault.WithHint(fault.Configf("the talosconfig has no context %q", name), "talosctl config contexts lists them")
+	}
+	own := *found
+	if err := checkContext(name, own); err != nil {
+		return nil, err
+	}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, timeout: cmp.Or(o.Timeout, defaultTimeout)}
+	if c.dial == nil {
+		dial := dialer.DynamicProxyDialer
+		if own.ProxyURL != "" {
+			dial = dialer.ForProxyURL(own.ProxyURL)
+		}
+		c.dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return dial(ctx, addr) }
+	}
+	own.ProxyURL = ""
+	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
+	return c, nil
+}
+
+// checkContext finds what would make every call fail.
+func checkContext(name string, c clientconfig.Context) error {
+	crt, err := client.CertificateFromConfigContext(&c)
+	switch {
+	case err != nil:
+		return fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
+	case crt != nil && time.Now().After(crt.Leaf.NotAfter):
+		return fault.WithHint(
+			fault.Configf("context %q of the talosconfig: its certificate expired on %s", name, crt.Leaf.NotAfter.Format(time.DateOnly)),
+			"an admin of the cluster makes a new one with talosctl config new")
+	case len(c.Endpoints) == 0:
+		return fault.WithHint(fault.Configf("context %q of the talosconfig has no endpoints", name),
+			"talosctl config endpoint sets them: the control planes' addresses")
+	}
+	return nil
+}
+
+// Close ends the client. Its connections have ended with the calls that made them.
+func (*Client) Close() error { return nil }

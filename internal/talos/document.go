@@ -1,0 +1,129 @@
+package talos
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// document is one YAML document of a machine configuration.
+type document struct {
+	raw  []byte     // its bytes, with the line "---" that begins it
+	node *yaml.Node // nil where it is empty or only comments
+	root mapping
+	orig any // as decoded before any edit
+}
+
+// kind is "" for the document that holds machine and cluster.
+func (d *document) kind() string { return d.root.text("kind") }
+
+// parseDocuments splits a configuration; its errors quote nothing of it. Joined again, untouched documents are the same bytes.
+func parseDocuments(config []byte) ([]*document, error) {
+	var docs []*document
+	before := 0
+	for _, raw := range splitDocuments(config) {
+		d := &document{raw: raw}
+		// Blank lines in place of what went before make line numbers right.
+		dec := yaml.NewDecoder(io.MultiReader(bytes.NewReader(bytes.Repeat([]byte("\n"), before)), bytes.NewReader(raw)))
+		before += bytes.Count(raw, []byte("\n"))
+		var node, more yaml.Node
+		switch err := dec.Decode(&node); {
+		case errors.Is(err, io.EOF):
+		case err != nil:
+			// The parser's own words may quote the configuration.
+			return nil, errors.New("not valid YAML" + linesOf(err.Error()))
+		case len(node.Content) == 1 && node.Content[0].Kind == yaml.MappingNode:
+			d.node, d.root = &node, mapping{node.Content[0]}
+			if err := node.Decode(&d.orig); err != nil {
+				return nil, errors.New("not valid YAML" + linesOf(err.Error()))
+			}
+		case len(node.Content) != 1 || node.Content[0].ShortTag() != "!!null":
+			return nil, errors.New("a document is not a mapping")
+		}
+		if d.node != nil && !errors.Is(dec.Decode(&more), io.EOF) {
+			return nil, errors.New("documents must be separated by lines of ---")
+		}
+		docs = append(docs, d)
+	}
+	return docs, nil
+}
+
+// splitDocuments cuts before every line that begins a document. YAML takes such
+// a line for a marker wherever it stands, within a block of text as well.
+func splitDocuments(config []byte) [][]byte {
+	var parts [][]byte
+	start := 0
+	for at := 0; at < len(config); {
+		end := len(config)
+		if i := bytes.IndexByte(config[at:], '\n'); i >= 0 {
+			end = at + i + 1
+		}
+		if line := config[at:end]; at > start && isMarker(line) {
+			parts = append(parts, config[start:at])
+			start = at
+		}
+		at = end
+	}
+	return append(parts, config[start:])
+}
+
+func isMarker(line []byte) bool {
+	rest, ok := bytes.CutPrefix(line, []byte("---"))
+	return ok && (len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0])))
+}
+
+// bytes is the document as it is now; as it was, byte by byte, if nothing was changed.
+func (d *document) bytes() ([]byte, error) {
+	var now any
+	if d.node == nil {
+		return d.raw, nil
+	}
+	if err := d.node.Decode(&now); err != nil {
+		return nil, err
+	}
+	if reflect.DeepEqual(now, d.orig) {
+		return d.raw, nil
+	}
+	var b bytes.Buffer
+	if isMarker(d.raw) {
+		b.WriteString("---\n")
+	}
+	indent, compact := layout(d.root.node)
+	dumper, err := yaml.NewDumper(&b, yaml.WithV3Defaults(), yaml.WithIndent(indent), yaml.WithCompactSeqIndent(compact), yaml.WithLineWidth(-1))
+	if err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	if err := errors.Join(dumper.Dump(d.node), dumper.Close()); err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// layout is how the document is indented: by how many columns, and whether the
+// dash of a list stands below the first letter of its key.
+func layout(root *yaml.Node) (indent int, compact bool) {
+	indent, compact = 4, false
+	for i := len(root.Content) - 2; i >= 0; i -= 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		if value.Style&yaml.FlowStyle != 0 || len(value.Content) == 0 {
+			continue
+		}
+		child := value.Content[0]
+		switch value.Kind {
+		case yaml.MappingNode:
+			_, inner := layout(value)
+			compact = compact || inner
+			if n := child.Column - key.Column; n >= 2 && n <= 9 {
+				indent = n
+			}
+		case yaml.SequenceNode:
+			compact = compact || value.Column == key.Column
+		}
+	}
+	return indent, compact
+}

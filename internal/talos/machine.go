@@ -1,0 +1,180 @@
+package talos
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	"github.com/siderolabs/talos/pkg/machinery/resources/network"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Machine reads what a configured machine says about itself.
+func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m, err = readMachine(ctx, s)
+		return err
+	})
+	return m, err
+}
+
+// MaintenanceMachine reads a machine in maintenance mode. It is not ready before
+// every disk has been looked at.
+func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
+		m, err = readMachine(ctx, s)
+		return err
+	})
+	return m, err
+}
+
+func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
+	var m cluster.Machine
+	for _, read := range []func(context.Context, session, *cluster.Machine) error{
+		readVersion, readIdentity, readStatus, readBoot, readExtensions, readBlock, readInstallImage,
+	} {
+		if err := read(ctx, s, &m); err != nil {
+			return cluster.Machine{}, err
+		}
+	}
+	return m, nil
+}
+
+func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
+	v, err := s.Version(ctx)
+	if err != nil {
+		return fmt.Errorf("read Talos version: %w", answer(err))
+	}
+	if len(v.GetMessages()) != 1 {
+		return fmt.Errorf("read Talos version: %d machines answered instead of one", len(v.GetMessages()))
+	}
+	m.TalosVersion = v.GetMessages()[0].GetVersion().GetTag()
+	return nil
+}
+
+// readUUID reads the SMBIOS UUID, lower-case.
+func readUUID(ctx context.Context, s session) (string, error) {
+	system, found, err := get[*hardware.SystemInformation](ctx, s, hardware.NewSystemInformation(hardware.SystemInformationID).Metadata())
+	if err != nil || !found {
+		return "", err
+	}
+	return strings.ToLower(system.TypedSpec().UUID), nil
+}
+
+func readIdentity(ctx context.Context, s session, m *cluster.Machine) (err error) {
+	if m.UUID, err = readUUID(ctx, s); err != nil {
+		return err
+	}
+	host, found, err := get[*network.HostnameStatus](ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		m.Hostname = host.TypedSpec().Hostname
+	}
+	kind, found, err := get[*config.MachineType](ctx, s, config.NewMachineType().Metadata())
+	if err != nil {
+		return err
+	}
+	m.ControlPlane = found && kind.MachineType().IsControlPlane()
+	return nil
+}
+
+func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
+	status, found, err := get[*runtime.MachineStatus](ctx, s, runtime.NewMachineStatus().Metadata())
+	if err != nil || !found {
+		return err
+	}
+	spec := status.TypedSpec()
+	m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
+	for _, c := range spec.Status.UnmetConditions {
+		unmet := c.Name
+		if c.Reason != "" {
+			unmet += ": " + c.Reason
+		}
+		m.Unmet = append(m.Unmet, unmet)
+	}
+	return nil
+}
+
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
+	boot, found, err := get[*runtime.BootID](ctx, s, runtime.NewBootID().Metadata())
+	switch {
+	case err != nil:
+		return err
+	case found:
+		m.BootID = boot.TypedSpec().BootID
+	case !s.blank: // files are for those with credentials
+		b, err := file(ctx, s, bootIDFile)
+		if err != nil {
+			return err
+		}
+		m.BootID = strings.TrimSpace(string(b))
+	}
+	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		m.BootEntry = entry.TypedSpec().BootedEntry
+	}
+	return nil
+}
+
+// Entries that are in a machine's list of extensions and are none.
+const (
+	schematicEntry = "schematic"   // the Image Factory's own: version is the schematic ID, extraInfo its YAML
+	modulesEntry   = "modules.dep" // made by whoever builds an image with kernel modules
+)
+
+func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
+	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
+	if err != nil {
+		return err
+	}
+	schematics := 0
+	for _, e := range all {
+		switch about := e.TypedSpec().Metadata; about.Name {
+		case schematicEntry:
+			schematics++
+			m.Schematic = cluster.SchematicEntry{ID: about.Version, YAML: about.ExtraInfo}
+		case modulesEntry:
+		default:
+			m.Extensions = append(m.Extensions, cluster.ExtensionEntry{Name: about.Name, Version: about.Version})
+		}
+	}
+	if schematics > 1 {
+		return errors.New("its image carries more than one schematic")
+	}
+	slices.SortFunc(m.Extensions, func(a, b cluster.ExtensionEntry) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
+	})
+	return nil
+}
+
+// readInstallImage leaves the field empty where there is no configuration, or our talosconfig may not read it.
+func readInstallImage(ctx context.Context, s session, m *cluster.Machine) error {
+	if s.blank {
+		return nil
+	}
+	raw, err := readConfig(ctx, s)
+	if e, ok := errors.AsType[*answerError](err); errors.Is(err, errNoConfig) || ok && e.code == codes.PermissionDenied {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	m.InstallImage = installImage(raw)
+	return nil
+}

@@ -1,0 +1,72 @@
+package talos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/protobuf"
+	"github.com/cosi-project/runtime/pkg/state"
+	configpb "github.com/siderolabs/talos/pkg/machinery/api/resource/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// errNoConfig says that a machine has no configuration.
+var errNoConfig = errors.New("it has no configuration")
+
+// MachineConfig reads the machine's whole configuration, byte by byte as it is
+// stored for the next boot.
+func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (raw cluster.Secret, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		raw, err = readConfig(ctx, s)
+		return err
+	})
+	return raw, err
+}
+
+// readConfig reads the stored configuration, or the active one where the
+// machine does not tell them apart.
+func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
+	for _, id := range []resource.ID{config.PersistentID, config.ActiveID} {
+		raw, err := readConfigID(ctx, s, id)
+		if state.IsNotFoundError(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
+		}
+		return raw, nil
+	}
+	return nil, errNoConfig
+}
+
+// readConfigID takes the bytes out of the message: the client library's own type
+// would parse them, refuse what a newer Talos has added, and quote it.
+func readConfigID(ctx context.Context, s session, id resource.ID) (cluster.Secret, error) {
+	ptr := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, id, resource.VersionUndefined)
+	r, err := s.COSI.Get(ctx, ptr, state.WithGetUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
+	if err != nil {
+		return nil, err
+	}
+	wire, ok := r.(*protobuf.Resource)
+	if !ok {
+		return nil, fmt.Errorf("unexpected type %T", r)
+	}
+	message, err := wire.Marshal()
+	if err != nil {
+		return nil, errors.New("the message can't be read")
+	}
+	var spec configpb.MachineConfigSpec
+	if err := proto.Unmarshal(message.GetSpec().GetProtoSpec(), &spec); err != nil {
+		return nil, errors.New("the message can't be read")
+	}
+	if len(spec.GetYamlMarshalled()) == 0 {
+		return nil, errors.New("it is empty")
+	}
+	return spec.GetYamlMarshalled(), nil
+}

@@ -1,0 +1,164 @@
+package talos
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// The documents of a machine configuration that say what to install where, and the machine's name.
+const (
+	installKind  = "UnattendedInstallConfig"
+	hostnameKind = "HostnameConfig"
+)
+
+// PatchConfig edits installer, install disk and hostname where the
+// configuration has them. A document that needs no edit keeps its bytes; one
+// that does keeps all of its other keys and values, which is checked.
+func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
+	if p.Installer == "" || p.DiskSerial == "" || p.Hostname == "" {
+		return nil, fault.Refusedf("installer, disk serial and hostname must all be given")
+	}
+	docs, err := parseDocuments(config)
+	if err != nil {
+		return nil, fault.Refusedf("not a machine configuration: %w", err)
+	}
+	if err := editDocuments(docs, p); err != nil {
+		return nil, fault.Refusedf("edit: %w", err)
+	}
+	var patched []byte
+	for _, d := range docs {
+		b, err := d.bytes()
+		if err != nil {
+			return nil, fault.Refusedf("edit: %s", redact(err.Error(), config))
+		}
+		patched = append(patched, b...)
+	}
+	if err := checkRest(config, patched); err != nil {
+		return nil, err
+	}
+	if err := checkPatched(patched, p); err != nil {
+		return nil, err
+	}
+	return patched, nil
+}
+
+func editDocuments(docs []*document, p cluster.ConfigPatch) error {
+	main, install, hostname, err := findDocuments(docs)
+	if err != nil {
+		return err
+	}
+	if install != nil {
+		err = editUnattended(install.root, p)
+	} else {
+		err = editInstall(main.root, p)
+	}
+	if err != nil {
+		return err
+	}
+	if hostname != nil {
+		if auto := hostname.root.text("auto"); auto != "off" {
+			hostname.root.del("auto") // a generated name and a given one exclude each other
+		}
+		hostname.root.set("hostname", "!!str", p.Hostname)
+		return nil
+	}
+	network, err := main.root.edit("machine", "network")
+	if err != nil {
+		return err
+	}
+	network.set("hostname", "!!str", p.Hostname)
+	return nil
+}
+
+// findDocuments finds the main document, which must be there, and those that take over parts of it.
+func findDocuments(docs []*document) (main, install, hostname *document, err error) {
+	for _, d := range docs {
+		if d.node == nil {
+			continue
+		}
+		place := map[string]**document{"": &main, installKind: &install, hostnameKind: &hostname}[d.kind()]
+		switch {
+		case place == nil:
+		case *place != nil:
+			return nil, nil, nil, fault.Refusedf("two documents of kind %q", d.kind())
+		default:
+			*place = d
+		}
+	}
+	if main == nil {
+		return nil, nil, nil, fault.Refusedf("the main document, with machine and cluster, is missing")
+	}
+	return main, install, hostname, nil
+}
+
+// editInstall leaves nothing in the selector but the serial. The disk has been
+// proven blank: wiping would only take time.
+func editInstall(root mapping, p cluster.ConfigPatch) error {
+	install, err := root.edit("machine", "install")
+	if err != nil {
+		return err
+	}
+	install.set("image", "!!str", p.Installer)
+	install.del("disk")
+	selector, err := install.edit("diskSelector")
+	if err != nil {
+		return err
+	}
+	only(selector, "serial", p.DiskSerial)
+	install.set("wipe", "!!bool", "false")
+	return nil
+}
+
+func editUnattended(root mapping, p cluster.ConfigPatch) error {
+	installer, err := root.edit("installer")
+	if err != nil {
+		return err
+	}
+	installer.set("image", "!!str", p.Installer)
+	provisioning, err := root.edit("provisioning")
+	if err != nil {
+		return err
+	}
+	selector, err := provisioning.edit("diskSelector")
+	if err != nil {
+		return err
+	}
+	only(selector, "match", "disk.serial == "+strconv.Quote(p.DiskSerial))
+	provisioning.set("wipe", "!!bool", "false")
+	return nil
+}
+
+// only makes key the single one of m.
+func only(m mapping, key, value string) {
+	m.set(key, "!!str", value)
+	i := m.index(key)
+	m.node.Content = m.node.Content[i : i+2 : i+2]
+}
+
+// installImage is the installer that a configuration names, "" if it can't be read.
+func installImage(config []byte) string {
+	docs, err := parseDocuments(config)
+	if err != nil {
+		return ""
+	}
+	main, install, _, err := findDocuments(docs)
+	if err != nil {
+		return ""
+	}
+	if install != nil {
+		installer, _ := install.root.in("installer")
+		return textOf(installer, "image")
+	}
+	legacy, _ := main.root.in("machine", "install")
+	return textOf(legacy, "image")
+}
+
+func textOf(m mapping, key string) string {
+	if m.node == nil {
+		return ""
+	}
+	return strings.TrimSpace(m.text(key))
+}

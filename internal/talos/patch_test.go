@@ -1,0 +1,283 @@
+package talos_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	talosconfig "github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+	machineconf "github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/talos"
+)
+
+var wanted = cluster.ConfigPatch{Installer: installer, DiskSerial: "recast-0a1b2c3d4e5f", Hostname: "wk1"}
+
+// generated is what talosctl gen config makes for that version of Talos.
+func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
+	t.Helper()
+	contract, err := talosconfig.ParseContractFromVersion(version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
+		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := in.Config(kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := encoder.CommentsDisabled
+	if comments {
+		flags = encoder.CommentsAll
+	}
+	b, err := cfg.EncodeBytes(encoder.WithComments(flags))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func patch(t *testing.T, config []byte) []byte {
+	t.Helper()
+	b, err := new(talos.Client).PatchConfig(config, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// What talosctl generates for each version says after the patch what is wanted,
+// all else as before, and a second patch changes no byte.
+func TestPatchGenerated(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
+		for _, kind := range []machineconf.Type{machineconf.TypeWorker, machineconf.TypeControlPlane} {
+			for _, comments := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s %s comments=%t", version, kind, comments), func(t *testing.T) {
+					t.Parallel()
+					config := generated(t, version, kind, comments)
+					patched := patch(t, config)
+					cfg, err := configloader.NewFromBytes(patched)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if u := cfg.UnattendedInstallConfig(); u != nil {
+						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.serial == "recast-0a1b2c3d4e5f" false` {
+							t.Errorf("unattended install of %s", got)
+						}
+					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
+						t.Errorf("install = %+v", in)
+					}
+					if got := cfg.NetworkHostnameConfig().Hostname(); got != "wk1" {
+						t.Errorf("hostname = %q", got)
+					}
+					if changed := changedLines(config, patched); changed > 9 {
+						t.Errorf("%d lines differ", changed)
+					}
+					if again := patch(t, patched); !bytes.Equal(again, patched) {
+						t.Errorf("second patch (-first +second):\n%s", cmp.Diff(string(patched), string(again)))
+					}
+				})
+			}
+		}
+	}
+}
+
+// changedLines counts lines that only one of the two has, comments aside.
+func changedLines(a, b []byte) int {
+	count := map[string]int{}
+	for by, text := range map[int][]byte{1: a, -1: b} {
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				count[line] += by
+			}
+		}
+	}
+	n := 0
+	for _, c := range count {
+		n += max(c, -c)
+	}
+	return n
+}
+
+const mainDocument = `# written by hand
+machine:
+  type: worker # a worker
+  token: abcdef.0123456789abcdef
+  ca: {crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUIKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=, key: ""}
+  kubelet:
+    extraArgs: {v: "4"}
+  files:
+  - path: /etc/x
+    permissions: 0o644
+    op: create
+    content: |
+      --- not a document
+      key: "value" # not a comment
+%s
+cluster:
+  id: Zm9v
+  secret: YmFy
+  controlPlane:
+    endpoint: https://127.42.7.10:6443
+  token: abcdef.0123456789abcdef
+  ca: {crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUIKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=, key: ""}
+`
+
+func TestPatchByHand(t *testing.T) {
+	t.Parallel()
+	const tail = "---\n# kept,   byte by byte\napiVersion:   v1alpha1\nkind: VolumeConfig\nname: 'EPHEMERAL'\nprovisioning:\n      diskSelector: {match: 'disk.serial == \"data-wk1\"'}\n"
+	cases := map[string]struct{ machine, docs, wantMachine, wantDocs string }{
+		"nothing yet": {
+			"", "",
+			"\n  network:\n    hostname: wk1\n  install:\n    image: IMAGE\n    diskSelector:\n      serial: SERIAL\n    wipe: false", "",
+		},
+		"another disk, other selectors": {
+			"  install:\n    # the disk\n    disk: /dev/sda\n    diskSelector:\n      size: '>= 100GB'\n      model: QEMU*\n    image: old # pinned\n    wipe: true\n    extraKernelArgs:\n    - a=b\n  network:\n    hostname: \"old\"", "",
+			"  install:\n    diskSelector:\n      serial: SERIAL\n    image: IMAGE # pinned\n    wipe: false\n    extraKernelArgs:\n    - a=b\n  network:\n    hostname: wk1", "",
+		},
+		"documents of their own": {
+			"  features:\n    rbac: true",
+			"---\nkind: HostnameConfig\napiVersion: v1alpha1\nauto: stable # for now\n---\napiVersion: v1alpha1\nkind: UnattendedInstallConfig\ninstaller:\n    image: old\nprovisioning:\n    diskSelector:\n        match: |\n            disk.transport == \"nvme\"\n",
+			"  features:\n    rbac: true",
+			"---\nkind: HostnameConfig\napiVersion: v1alpha1\nhostname: wk1\n---\napiVersion: v1alpha1\nkind: UnattendedInstallConfig\ninstaller:\n    image: IMAGE\nprovisioning:\n    diskSelector:\n        match: disk.serial == \"SERIAL\"\n    wipe: false\n",
+		},
+	}
+	fill := strings.NewReplacer("IMAGE", installer, "SERIAL", wanted.DiskSerial)
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := string(patch(t, []byte(fmt.Sprintf(mainDocument, c.machine)+c.docs+tail)))
+			if !strings.HasSuffix(got, tail) {
+				t.Error("the untouched document changed")
+			}
+			want := any(nil)
+			decode(t, fill.Replace(fmt.Sprintf(mainDocument, c.wantMachine)), &want)
+			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
+			var main any
+			decode(t, head, &main)
+			if diff := cmp.Diff(want, main); diff != "" {
+				t.Errorf("main document (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs); diff != "" {
+				t.Errorf("documents (-want +got):\n%s", diff)
+			}
+			for _, comment := range []string{"# written by hand", "type: worker # a worker"} {
+				if !strings.Contains(got, comment) {
+					t.Errorf("%q is gone from:\n%s", comment, got)
+				}
+			}
+		})
+	}
+}
+
+func decode(t *testing.T, text string, into *any) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v in:\n%s", err, text)
+	}
+}
+
+func TestPatchRefuses(t *testing.T) {
+	t.Parallel()
+	worker := generated(t, "v1.13", machineconf.TypeWorker, false)
+	with := func(more string) []byte { return append(bytes.Clone(worker), more...) }
+	cases := map[string]struct {
+		config []byte
+		patch  cluster.ConfigPatch
+		want   string
+	}{
+		"empty":                   {nil, wanted, "main document"},
+		"no YAML":                 {[]byte("machine: [\n"), wanted, "not valid YAML, line 2"},
+		"a list":                  {[]byte("- machine\n"), wanted, "not a mapping"},
+		"no main document":        {[]byte("apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n"), wanted, "main document"},
+		"two main documents":      {append(with("---\n"), worker...), wanted, "two documents"},
+		"unknown key":             {bytes.Replace(worker, []byte("machine:\n"), []byte("machine:\n    pin: abc\n"), 1), wanted, "unknown keys: machine.pin"},
+		"unknown kind":            {with("---\napiVersion: v1alpha1\nkind: TeleportConfig\n"), wanted, "TeleportConfig"},
+		"newer version of a kind": {with("---\napiVersion: v9\nkind: VolumeConfig\n"), wanted, "v9"},
+		"aliased":                 {bytes.Replace(worker, []byte("    install:\n"), []byte("    sysctls: &x {wipe: \"1\"}\n    install: *x\n    nodeLabels:\n"), 1), wanted, "install is not a plain mapping"},
+		"no installer":            {worker, cluster.ConfigPatch{DiskSerial: "a", Hostname: "b"}, "must all be given"},
+		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, DiskSerial: "rec*", Hostname: "b"}, "alone"},
+		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, DiskSerial: "a1", Hostname: strings.Repeat("a", 64)}, "hostname"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := new(talos.Client).PatchConfig(c.config, c.patch)
+			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
+				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
+			}
+		})
+	}
+}
+
+// Whatever is wrong with a configuration, no error quotes one of its values.
+func TestErrorsHideValues(t *testing.T) {
+	t.Parallel()
+	const canary = "S3cr3t-C4nary/Value+1=="
+	for _, version := range []string{"v1.12", "v1.14"} {
+		config := generated(t, version, machineconf.TypeControlPlane, false)
+		var secretLines []string
+		for line := range strings.Lines(string(config)) {
+			if key, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && key != "kind" && len(value) > 24 && !strings.ContainsAny(value, " /.") {
+				secretLines = append(secretLines, value)
+			}
+		}
+		if len(secretLines) < 5 {
+			t.Fatalf("%s: only %d secrets in the configuration", version, len(secretLines))
+		}
+		failed := 0
+		lines := strings.SplitAfter(string(config), "\n")
+		for i, line := range lines {
+			key, _, ok := strings.Cut(line, ":")
+			if !ok || strings.HasPrefix(strings.TrimSpace(key), "-") {
+				continue
+			}
+			indent := key[:len(key)-len(strings.TrimLeft(key, " "))]
+			ways := []string{
+				key + ": " + canary + "\n", key + ": [" + canary + "]\n", key + ": {inner: " + canary + "}\n",
+				line + indent + "unknownKey: " + canary + "\n", key + ": \"" + canary + "\n", key + ": https://user:" + canary + "@host:port/\n",
+			}
+			// One way for each line: all of them would take most of a minute with the race detector.
+			instead := ways[i%len(ways)]
+			broken := strings.Join(lines[:i], "") + instead + strings.Join(lines[i+1:], "")
+			_, err := new(talos.Client).PatchConfig([]byte(broken), wanted)
+			if err == nil {
+				continue
+			}
+			failed++
+			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
+			if strings.Contains(text, canary[:8]) {
+				t.Fatalf("%s: %q shows in: %v", version, instead, err)
+			}
+			for _, secret := range secretLines {
+				if strings.Contains(text, secret) {
+					t.Fatalf("%s: %q makes a secret show in: %v", version, instead, err)
+				}
+			}
+		}
+		if failed < 40 {
+			t.Errorf("%s: only %d of the broken configurations were refused", version, failed)
+		}
+	}
+	secret := cluster.Secret(canary)
+	if text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret); strings.Contains(text, canary) {
+		t.Errorf("a Secret prints as %s", text)
+	}
+}

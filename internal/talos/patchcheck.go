@@ -1,0 +1,144 @@
+package talos
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"strings"
+
+	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
+	"github.com/siderolabs/talos/pkg/machinery/cel"
+	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// checkRest compares all that the patch had no business with.
+func checkRest(before, after []byte) error {
+	var rest [2][]any
+	for i, config := range [][]byte{before, after} {
+		docs, err := parseDocuments(config)
+		if err != nil {
+			return fault.Refusedf("the patched configuration can't be read: %w", err)
+		}
+		for _, d := range docs {
+			rest[i] = append(rest[i], without(d))
+		}
+	}
+	if !reflect.DeepEqual(rest[0], rest[1]) {
+		return fault.WithHint(fault.Refusedf("editing would change more of it than installer, disk and hostname"),
+			"YAML anchors and merge keys around machine.install or machine.network must be written out")
+	}
+	return nil
+}
+
+// without is the document's content without what the patch sets.
+func without(d *document) any {
+	switch d.kind() {
+	case "":
+		return cut(cut(cut(cut(cut(d.orig, "machine", "install", "image"), "machine", "install", "disk"),
+			"machine", "install", "diskSelector"), "machine", "install", "wipe"), "machine", "network", "hostname")
+	case installKind:
+		return cut(cut(cut(d.orig, "installer", "image"), "provisioning", "diskSelector"), "provisioning", "wipe")
+	case hostnameKind:
+		return cut(cut(d.orig, "hostname"), "auto")
+	}
+	return d.orig
+}
+
+// cut copies a tree without the value at path, and without mappings on the way that are then empty.
+func cut(tree any, path ...string) any {
+	m, ok := tree.(map[string]any)
+	if !ok {
+		return tree
+	}
+	m = maps.Clone(m)
+	if len(path) == 1 {
+		delete(m, path[0])
+		return m
+	}
+	child := cut(m[path[0]], path[1:]...)
+	if sub, isMap := child.(map[string]any); child == nil || isMap && len(sub) == 0 {
+		delete(m, path[0])
+	} else {
+		m[path[0]] = child
+	}
+	return m
+}
+
+// machineMode is what configurations are checked for: a machine that installs itself on a disk.
+type machineMode struct{}
+
+func (machineMode) String() string        { return "metal" }
+func (machineMode) RequiresInstall() bool { return true }
+func (machineMode) InContainer() bool     { return false }
+
+// checkPatched reads the configuration as Talos will, and makes sure that it
+// means what the patch asked for.
+func checkPatched(patched []byte, p cluster.ConfigPatch) error {
+	cfg, err := configloader.NewFromBytes(patched)
+	if err != nil {
+		return fault.WithHint(fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
+			"recast knows the configuration of Talos up to 1.14; for a newer Talos it has to be newer, too")
+	}
+	if _, err := cfg.ValidateAsClient(machineMode{}); err != nil {
+		return fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
+	}
+	image, selector, err := installTarget(cfg)
+	if err != nil {
+		return fault.Refusedf("its install disk: %s", redact(err.Error(), patched))
+	}
+	var name string
+	if h := cfg.NetworkHostnameConfig(); h != nil {
+		name = h.Hostname()
+	}
+	switch {
+	case image != p.Installer:
+		return fault.Refusedf("it would install another image than %s", p.Installer)
+	case !selectsOnly(selector, p.DiskSerial):
+		return fault.Refusedf("its disk selector would not match the disk with serial %s alone", p.DiskSerial)
+	case name != p.Hostname:
+		return fault.Refusedf("it would not name the machine %s", p.Hostname)
+	}
+	return nil
+}
+
+// installTarget is what Talos will install, and how it will choose the disk.
+func installTarget(cfg config.Provider) (image string, selector *cel.Expression, err error) {
+	if u := cfg.UnattendedInstallConfig(); u != nil {
+		match := u.VolumeSelector()
+		return u.InstallerImage(), &match, nil
+	}
+	in := cfg.Machine().Install()
+	selector, err = in.DiskMatchExpression()
+	if err == nil && selector == nil {
+		err = errors.New("no disk selector")
+	}
+	return in.Image(), selector, err
+}
+
+// selectsOnly tries the selector on a disk with that serial, and on disks of
+// the same make with serials around it.
+func selectsOnly(selector *cel.Expression, serial string) bool {
+	matches := func(serial string) bool {
+		ok, err := selector.EvalBool(celenv.DiskLocator(), map[string]any{
+			"disk": &blockpb.DiskSpec{
+				DevPath: "/dev/sda", Serial: serial, Size: 10 << 30, Model: "QEMU HARDDISK", Transport: "virtio", SubSystem: "/sys/class/block",
+			},
+			"system_disk": false,
+		})
+		return ok && err == nil
+	}
+	if !matches(serial) || matches("") || strings.ContainsAny(serial, "*?[]\\\" ") {
+		return false
+	}
+	for _, other := range []string{serial + "x", "x" + serial, serial[1:], serial[:len(serial)-1], strings.Repeat("x", len(serial))} {
+		if other != serial && matches(other) {
+			return false
+		}
+	}
+	return true
+}

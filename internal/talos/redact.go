@@ -1,0 +1,168 @@
+package talos
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+)
+
+const (
+	redacted = "[redacted]"
+	// shortest is the length below which a value says nothing and would be found everywhere.
+	shortest    = 4
+	unknownKeys = "unknown keys found during decoding:\n"
+)
+
+var (
+	// documentID is how a document names what it is, which is no secret.
+	documentID = map[string]*regexp.Regexp{
+		"apiVersion": regexp.MustCompile(`^v\d+([a-z]+\d+)?$`), "version": regexp.MustCompile(`^v\d+([a-z]+\d+)?$`),
+		"kind": regexp.MustCompile(`^[A-Z][A-Za-z]+Config$`),
+	}
+	counted = regexp.MustCompile(`\d+ errors? occurred:`)
+	quoted  = regexp.MustCompile("`[^`]*`|\"[^\"]*\"|'[^']*'")
+	lineNo  = regexp.MustCompile(`line \d+`)
+)
+
+// redact takes out of a message about a configuration whatever of it may be one
+// of the configuration's values: parsers and validators quote what they dislike.
+func redact(text string, config []byte) string {
+	values, ok := scalars(config)
+	if !ok {
+		return "not valid YAML" + linesOf(text)
+	}
+	if head, listing, found := strings.Cut(text, unknownKeys); found {
+		text = head + "unknown keys: " + keyPaths(listing)
+	}
+	text = quoted.ReplaceAllStringFunc(text, func(q string) string {
+		inner := strings.TrimSuffix(strings.TrimSpace(q[1:len(q)-1]), "...")
+		if len(inner) >= shortest && slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, inner) }) {
+			return redacted
+		}
+		return q
+	})
+	for _, v := range values {
+		text = replaceWord(text, v, redacted)
+	}
+	return oneLine(text)
+}
+
+// oneLine writes a list of errors, as Talos' validators make it, in one line.
+func oneLine(text string) string {
+	var parts []string
+	for line := range strings.Lines(counted.ReplaceAllString(text, "")) {
+		if line = strings.TrimSpace(strings.TrimLeft(line, "\t* ")); line != "" {
+			parts = append(parts, line)
+		}
+	}
+	return strings.ReplaceAll(strings.Join(parts, "; "), ":; ", ": ")
+}
+
+// linesOf keeps of a parser's message nothing but where it was: ", line 3".
+func linesOf(text string) string {
+	if l := lineNo.FindString(text); l != "" {
+		return ", " + l
+	}
+	return ""
+}
+
+// scalars are the values of a configuration, those of several lines line by line, longest first.
+func scalars(config []byte) (values []string, ok bool) {
+	docs, err := parseDocuments(config)
+	if err != nil {
+		return nil, false
+	}
+	var walk func(n *yaml.Node)
+	walk = func(n *yaml.Node) {
+		switch n.Kind {
+		case yaml.ScalarNode:
+			if tag := n.ShortTag(); tag == "!!bool" || tag == "!!null" {
+				return
+			}
+			for line := range strings.Lines(n.Value) {
+				if line = strings.TrimSpace(line); len(line) >= shortest {
+					values = append(values, line)
+				}
+			}
+		case yaml.MappingNode:
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				key, value := n.Content[i], n.Content[i+1]
+				if id := documentID[key.Value]; id == nil || !id.MatchString(value.Value) {
+					walk(value)
+				}
+			}
+		case yaml.SequenceNode:
+			for _, c := range n.Content {
+				walk(c)
+			}
+		}
+	}
+	for _, d := range docs {
+		if d.node != nil {
+			walk(d.root.node)
+		}
+	}
+	slices.SortFunc(values, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
+	return slices.Compact(values), true
+}
+
+// keyPaths names the keys of a YAML text without their values.
+func keyPaths(text string) string {
+	var node yaml.Node
+	if yaml.Unmarshal([]byte(text), &node) != nil || len(node.Content) == 0 {
+		return redacted
+	}
+	var paths []string
+	var walk func(n *yaml.Node, path string)
+	walk = func(n *yaml.Node, path string) {
+		switch {
+		case n.Kind == yaml.MappingNode && len(n.Content) > 0:
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				walk(n.Content[i+1], strings.TrimPrefix(path+"."+n.Content[i].Value, "."))
+			}
+		case n.Kind == yaml.SequenceNode && len(n.Content) > 0:
+			for _, c := range n.Content {
+				walk(c, path)
+			}
+		case !slices.Contains(paths, path):
+			paths = append(paths, path)
+		}
+	}
+	walk(node.Content[0], "")
+	return strings.Join(paths, ", ")
+}
+
+// replaceWord replaces old wherever no letter or digit adjoins it.
+func replaceWord(text, old, with string) string {
+	var b strings.Builder
+	for rest := text; ; {
+		i := strings.Index(rest, old)
+		if i < 0 {
+			b.WriteString(rest)
+			return b.String()
+		}
+		before, _ := utf8.DecodeLastRuneInString(rest[:i])
+		if i == 0 {
+			before, _ = utf8.DecodeLastRuneInString(b.String())
+		}
+		after, _ := utf8.DecodeRuneInString(rest[i+len(old):])
+		b.WriteString(rest[:i])
+		if partOfWord(before, old) || partOfWord(after, old) {
+			b.WriteString(old)
+		} else {
+			b.WriteString(with)
+		}
+		rest = rest[i+len(old):]
+	}
+}
+
+// partOfWord says whether r next to old makes old a part of a longer word. Only
+// short values can be part of an ordinary one.
+func partOfWord(r rune, old string) bool {
+	return len(old) < 12 && r != utf8.RuneError && (unicode.IsLetter(r) || unicode.IsDigit(r))
+}

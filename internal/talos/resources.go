@@ -1,0 +1,65 @@
+package talos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"google.golang.org/grpc/codes"
+)
+
+// get reads one resource; found is false where the machine has no such
+// resource or, being older or newer, no such kind.
+func get[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer) (r T, found bool, err error) {
+	r, err = safe.StateGet[T](ctx, s.COSI, ptr)
+	switch {
+	case state.IsNotFoundError(err):
+		return r, false, nil
+	case err != nil:
+		return r, false, fmt.Errorf("read %s: %w", ptr.Type(), answer(err))
+	}
+	return r, true, nil
+}
+
+// list reads all resources of a kind; none where the machine has no such kind.
+func list[T resource.Resource](ctx context.Context, s session, kind resource.Pointer) ([]T, error) {
+	rs, err := safe.StateList[T](ctx, s.COSI, kind)
+	switch {
+	case client.StatusCode(err) == codes.NotFound: // on the stream, where the library leaves it as it is
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
+	}
+	all := make([]T, 0, rs.Len())
+	for r := range rs.All() {
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// maxFile is more than any file that is read of a machine.
+const maxFile = 1 << 20
+
+// file reads a file of the machine.
+func file(ctx context.Context, s session, path string) (content []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read %s: %w", path, answer(err))
+		}
+	}()
+	r, err := s.Read(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	content, err = io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err == nil && len(content) > maxFile {
+		err = errors.New("the file is too long")
+	}
+	_ = r.Close() // an early end is no error
+	return content, err
+}

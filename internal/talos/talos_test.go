@@ -1,0 +1,238 @@
+package talos_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/talos"
+)
+
+// A blank machine with a data disk is configured and becomes a node: everything
+// that it says on the way.
+func TestBlankMachineBecomesNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c, ctx := l.client(role.Admin), t.Context()
+		l.running(c, cpAddr)
+		l.power("1F", workerUUID,
+			drive("scsi0", "recast-1", 10, nil), drive("scsi1", "data-wk1", 20, talosapi.DataDisk("EPHEMERAL", []byte("precious"))))
+
+		blank := l.maintenance(c, workerAddr)
+		want := cluster.Machine{
+			UUID: workerUUID, TalosVersion: version, Stage: "maintenance", Ready: true,
+			Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+			Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
+			Disks: []cluster.MachineDisk{
+				{Device: "sda", Serial: "recast-1", SizeBytes: 10 << 30, Blank: true}, {Device: "sdb", Serial: "data-wk1", SizeBytes: 20 << 30},
+			},
+			Volumes: []cluster.Volume{{Device: "sdb1", Disk: "sdb", Label: "EPHEMERAL", Phase: "waiting"}},
+		}
+		ignore := cmp.Options{
+			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
+			cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
+		}
+		if diff := cmp.Diff(want, blank, ignore); diff != "" {
+			t.Errorf("blank machine (-want +got):\n%s", diff)
+		}
+		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || !strings.HasSuffix(blank.Disks[0].BusPath, ":0:0:0") {
+			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
+		}
+
+		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
+		patched, err := c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, DiskSerial: "recast-1", Hostname: "wk1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched); err != nil {
+			t.Fatal(err)
+		}
+		node := await(t, func() (cluster.Machine, error) { return c.Machine(ctx, workerAddr) },
+			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
+		if node.BootID == "" || node.BootID == blank.BootID || blank.BootID == "" {
+			t.Errorf("boot ID before %q, after %q", blank.BootID, node.BootID)
+		}
+		if node.Hostname != "wk1" || node.SystemDisk != "sda" || node.InstallImage != installer || node.ControlPlane {
+			t.Errorf("node = %+v", node)
+		}
+		i := len(node.Volumes) - 1
+		data := blank.Volumes[0]
+		data.Phase = "ready"
+		if diff := cmp.Diff(data, node.Volumes[i]); diff != "" {
+			t.Errorf("data volume (-before +after):\n%s", diff)
+		}
+		stored, err := c.MachineConfig(ctx, workerAddr)
+		if err != nil || !bytes.Equal(stored, patched) {
+			t.Errorf("stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
+		}
+		members := await(t, func() ([]cluster.Member, error) { return c.Members(ctx) }, func(m []cluster.Member) bool { return len(m) == 2 })
+		wantMembers := []cluster.Member{
+			{Hostname: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Hostname: "wk1", Addresses: []netip.Addr{workerAddr}},
+		}
+		if diff := cmp.Diff(wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("members (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What a machine must not be told, or not by us, it is not told.
+func TestApplyConfigRefuses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c, ctx := l.client(role.Admin), t.Context()
+		l.running(c, cpAddr)
+		l.power("1F", workerUUID, drive("scsi0", "recast-1", 10, nil))
+		l.maintenance(c, workerAddr)
+		secret := "hunter-two-is-a-secret"
+		broken := append(l.config(talosapi.Machine{Hostname: "wk1", Installer: installer, InstallSerial: "recast-1"}), "---\nkind: "+secret+"\nx: "+secret+"\n"...)
+		cases := map[string]struct {
+			addr   netip.Addr
+			uuid   string
+			config cluster.Secret
+			kind   fault.Kind
+			want   string
+		}{
+			"another machine":  {workerAddr, cpUUID, broken, fault.Refused, "nothing was applied"},
+			"no UUID to go by": {workerAddr, "", broken, fault.Refused, "nothing was applied"},
+			"configured":       {cpAddr, cpUUID, broken, fault.Failed, "it asked for a certificate"},
+			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "does not take the configuration"},
+		}
+		for name, cs := range cases {
+			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
+			if err == nil || !strings.Contains(err.Error(), cs.want) || fault.KindOf(err) != cs.kind || !strings.HasPrefix(err.Error(), cs.addr.String()) {
+				t.Errorf("%s: err = %v (kind %d)", name, err, fault.KindOf(err))
+			}
+			if err != nil && strings.Contains(err.Error(), secret) {
+				t.Errorf("%s: a secret is in %v", name, err)
+			}
+		}
+		if m := l.maintenance(c, workerAddr); !m.Disks[0].Blank {
+			t.Error("the disk is no longer blank")
+		}
+	})
+}
+
+// An answer that never came is told from a refusal.
+func TestApplyConfigLosesItsAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		ctx := t.Context()
+		talosconfig, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialer := l.net.Dialer()
+		c := l.clientWith(talos.Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
+		l.running(c, cpAddr)
+		l.power("1F", workerUUID, drive("scsi0", "recast-1", 10, nil))
+		l.maintenance(c, workerAddr)
+		l.rec.Hooks(nil, func(call record.Call) {
+			if strings.HasSuffix(call.Method, "ApplyConfiguration") {
+				dialer.Cut()
+			}
+		})
+		err = c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
+		if !errors.Is(err, cluster.ErrLostAnswer) {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+func TestReadErrors(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		admin, ctx := l.client(role.Admin), t.Context()
+		l.running(admin, cpAddr)
+		l.power("1F", workerUUID, drive("scsi0", "recast-1", 10, nil))
+		l.maintenance(admin, workerAddr)
+		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", version, "v1.35.4")
+		if err != nil {
+			t.Fatal(err)
+		}
+		foreign, err := other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001")
+		if err != nil {
+			t.Fatal(err)
+		}
+		stranger, reader := l.clientWith(talos.Options{Talosconfig: foreign}), l.client(role.Reader)
+		machine := func(c *talos.Client, addr string) error {
+			_, err := c.Machine(ctx, netip.MustParseAddr(addr))
+			return err
+		}
+		cases := map[string]struct {
+			got  error
+			want []string // in that order
+			hint string
+		}{
+			"nobody there":    {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "connection refused"}, ""},
+			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "no configuration yet"},
+			"other cluster":   {machine(stranger, cpAddr.String()), []string{cpAddr.String(), "x509"}, "another cluster"},
+			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
+			"not blank":       {func() error { _, err := admin.MaintenanceMachine(ctx, cpAddr); return err }(), []string{cpAddr.String(), "it asked for a certificate"}, "configured already"},
+			"every endpoint":  {func() error { _, err := stranger.Members(ctx); return err }(), []string{cpAddr.String(), "x509", "127.42.7.12:50001", "refused"}, "talosconfig"},
+			"reader, machine": {machine(reader, cpAddr.String()), nil, ""},
+		}
+		for name, c := range cases {
+			if (c.got == nil) != (c.want == nil) {
+				t.Errorf("%s: err = %v", name, c.got)
+				continue
+			}
+			rest := ""
+			if c.got != nil {
+				rest = c.got.Error()
+			}
+			for _, want := range c.want {
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("%s: %q lacks %q", name, c.got, want)
+				}
+				rest = after
+			}
+			if hints := strings.Join(fault.Hints(c.got), "; "); !strings.Contains(hints, c.hint) || strings.Contains(rest, "rpc error") {
+				t.Errorf("%s: err = %v, hints = %s", name, c.got, hints)
+			}
+		}
+	})
+}
+
+// A machine that takes the connection and says nothing costs the timeout, no more; a cancelled call ends at once.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		silent, err := l.net.Listen("127.42.7.66:50000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+		c := l.client(role.Admin)
+		start := time.Now()
+		_, err = c.Machine(t.Context(), netip.MustParseAddr("127.42.7.66"))
+		if took := time.Since(start); err == nil || took != 15*time.Second || !strings.Contains(err.Error(), "gave up after 15s") {
+			t.Errorf("err = %v after %s", err, took)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		start = time.Now()
+		_, err = c.Machine(ctx, netip.MustParseAddr("127.42.7.66"))
+		if took := time.Since(start); !errors.Is(err, context.Canceled) || took != time.Second {
+			t.Errorf("err = %v after %s", err, took)
+		}
+	})
+}
