@@ -28,7 +28,7 @@ func (r *Replace) createVM(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
 	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {

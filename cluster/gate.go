@@ -6,13 +6,29 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
+
+// ownTasksTimeout bounds how long work that Proxmox still does for an earlier
+// process of ours is waited for: the largest, an upload's copy, takes minutes.
+const ownTasksTimeout = 10 * time.Minute
+
+// AwaitOwnTasks waits until Proxmox has ended what an earlier process of ours,
+// killed since, had asked for. Before that the world would change under our eyes.
+func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(string)) error {
+	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: ownTasksTimeout, Seen: say}
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		running, err := px.OwnTasks(ctx)
+		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
+	})
+}
 
 // gate is the last look before the node is taken out. It only reads.
 func (n *nodeRoll) gate(ctx context.Context) error {
-	problems := []error{requireQuorum(ctx, n.Proxmox), n.requireISO(ctx)}
+	problems := []error{RequireQuorum(ctx, n.Proxmox), n.requireISO(ctx)}
 	if !n.plan.Resume {
 		problems = append(problems, n.requireUnchanged(ctx), n.requireOthersReady(ctx))
 	}

@@ -107,7 +107,7 @@ func (r *Replace) moveToParking(ctx context.Context, d ParkedDisk) error {
 	case vm.Running:
 		return fault.Refusedf("%s was started by somebody else", vm)
 	}
-	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
 	if err := r.Proxmox.MoveDisk(ctx, vm, d.Key, r.Parking, d.ParkKey); err != nil {
@@ -192,7 +192,7 @@ func (r *Replace) moveBack(ctx context.Context, d ParkedDisk) (VM, error) {
 		return VM{}, fault.WithHint(fault.Refusedf("%s of VM %d is neither there nor on parking VM %d", d.Key, r.VM.ID, r.Parking),
 			"look for volumes of both VMs in their storage; nothing was deleted")
 	}
-	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return VM{}, err
 	}
 	if err := r.Proxmox.MoveDisk(ctx, park, d.ParkKey, r.VM.ID, d.Key); err != nil {

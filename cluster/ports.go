@@ -65,10 +65,17 @@ type Power interface {
 	Stop(ctx context.Context, vm VM) error
 }
 
+// Tasks looks at what Proxmox is doing for us.
+type Tasks interface {
+	// OwnTasks lists, in words, the tasks that our token started and that still run.
+	OwnTasks(ctx context.Context) ([]string, error)
+}
+
 // Proxmox is all that a roll needs of a Proxmox cluster.
 type Proxmox interface {
 	Access
 	Inventory
+	Tasks
 	Editor
 	Power
 }

@@ -164,7 +164,7 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	case len(owned) > 0:
 		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
 	}
-	if err := requireQuorum(ctx, r.Proxmox); err != nil {
+	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
 	if err := r.Proxmox.DeleteVM(ctx, vm); err != nil {
@@ -173,9 +173,9 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	return nil
 }
 
-// requireQuorum is asked right before every call that can destroy: without
+// RequireQuorum is asked right before every call that can destroy: without
 // quorum Proxmox deletes a VM's disks first and fails afterwards.
-func requireQuorum(ctx context.Context, px Inventory) error {
+func RequireQuorum(ctx context.Context, px Inventory) error {
 	quorate, err := px.Quorate(ctx)
 	if err != nil {
 		return fmt.Errorf("ask Proxmox for quorum: %w", err)

@@ -46,6 +46,10 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 	if err != nil {
 		return rep, err
 	}
+	say := func(seen string) { run.Note("roll", "waiting for tasks of an earlier recast: "+seen) }
+	if err := cluster.AwaitOwnTasks(ctx, m.Proxmox, p.timing().Poll, say); err != nil {
+		return rep.end("", err)
+	}
 	first, seen, err := p.plan(ctx, m, lock, o.Policy)
 	rep.Plan = first
 	if err != nil || len(first.Work()) == 0 {
@@ -73,16 +77,16 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 }
 
 // refuse stops a roll that can't be done, while nothing was touched.
-func refuse(ctx context.Context, plan cluster.Plan, access cluster.Access) error {
+func refuse(ctx context.Context, plan cluster.Plan, px cluster.Proxmox) error {
 	if reasons := plan.Refused(); len(reasons) > 0 {
 		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")),
 			"recast plan shows every node; --exclude leaves one out")
 	}
-	granted, err := access.Permissions(ctx)
+	granted, err := px.Permissions(ctx)
 	if err != nil {
 		return fmt.Errorf("read the token's permissions: %w", err)
 	}
-	return cluster.NeedsOf(plan).Check(granted)
+	return errors.Join(cluster.NeedsOf(plan).Check(granted), cluster.RequireQuorum(ctx, px))
 }
 
 func declined(ok bool) error {

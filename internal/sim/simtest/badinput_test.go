@@ -23,7 +23,7 @@ func badInputs() map[string]badInput {
 		return func(l *Lab, _ *Client) { l.Replace(file, old, fresh) }
 	}
 	return map[string]badInput{
-		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:22:3: roll.setle: ", ""},
+		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
 		"wrong type":  {edit("recast.yaml", "vmid: 9001", "vmid: one"), fault.Config, "recast.yaml:18:", ""},
 		"missing file": {
 			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
