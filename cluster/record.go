@@ -80,16 +80,6 @@ func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// parked finds the entry of a drive of the node's VM.
-func (r Record) parked(key string) (ParkedDisk, bool) {
-	for _, d := range r.Disks {
-		if d.Key == key {
-			return d, true
-		}
-	}
-	return ParkedDisk{}, false
-}
-
 // markDescription adds the run's mark to a VM's own description, replacing an older one.
 func markDescription(description, run, build string) string {
 	var kept []string

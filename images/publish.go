@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -164,12 +165,12 @@ func (p Publisher) upload(name string, iso schematics.ISO, t target) step.Step {
 }
 
 func words(all []target) string {
-	text := ""
+	var text strings.Builder
 	for i, t := range all {
 		if i > 0 {
-			text += ", "
+			text.WriteString(", ")
 		}
-		text += t.String()
+		text.WriteString(t.String())
 	}
-	return text
+	return text.String()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -75,10 +76,8 @@ func usageErrors(c *cobra.Command) {
 
 // format checks an output format early: a typing error must not cost a whole run.
 func format(got string, allowed ...string) error {
-	for _, a := range allowed {
-		if got == a {
-			return nil
-		}
+	if slices.Contains(allowed, got) {
+		return nil
 	}
 	return errUsage{fmt.Errorf("unknown output format %q: use one of %s", got, strings.Join(allowed, ", "))}
 }

@@ -13,6 +13,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("RECAST_TEST_MAIN") != "" {
+		main()
+	}
 	testscript.Main(m, map[string]func(){"recast": main})
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 
@@ -37,6 +38,9 @@ func newDocsCmd() *cobra.Command {
 		Use: "docs", Short: "Write the command reference", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			c.Root().DisableAutoGenTag = true
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("write the command reference: %w", err)
+			}
 			return doc.GenMarkdownTree(c.Root(), dir)
 		},
 	}

@@ -81,7 +81,8 @@ func TestLacksTaints(t *testing.T) {
 				{Key: "disk", Value: "ssd", Effect: "NoSchedule"}, {Key: "gpu", Effect: "NoExecute"},
 			}},
 			taints: []corev1.Taint{
-				{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}, {Key: "disk", Value: "ssd", Effect: corev1.TaintEffectNoSchedule},
+				{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule},
+				{Key: "disk", Value: "ssd", Effect: corev1.TaintEffectNoSchedule},
 				{Key: "gpu", Effect: corev1.TaintEffectNoExecute},
 			},
 		},

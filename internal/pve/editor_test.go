@@ -25,16 +25,17 @@ func sent(params *map[string]string, then route) route {
 	}
 }
 
-func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
-	t.Parallel()
+type sentChange struct {
+	do      func(*testing.T, *Client) error
+	request string
+	params  map[string]string
+	task    bool
+}
+
+func sentChanges() map[string]sentChange {
 	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Digest: "abc"}
 	const config = "/nodes/pve1/qemu/101/config"
-	cases := map[string]struct {
-		do      func(*testing.T, *Client) error
-		request string
-		params  map[string]string
-		task    bool
-	}{
+	return map[string]sentChange{
 		"create": {
 			func(t *testing.T, c *Client) error {
 				return c.CreateVM(t.Context(), "pve1", 101, map[string]string{"name": "wk1", "scsi0": "fast:10"})
@@ -80,7 +81,11 @@ func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 			true,
 		},
 	}
-	for name, tc := range cases {
+}
+
+func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
+	t.Parallel()
+	for name, tc := range sentChanges() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

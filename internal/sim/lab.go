@@ -33,7 +33,6 @@ type Lab struct {
 	Nodes    []Node
 
 	o       Options
-	pve     authority
 	kubeCA  authority
 	pveCert tls.Certificate
 	puller  *http.Transport

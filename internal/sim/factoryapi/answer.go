@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -36,9 +37,7 @@ func (a *answer) Write(b []byte) (int, error) {
 // send lets the answer leave.
 func (a *answer) send(w http.ResponseWriter) {
 	a.WriteHeader(http.StatusOK)
-	for key, values := range a.header {
-		w.Header()[key] = values
-	}
+	maps.Copy(w.Header(), a.header)
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body.Bytes()) // fails when the client has gone, which is its own affair
 }

@@ -109,18 +109,19 @@ func (f *Factory) built(ctx context.Context, name string, o order) ([]byte, erro
 	if err != nil {
 		return nil, fmt.Errorf("error enhancing profile from schematic: %w", err)
 	}
-	key := strings.Join([]string{name, o.version, o.design.id}, "/")
+	var key strings.Builder
+	key.WriteString(strings.Join([]string{name, o.version, o.design.id}, "/"))
 	for _, ref := range refs {
-		key += "/" + ref.digest
+		key.WriteString("/" + ref.digest)
 	}
-	content, err, _ := f.builds.Do(key, func() (any, error) {
+	content, err, _ := f.builds.Do(key.String(), func() (any, error) {
 		f.mu.Lock()
-		cached, ok := f.assets[key]
+		cached, ok := f.assets[key.String()]
 		f.mu.Unlock()
 		if ok {
 			return cached, nil
 		}
-		return f.buildAsset(ctx, key, o, refs)
+		return f.buildAsset(ctx, key.String(), o, refs)
 	})
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -135,9 +136,7 @@ func (f *Factory) proxy(w http.ResponseWriter, r *http.Request, what, reference 
 		return nil
 	}
 	defer resp.Body.Close()
-	for key, values := range resp.Header {
-		w.Header()[key] = values
-	}
+	maps.Copy(w.Header(), resp.Header)
 	w.WriteHeader(resp.StatusCode)
 	_, err = io.Copy(w, resp.Body)
 	return err

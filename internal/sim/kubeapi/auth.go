@@ -46,6 +46,7 @@ func (u user) authorize(r *http.Request, t target) error {
 	}
 	resource := schema.GroupResource{Group: t.resource.Group, Resource: t.resource.Resource}
 	return apierrors.NewForbidden(resource, t.name,
+		//lint:ignore ST1005 the API server's own wording
 		fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope",
 			u.name, t.verb(r), resource.Resource, resource.Group))
 }

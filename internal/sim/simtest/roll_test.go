@@ -110,3 +110,18 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		requireDrift(t, lab)
 	})
 }
+
+func TestAWipedDiskIsNoticed(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		before := lab.Disks()
+		for _, d := range lab.World.Persistent() {
+			lab.World.Media(d.Volid, "pve1").Write(nil)
+		}
+		if after := lab.Disks(); after["data-wk1"] == before["data-wk1"] {
+			t.Error("the datacentre hashes a wiped disk as before")
+		}
+		if len(lab.World.Violations()) == 0 {
+			t.Error("a wiped persistent disk broke no promise")
+		}
+	})
+}
