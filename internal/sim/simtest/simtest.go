@@ -47,6 +47,8 @@ func New(t testing.TB, o sim.Options) *Lab {
 	for name, content := range files {
 		l.Write(name, content)
 	}
+	// Nobody waits here for a short pause to end, but every look costs.
+	l.Replace("recast.yaml", "poll: 200ms", "poll: 2s")
 	res, err := l.Client().Lock(t.Context(), pipeline.LockOptions{})
 	if err != nil {
 		t.Fatal(err)

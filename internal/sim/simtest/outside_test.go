@@ -1,0 +1,116 @@
+package simtest
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/kubectl/pkg/drain"
+)
+
+// TestOutsideClients uses a lab served by recast lab up with other people's
+// clients, as somebody in another terminal would.
+func TestOutsideClients(t *testing.T) {
+	t.Parallel()
+	dir := labUp(t)
+	t.Run("machinery", func(t *testing.T) { talksTalos(t, filepath.Join(dir, "talosconfig")) })
+	t.Run("client-go and kubectl drain", func(t *testing.T) { drains(t, filepath.Join(dir, "kubeconfig")) })
+}
+
+// labUp builds recast, serves a lab with it for as long as the test runs, and
+// returns its working directory.
+func labUp(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "recast")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../../../cmd/recast").CombinedOutput(); err != nil {
+		t.Fatalf("build recast: %v\n%s", err, out)
+	}
+	lab := filepath.Join(dir, "lab")
+	var out bytes.Buffer
+	c := exec.CommandContext(t.Context(), binary, "lab", "up", "--dir", lab, "--speed", "40")
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Wait(); err == nil { // the test's context has killed it
+			t.Logf("the lab ended by itself:\n%s", out.String())
+		}
+	})
+	for range 600 {
+		if _, err := os.Stat(filepath.Join(lab, "lab.json")); err == nil {
+			return lab
+		}
+		<-time.After(100 * time.Millisecond) // another process is waited for
+	}
+	t.Fatal("the lab never got ready")
+	return ""
+}
+
+func talksTalos(t *testing.T, talosconfig string) {
+	config, err := clientconfig.Open(talosconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(t.Context(), client.WithConfig(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	version, err := c.Version(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tag := version.GetMessages()[0].GetVersion().GetTag(); tag != "v1.13.9" {
+		t.Errorf("Talos %s", tag)
+	}
+	extensions, err := safe.StateListAll[*runtime.ExtensionStatus](t.Context(), c.COSI)
+	if err != nil || extensions.Len() < 2 {
+		t.Errorf("%d extensions, %v", extensions.Len(), err)
+	}
+}
+
+func drains(t *testing.T, kubeconfig string) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	helper := &drain.Helper{
+		Ctx: t.Context(), Client: api, Timeout: time.Minute, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
+		EvictErrorRetryDelay: 100 * time.Millisecond, Out: t.Output(), ErrOut: t.Output(),
+	}
+	if err := drain.RunCordonOrUncordon(helper, node, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := drain.RunNodeDrain(helper, "wk1"); err != nil {
+		t.Fatal(err)
+	}
+	pods, err := api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if len(p.OwnerReferences) == 0 || p.OwnerReferences[0].Kind != "DaemonSet" {
+			t.Errorf("pod %s is still there", p.Name)
+		}
+	}
+}
