@@ -165,3 +165,19 @@ func TestProveSystemDisk(t *testing.T) {
 		})
 	}
 }
+
+func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
+	t.Parallel()
+	vm := VM{ID: 1, Config: map[string]string{"scsi0": "f:vm-1-disk-0,serial=sys", "scsi1": "f:vm-1-disk-1,serial=data"}}
+	m := Machine{
+		SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "sdc", Serial: "iscsi-lun"}, {Device: "sdd"}},
+		Volumes: []Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}, {Device: "sdb1", Disk: "sdb", Label: "u-data"}, {Device: "sdc", Disk: "sdc"}, {Device: "sdd1", Disk: "sdd"}},
+	}
+	got, err := persistentVolumes(vm, m, Disk{Key: "scsi0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Volume{{Device: "sdb1", Disk: "sdb", Label: "u-data"}}, got); diff != "" {
+		t.Error(diff)
+	}
+}

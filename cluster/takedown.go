@@ -112,12 +112,31 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	}
 	mem := memory{VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: nodes[i].Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node)}
 	mem.WasCordoned = nodes[i].Unschedulable
-	for _, v := range m.Volumes {
-		if v.Disk != m.SystemDisk {
-			mem.Volumes = append(mem.Volumes, v)
+	mem.Volumes, err = persistentVolumes(vm, m, system)
+	return mem, err
+}
+
+// persistentVolumes are the volumes on the VM's own persistent disks. Disks
+// that a storage system has attached over the network are none of them: they
+// come and go with their pods.
+func persistentVolumes(vm VM, m Machine, system Disk) ([]Volume, error) {
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	own := map[string]bool{}
+	for _, d := range disks {
+		if d.Bootable() && d.Key != system.Key {
+			own[d.Option("serial")] = true
 		}
 	}
-	return mem, nil
+	var out []Volume
+	for _, v := range m.Volumes {
+		if d, ok := m.disk(v.Disk); ok && d.Serial != "" && own[d.Serial] {
+			out = append(out, v)
+		}
+	}
+	return out, nil
 }
 
 // diskSerial names the blank system disk of one node in one run, within the 20

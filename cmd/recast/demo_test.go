@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
 )
 
 // TestDemoNoticesAWipedDisk lets the demo's last check see what it is there for.
@@ -23,6 +26,36 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 	if err := sameDisks(before, before); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and has the demo's check look.
+func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab, err := sim.New(t.Context(), sim.Options{
+			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := lab.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}); err != nil {
+			t.Fatal(err)
+		}
+		before := lab.Disks()
+		if err := sameDisks(before, lab.Disks()); err != nil || len(before) != 2 {
+			t.Fatalf("%d disks, nothing was done, yet: %v", len(before), err)
+		}
+		wiped := lab.World.Persistent()[1]
+		lab.World.Media(wiped.Volid, "pve1").Write(nil)
+		if err := sameDisks(before, lab.Disks()); err == nil || !strings.Contains(err.Error(), wiped.Serial+" has changed") {
+			t.Errorf("disk %s was wiped: %v", wiped.Serial, err)
+		}
+	})
 }
 
 func TestExitCodes(t *testing.T) {
