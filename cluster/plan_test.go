@@ -203,6 +203,16 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	if message(err) != want || fault.KindOf(err) != fault.Refused {
 		t.Errorf("err = %v, want %s", err, want)
 	}
+	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
+	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
+	o.Found[1].VM.Config["startup"] = "order=2"
+	if plan, err = NewPlan("c1", wanted, o, past, Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
+	if err := NeedsOf(plan).Check(all); message(err) != want {
+		t.Errorf("err = %v, want %s", err, want)
+	}
 	if err := needs.Check(map[string][]string{}); err == nil {
 		t.Error("a token with nothing passed")
 	}

@@ -28,10 +28,17 @@ func NeedsOf(p Plan) Needs {
 	for _, n := range p.Work() {
 		add("/", "Sys.Audit")
 		add("/vms", vmPrivileges...)
-		for _, d := range append(slices.Clone(n.Carried), *cmpOr(n.System)) {
+		disks := n.Carried
+		if n.System != nil {
+			disks = append(slices.Clone(disks), *n.System)
+		}
+		for _, d := range disks {
 			if storage, _, ok := strings.Cut(d.Volid, ":"); ok {
 				add("/storage/"+storage, "Datastore.AllocateSpace", "Datastore.Audit")
 			}
+		}
+		if n.found.VM != nil {
+			needsOfConfig(n.found.VM.Config, add)
 		}
 		for _, storage := range n.wanted.ISOStorages {
 			add("/storage/"+storage, "Datastore.AllocateTemplate", "Datastore.Audit")
@@ -40,11 +47,24 @@ func NeedsOf(p Plan) Needs {
 	return needs
 }
 
-func cmpOr(d *DiskPlan) *DiskPlan {
-	if d == nil {
-		return &DiskPlan{}
+// needsOfConfig are privileges that creating the VM again takes because of
+// single settings (qemu-server, API2/Qemu.pm): found missing after the delete,
+// they would keep the node down. Bridges of other SDN zones than the hosts' own
+// are not checked: the VM's configuration does not name their zone.
+func needsOfConfig(config map[string]string, add func(path string, privs ...string)) {
+	for key, value := range config {
+		option := func(name string) string { return Disk{Options: strings.Split(value, ",")}.Option(name) }
+		switch bus := strings.TrimRight(key, "0123456789"); {
+		case key == "startup":
+			add("/", "Sys.Modify")
+		case key == "rng0" && strings.Contains(value, "/dev/hwrng"):
+			add("/mapping/hwrng", "Mapping.Use")
+		case bus == "net" && strings.HasPrefix(option("bridge"), "vmbr"):
+			add("/sdn/zones/localnetwork/"+option("bridge"), "SDN.Use")
+		case (bus == "hostpci" || bus == "usb") && option("mapping") != "":
+			add("/mapping/"+map[string]string{"hostpci": "pci", "usb": "usb"}[bus]+"/"+option("mapping"), "Mapping.Use")
+		}
 	}
-	return d
 }
 
 // Check compares what is needed with what is granted, as Access.Permissions

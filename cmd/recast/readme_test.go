@@ -66,7 +66,7 @@ func TestReadmeTour(t *testing.T) {
 // awaitFile waits for another process to write a file.
 func awaitFile(t *testing.T, path string) {
 	t.Helper()
-	for range 600 {
+	for range 1800 {
 		if _, err := os.Stat(path); err == nil {
 			return
 		}

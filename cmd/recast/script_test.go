@@ -62,7 +62,7 @@ func awaits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: awaits file text")
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(3 * time.Minute)
 	for time.Now().Before(deadline) {
 		b, err := os.ReadFile(ts.MkAbs(args[0]))
 		if err == nil && strings.Contains(string(b), args[1]) {

@@ -48,7 +48,7 @@ func labUp(t *testing.T) string {
 			t.Logf("the lab ended by itself:\n%s", out.String())
 		}
 	})
-	for range 600 {
+	for range 1800 {
 		if _, err := os.Stat(filepath.Join(lab, "lab.json")); err == nil {
 			return lab
 		}
