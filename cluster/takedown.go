@@ -182,11 +182,28 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 	if err == nil {
 		err = n.wait(ctx, "take-down/drain", "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
 	}
-	if err == nil || mem.WasCordoned || ctx.Err() != nil {
-		return prefix("drain "+n.plan.Node, err)
+	if err != nil && ctx.Err() == nil {
+		err = errors.Join(err, n.backOut(ctx, mem))
 	}
-	// The node still runs: a cordon of ours must not outlive the failure.
-	return prefix("drain "+n.plan.Node, errors.Join(err, prefix("uncordon", n.Kube.Uncordon(ctx, n.plan.Node))))
+	return prefix("drain "+n.plan.Node, err)
+}
+
+// backOut leaves a node that could not be drained as it was: it still runs, with
+// all its disks, so a cordon of ours must not outlive the failure, nor a record
+// that says it is out.
+func (n *nodeRoll) backOut(ctx context.Context, mem memory) error {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	if !mem.WasCordoned {
+		if err := n.Kube.Uncordon(ctx, n.plan.Node); err != nil {
+			return fmt.Errorf("uncordon %s: %w", n.plan.Node, err)
+		}
+	}
+	rec := park.Record
+	rec.Open, rec.Disks, rec.WasCordoned = false, nil, false
+	return n.writeRecord(ctx, park.VM, rec)
 }
 
 func (n *nodeRoll) volumesDetached(ctx context.Context) (bool, string, error) {

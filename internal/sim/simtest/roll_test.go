@@ -125,3 +125,45 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 		}
 	})
 }
+
+func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  drain: {timeout: 1m}\n")
+		lab.Patch(sim.PatchedExtension)
+		lab.Budget(0)
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web") {
+			t.Fatalf("err = %v", err)
+		}
+		node, err := lab.Kube.Node(t.Context(), "wk1")
+		if err != nil || node.Spec.Unschedulable {
+			t.Errorf("wk1 is still cordoned (%v)", err)
+		}
+		res := requireDrift(t, lab, "wk1", "wk2")
+		if len(res.Nodes[1].Reasons) != 1 {
+			t.Errorf("nothing was taken down, yet: %+v", res.Nodes[1].Reasons)
+		}
+		lab.Budget(1)
+		lab.Patch(sim.PatchedExtension) // to another build than the one that was tried
+		c := lab.Client()
+		c.Run = "20000101-0000-beef"
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+func TestANodeThatSomebodyCordonedStaysCordoned(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.Cordon("wk1", true)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
+			t.Errorf("recast made a node schedulable that it had not cordoned (%v)", err)
+		}
+	})
+}

@@ -8,7 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
@@ -130,6 +134,33 @@ func (l *Lab) EditVM(id int, key, value string) {
 func (l *Lab) DefineVM(id int, config map[string]string) {
 	l.t.Helper()
 	if err := l.World.DefineVM("pve1", id, config, nil); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// Cordon makes a node unschedulable, or schedulable again, as a person would.
+func (l *Lab) Cordon(name string, on bool) {
+	l.t.Helper()
+	node, err := l.Kube.Node(l.t.Context(), name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	node.Spec.Unschedulable = on
+	if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// Budget says how many of the web server's pods may be missing.
+func (l *Lab) Budget(maxUnavailable int32) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), store.Budgets(), "default", "web")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	budget := o.(*policyv1.PodDisruptionBudget).DeepCopy()
+	budget.Spec.MaxUnavailable = new(intstr.FromInt32(maxUnavailable))
+	if _, err := l.Kube.Store().Update(l.t.Context(), store.Budgets(), budget, store.Main); err != nil {
 		l.t.Fatal(err)
 	}
 }
