@@ -184,6 +184,7 @@ type Found struct {
 	Node    *KubeNode
 	Addr    netip.Addr // where its Talos API is expected
 	Parking *Parking   // its parking VM, if there is one
+	Bound   []string   // what would go with the VM: firewall rules, ACL entries, replication jobs
 	Errs    []error
 }
 

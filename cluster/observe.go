@@ -60,9 +60,13 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)
 	for i := range o.Found {
-		g.Go(func() error {
-			readMachine(ctx, src, &o.Found[i])
-			return nil
+		g.Go(func() (err error) {
+			f := &o.Found[i]
+			readMachine(ctx, src, f)
+			if f.VM != nil {
+				f.Bound, err = src.Proxmox.Bound(ctx, *f.VM)
+			}
+			return err
 		})
 	}
 	return o, g.Wait()

@@ -35,6 +35,9 @@ type Inventory interface {
 	VM(ctx context.Context, id VMID) (VM, error)
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
+	// Bound names what Proxmox keeps for a VM outside of its configuration and
+	// drops with it, or for whose sake it refuses the delete; none is what a recreate needs.
+	Bound(ctx context.Context, vm VM) ([]string, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
 }

@@ -37,6 +37,9 @@ func refusals(w Wanted, f Found, o Observation, system Disk) []string {
 		return []string{"it is a control plane: this version recreates workers only"}
 	}
 	out := refuseVM(*f.VM)
+	for _, what := range f.Bound {
+		out = append(out, "the VM has "+what+", which a delete would drop or be refused for: this version can't carry that over")
+	}
 	disks, err := f.VM.Disks()
 	if err != nil {
 		return append(out, err.Error())

@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -71,6 +72,11 @@ func badInputs() map[string]badInput {
 		},
 		"full storage": {
 			func(l *Lab, _ *Client) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", "",
+		},
+		"an ACL entry that would go with the VM": {
+			func(l *Lab, _ *Client) {
+				l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
+			}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude",
 		},
 		"no quorum": {
 			func(l *Lab, _ *Client) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
