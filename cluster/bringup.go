@@ -17,11 +17,14 @@ func (n *nodeRoll) bringUp() step.Step {
 	return step.Step{
 		ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) {
-			return append(replacing(n.replace).bringUp(),
-				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
-				step.Step{ID: "configure", Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configure},
+			steps := append(replacing(n.replace).bringUp(n.plan.Strategy),
+				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start})
+			if n.plan.Strategy != Rollback {
+				steps = append(steps, step.Step{ID: "configure", Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configure})
+			}
+			return append(steps,
 				step.Step{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
-				step.Step{ID: "finish", Title: "eject the ISO, restore onboot and scheduling", Steps: n.finishSteps},
+				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finishSteps},
 			), nil
 		},
 	}
@@ -44,7 +47,7 @@ func (n *nodeRoll) start(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	case vm.MadeBy() != n.Run:
+	case vm.UUID() != n.plan.UUID || n.plan.Strategy != PutBack && vm.MadeBy() != n.Run:
 		return fault.Refusedf("%s is not the one that run %s created", vm, n.Run)
 	case vm.Running:
 		return fault.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
@@ -71,7 +74,7 @@ func (n *nodeRoll) configured(ctx context.Context) (string, error) {
 // with the right build and the right disks, and only then applies the
 // configuration. If anything differs the VM is stopped and nothing was applied.
 func (n *nodeRoll) configure(ctx context.Context) error {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,6 +113,9 @@ func (n *nodeRoll) apply(ctx context.Context, mem memory) error {
 	patched, err := n.Maintenance.PatchConfig(config, n.patch(mem.DiskSerial))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	if err := n.Claim.Check(ctx); err != nil {
+		return err
 	}
 	if err := n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
 		return fmt.Errorf("apply the configuration to %s: %w", n.plan.Addr, err)

@@ -24,10 +24,18 @@ func (r *Replace) created(ctx context.Context) (string, error) {
 }
 
 func (r *Replace) createVM(ctx context.Context) error {
-	config, err := r.newConfig()
+	iso, err := r.ISO(ctx)
 	if err != nil {
 		return err
 	}
+	config, err := r.newConfig(iso)
+	if err != nil {
+		return err
+	}
+	return r.create(ctx, config)
+}
+
+func (r *Replace) create(ctx context.Context, config map[string]string) error {
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
@@ -37,43 +45,70 @@ func (r *Replace) createVM(ctx context.Context) error {
 	return nil
 }
 
-// newConfig is the remembered configuration with a blank system disk, the boot
-// ISO in the CD drive, onboot off until the node is healthy, and the run's mark.
-// Disks come back by attach.
-func (r *Replace) newConfig() (map[string]string, error) {
+// newConfig is the remembered configuration with a blank system disk and the
+// boot ISO in the CD drive; see oldConfig.
+func (r *Replace) newConfig(iso string) (map[string]string, error) {
+	config, err := r.oldConfig()
+	if err != nil {
+		return nil, err
+	}
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, err
+	}
+	system, err := r.systemDisk(disks)
+	if err != nil {
+		return nil, err
+	}
+	config[system.Key] = r.blankDisk(system)
+	cd := cdKey(r.VM.Config, disks)
+	config[cd] = iso + ",media=cdrom"
+	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	return config, nil
+}
+
+// oldConfig is the remembered configuration without disks, which attach gives
+// back, with onboot off until the node is healthy, and with the run's mark.
+func (r *Replace) oldConfig() (map[string]string, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
 		return nil, err
 	}
 	config := maps.Clone(r.VM.Config)
 	maps.DeleteFunc(config, func(key, _ string) bool { return slices.Contains(renewed, key) || IsDiskKey(key) })
-	var system *Disk
 	for _, d := range disks {
 		switch {
 		case d.CloudInit():
 			config[d.Key] = d.Storage() + ":cloudinit"
 		case d.CDROM:
 			config[d.Key] = withoutOption(d, "size").Value()
-		case r.isSystem(d.Key):
-			system = &d
 		}
 	}
-	if system == nil {
-		return nil, fault.Refusedf("%s: its record names no system disk", r.VM)
-	}
-	config[system.Key] = r.blankDisk(*system)
-	cd := cdKey(r.VM.Config, disks)
-	config[cd] = r.ISO + ",media=cdrom"
-	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
 	config["onboot"] = "0"
-	config["description"] = markDescription(r.VM.Config["description"], r.Run, r.Build)
-	if n := len([]rune(config["description"])); n > maxDescription {
-		return nil, fault.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, maxDescription)
+	if config["description"], err = r.marked(); err != nil {
+		return nil, err
 	}
 	if r.VM.Pool != "" {
 		config["pool"] = r.VM.Pool
 	}
 	return config, nil
+}
+
+// marked is the VM's own description with the run's mark.
+func (r *Replace) marked() (string, error) {
+	text := markDescription(r.VM.Config["description"], r.Run, r.Build)
+	if n := len([]rune(text)); n > maxDescription {
+		return "", fault.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, maxDescription)
+	}
+	return text, nil
+}
+
+func (r *Replace) systemDisk(disks []Disk) (Disk, error) {
+	i := slices.IndexFunc(disks, func(d Disk) bool { return r.isSystem(d.Key) })
+	if i < 0 {
+		return Disk{}, fault.Refusedf("%s: its record names no system disk", r.VM)
+	}
+	return disks[i], nil
 }
 
 func (r *Replace) isSystem(key string) bool {
@@ -121,8 +156,12 @@ func cdKey(config map[string]string, disks []Disk) string {
 
 // bootOrder puts the system disk first and the CD drive right behind it: a
 // blank disk does not boot, an installed one wins over an ISO that is still in.
+// cd is "" where there is none to be booted from.
 func bootOrder(old, system, cd string) string {
-	order := []string{system, cd}
+	order := []string{system}
+	if cd != "" {
+		order = append(order, cd)
+	}
 	list, _ := strings.CutPrefix(old, "order=")
 	for key := range strings.SplitSeq(list, ";") {
 		if key != "" && !strings.Contains(key, "=") && !slices.Contains(order, key) {

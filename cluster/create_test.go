@@ -19,14 +19,14 @@ func oldVM() VM {
 
 func replacement() *Replace {
 	return &Replace{
-		Run: "r1", Build: "b1", VM: oldVM(), ISO: "isos:iso/recast-new.iso", Serial: "recast-1", Parking: 9090,
+		Run: "r1", Build: "b1", VM: oldVM(), Serial: "recast-1", Parking: 9090,
 		Disks: []ParkedDisk{{Key: "efidisk0"}, {Key: "scsi0", System: true}, {Key: "scsi1"}},
 	}
 }
 
 func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
 	t.Parallel()
-	got, err := replacement().newConfig()
+	got, err := replacement().newConfig("isos:iso/recast-new.iso")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,12 +45,12 @@ func TestNewConfigRefusesBeforeAnythingIsGone(t *testing.T) {
 	t.Parallel()
 	r := replacement()
 	r.VM.Config["description"] = strings.Repeat("x", maxDescription)
-	if _, err := r.newConfig(); err == nil {
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
 		t.Error("Proxmox would refuse this description after the old VM was deleted")
 	}
 	r = replacement()
 	r.Disks[1].System = false
-	if _, err := r.newConfig(); err == nil {
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
 		t.Error("a VM without a system disk was accepted")
 	}
 }

@@ -31,6 +31,15 @@ type Drift struct {
 // current lock or a past one; known is false for a hash that no lock of ours has.
 type History func(lockHash string) (extensions []LockedExtension, known bool)
 
+// rollable says whether a roll brings what the code of a reason stands for to
+// what is wanted. Kubernetes is upgraded by recast upgrade-k8s.
+func rollable(code string) bool { return code != kubernetesVersion }
+
+// rollable says whether a roll has anything to do to the node.
+func (d Drift) rollable() bool {
+	return slices.ContainsFunc(d.Reasons, func(r Reason) bool { return rollable(r.Code) })
+}
+
 // Diff compares one node with what is wanted of it.
 func Diff(w Wanted, f Found, past History) Drift {
 	d := Drift{Node: w.Name, Build: w.Build.ID}
@@ -46,9 +55,16 @@ func Diff(w Wanted, f Found, past History) Drift {
 	if f.Machine != nil {
 		d.Talos = f.Machine.TalosVersion
 		d.Reasons = append(d.Reasons, diffImage(w.Build, *f.Machine, past)...)
+		if len(d.Reasons) == 0 { // another image brings its own installer
+			d.Reasons = append(d.Reasons, diffInstalled(w.Build, *f.Machine)...)
+		}
+	}
+	if f.Node != nil {
+		d.Reasons = append(d.Reasons, diffNode(w, f)...)
 	}
 	if f.VM != nil && !f.Open() {
-		d.Reasons = append(d.Reasons, diffVM(w, *f.VM)...)
+		reasons, notes := diffVM(w, f)
+		d.Reasons, d.Notes = append(d.Reasons, reasons...), append(d.Notes, notes...)
 	}
 	if f.Parking != nil {
 		for _, kept := range f.Parking.Record.Kept {
@@ -122,27 +138,6 @@ func diffExtensions(b Build, m Machine) []Reason {
 			out = append(out, Reason{Code: "extension-extra", Text: fmt.Sprintf("extension %s %s is not in the schematic", name, h), Old: h})
 		case w != h && w != "":
 			out = append(out, Reason{"extension-version", fmt.Sprintf("extension %s %s → %s", name, h, w), h, w})
-		}
-	}
-	return out
-}
-
-// diffVM looks at what a finished roll leaves behind in the VM: nothing but its mark.
-func diffVM(w Wanted, vm VM) []Reason {
-	var out []Reason
-	disks, err := vm.Disks()
-	if err != nil {
-		return []Reason{{Code: "vm-config", Text: err.Error()}}
-	}
-	for _, d := range disks {
-		if name, iso := bootISO(d); iso {
-			out = append(out, Reason{Code: "boot-media", Text: fmt.Sprintf("boot ISO %s is still in %s", name, d.Key), Old: name})
-		}
-		if w.SystemGiB != 0 && d.Key == w.SystemDisk && d.SizeBytes() != uint64(w.SystemGiB)<<30 {
-			out = append(out, Reason{
-				"system-disk-size", fmt.Sprintf("system disk %s: %s → %dG", d.Key, d.Option("size"), w.SystemGiB),
-				d.Option("size"), fmt.Sprintf("%dG", w.SystemGiB),
-			})
 		}
 	}
 	return out

@@ -57,6 +57,16 @@ func (d Disk) CloudInit() bool {
 	return strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(d.Volid, ".qcow2"), ".raw"), "-cloudinit")
 }
 
+var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
+
+// CSI says whether a storage driver of Kubernetes attached this disk for a pod
+// (sergelogvinov/proxmox-csi-plugin names its volumes vm-9999-pvc-…): it comes
+// and goes with the pod, and belongs to nobody's VM.
+func (d Disk) CSI() bool {
+	_, name, _ := strings.Cut(d.Volid, ":")
+	return csiVolume.MatchString(strings.TrimSuffix(strings.TrimSuffix(name, ".qcow2"), ".raw"))
+}
+
 // Storage is the part of the volid before the colon.
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -15,6 +14,7 @@ func (n *nodeRoll) finishSteps(context.Context) ([]step.Step, error) {
 	return []step.Step{
 		{ID: "eject", Title: "eject the boot ISO", Skip: n.ejected, Do: n.eject},
 		{ID: "restore-onboot", Title: "restore onboot", Skip: n.onbootRestored, Do: n.restoreOnboot},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: n.haRestored, Do: n.restoreHA},
 		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 		{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.keep},
@@ -60,7 +60,7 @@ func (n *nodeRoll) eject(ctx context.Context) error {
 }
 
 func (n *nodeRoll) onbootRestored(ctx context.Context) (string, error) {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -76,7 +76,7 @@ func (n *nodeRoll) onbootRestored(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) restoreOnboot(ctx context.Context) error {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
@@ -91,31 +91,52 @@ func (n *nodeRoll) restoreOnboot(ctx context.Context) error {
 }
 
 func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
 	return prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
 }
 
-func (n *nodeRoll) uncordoned(ctx context.Context) (string, error) {
-	park, err := n.parking(ctx)
+func (n *nodeRoll) haRestored(ctx context.Context) (string, error) {
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return "", err
 	}
-	if park.Record.WasCordoned {
-		return "it was cordoned before recast came", nil
+	if mem.HA == nil {
+		return "Proxmox HA did not manage it", nil
 	}
-	nodes, err := n.Kube.Nodes(ctx)
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	if err != nil {
-		return "", fmt.Errorf("list Kubernetes nodes: %w", err)
+		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node })
+	ties, err := n.Proxmox.Ties(ctx, vm)
+	if err != nil || ties.HA == nil {
+		return "", err
+	}
+	return "Proxmox HA manages it again", nil
+}
+
+// restoreHA waits for the VM to run: HA would start one that it finds stopped,
+// wherever it likes.
+func (n *nodeRoll) restoreHA(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", n.plan.VMID), n.Proxmox.AddHA(ctx, *mem.HA))
+}
+
+// uncordoned is so once the mark is gone: somebody else's cordon stays.
+func (n *nodeRoll) uncordoned(ctx context.Context) (string, error) {
+	k, err := n.kubeNode(ctx)
 	switch {
-	case i < 0:
-		return "", fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
-	case nodes[i].Unschedulable:
+	case err != nil:
+		return "", err
+	case k.Mark != nil:
 		return "", nil
+	case k.Unschedulable:
+		return "it was cordoned before recast came", nil
 	}
 	return "it takes pods", nil
 }
@@ -134,16 +155,21 @@ func (n *nodeRoll) kept(ctx context.Context) (string, error) {
 
 // keep closes the record: the old system disk stays parked, as the way back.
 func (n *nodeRoll) keep(ctx context.Context) error {
-	park, err := n.parking(ctx)
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
-	rec := park.Record
-	for _, d := range rec.Disks {
-		if d.System {
-			rec.Kept = append(rec.Kept, KeptDisk{Key: d.ParkKey, Run: rec.Run})
+	return n.updateRecord(ctx, func(rec *Record) {
+		if back := rec.Restore; back != nil {
+			rec.Kept = slices.DeleteFunc(rec.Kept, func(k KeptDisk) bool { return k.Key == back.Key })
 		}
-	}
-	rec.Open, rec.Disks, rec.WasCordoned = false, nil, false
-	return n.writeRecord(ctx, park.VM, rec)
+		for _, d := range rec.Disks {
+			if d.System {
+				kept := mem.Old
+				kept.Key, kept.Left = d.ParkKey, rec.Left
+				rec.Kept = append(rec.Kept, kept)
+			}
+		}
+		rec.close()
+	})
 }

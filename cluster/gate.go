@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -28,11 +29,30 @@ func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(s
 
 // gate is the last look before the node is taken out. It only reads.
 func (n *nodeRoll) gate(ctx context.Context) error {
-	problems := []error{RequireQuorum(ctx, n.Proxmox), n.requireISO(ctx)}
+	if n.plan.Strategy == InPlace {
+		if n.plan.Resume || n.plan.Drift.tidy() {
+			return nil // it is out already, or is not taken out at all
+		}
+		return errors.Join(n.requireUnchanged(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+	}
+	problems := []error{RequireQuorum(ctx, n.Proxmox)}
+	switch n.plan.Strategy {
+	case PutBack:
+		return errors.Join(append(problems, n.requireOldEtcd(ctx))...)
+	case Recreate, Reimage:
+		problems = append(problems, n.requireISO(ctx))
+	}
 	if !n.plan.Resume {
-		problems = append(problems, n.requireUnchanged(ctx), n.requireOthersReady(ctx))
+		problems = append(problems, n.requireUnchanged(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}
 	return errors.Join(problems...)
+}
+
+func (n *nodeRoll) isOldBoot(ctx context.Context, m Machine) bool {
+	mem, err := n.memory(ctx)
+	return err == nil && m.BootID == mem.BootID
 }
 
 func (n *nodeRoll) requireISO(ctx context.Context) error {
@@ -67,7 +87,35 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// requireOthersReady refuses to take a node out while another one is down.
+// outNodes are the nodes that this roll has out at the moment.
+type outNodes struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (o *outNodes) add(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.names == nil {
+		o.names = map[string]bool{}
+	}
+	o.names[name] = true
+}
+
+func (o *outNodes) remove(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.names, name)
+}
+
+func (o *outNodes) has(name string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.names[name]
+}
+
+// requireOthersReady refuses to take a node out while another one is down that
+// this roll has not taken out itself. From here on this one counts as out.
 func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
@@ -75,13 +123,14 @@ func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
 	}
 	var down []string
 	for _, k := range nodes {
-		if k.Name != n.plan.Node && !k.Ready {
+		if k.Name != n.plan.Node && !k.Ready && !n.out.has(k.Name) {
 			down = append(down, k.Name)
 		}
 	}
 	if len(down) > 0 {
 		slices.Sort(down)
-		return fault.WithHint(fault.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; two nodes out at once is one too many")
+		return fault.WithHint(fault.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
 	}
+	n.out.add(n.plan.Node)
 	return nil
 }

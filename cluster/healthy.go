@@ -11,7 +11,7 @@ import (
 // healthy is the goal of waiting: the machine runs the wanted build from its
 // own disk with every volume back, and Kubernetes has seen this very boot.
 func (n *nodeRoll) healthy(ctx context.Context) (string, error) {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -23,7 +23,7 @@ func (n *nodeRoll) healthy(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) waitHealthy(ctx context.Context) error {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
@@ -51,17 +51,13 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 	switch {
 	case m.UUID != n.plan.UUID:
 		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
-	case m.BootID == mem.BootID:
+	case m.BootID == mem.BootID && n.plan.Strategy != PutBack:
 		return "still the boot from before the replacement", nil
 	case m.Stage != "running" || !m.Ready:
 		return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", "))), nil
 	}
-	if reasons := diffImage(n.want.Build, m, n.History); len(reasons) > 0 {
-		return "runs the wrong image: " + reasons[0].Text, nil
-	}
-	system, ok := m.disk(m.SystemDisk)
-	if !ok || system.Serial != mem.DiskSerial {
-		return fmt.Sprintf("it runs from %s, not from the new system disk", cmpNone(m.SystemDisk)), nil
+	if lacks := n.lacksSystem(m, mem); lacks != "" {
+		return lacks, nil
 	}
 	for _, want := range mem.Volumes {
 		i := slices.IndexFunc(m.Volumes, want.sameContent)
@@ -72,7 +68,30 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 			return fmt.Sprintf("persistent volume %s is %s", want.Label, cmpNone(m.Volumes[i].Phase)), nil
 		}
 	}
+	if lacks, err := n.lacksEtcd(ctx, mem); err != nil || lacks != "" {
+		return lacks, err
+	}
 	return n.lacksNode(ctx, m.BootID)
+}
+
+// lacksSystem compares what the machine booted, and from where, with what it should.
+func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
+	if n.plan.Strategy == PutBack || n.plan.Strategy == Rollback {
+		if n.plan.Strategy == Rollback && m.Schematic.LockHash() != n.plan.restore.Build {
+			return "runs the image of lock " + cmpNone(short(m.Schematic.LockHash()))
+		}
+		if system, ok := m.disk(m.SystemDisk); !ok || system.Serial == mem.DiskSerial {
+			return fmt.Sprintf("it runs from %s, not from its old system disk", cmpNone(m.SystemDisk))
+		}
+		return ""
+	}
+	if reasons := diffImage(n.want.Build, m, n.History); len(reasons) > 0 {
+		return "runs the wrong image: " + reasons[0].Text
+	}
+	if system, ok := m.disk(m.SystemDisk); !ok || system.Serial != mem.DiskSerial {
+		return fmt.Sprintf("it runs from %s, not from the new system disk", cmpNone(m.SystemDisk))
+	}
+	return ""
 }
 
 func (n *nodeRoll) lacksNode(ctx context.Context, bootID string) (string, error) {
@@ -89,5 +108,9 @@ func (n *nodeRoll) lacksNode(ctx context.Context, bootID string) (string, error)
 	case !nodes[i].Ready:
 		return "its Node is not Ready", nil
 	}
-	return "", nil
+	pending, err := n.Kube.PendingCertificates(ctx, n.plan.Node)
+	if err == nil && len(pending) > 0 {
+		return "certificate requests of its kubelet wait for approval: " + strings.Join(pending, ", "), nil
+	}
+	return "", err
 }

@@ -1,36 +1,104 @@
 package cluster
 
 import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // memory is what the world can no longer tell once the VM is gone. It is in the
-// journal before anything is taken down.
+// journal before anything is taken down and, without Metadata, in the record.
 type memory struct {
-	VM          VM           // as it was; its Config is what the new VM gets
-	SystemKey   string       // the proven system disk
-	BootID      string       // of the boot that ends here
-	Volumes     []Volume     // partitions and filesystems on persistent disks
-	Metadata    NodeMetadata // of the Kubernetes Node
-	DiskSerial  string       // of the blank system disk to come
-	WasCordoned bool         // by somebody else: stays so
+	VM         VM // as it was; its Config is what a new VM gets
+	SystemKey  string
+	Serial     string      // of the old system disk as the machine reports it; "" if it has none
+	BootID     string      // of the boot that ends here
+	Volumes    []Volume    // partitions and filesystems on persistent disks
+	DiskSerial string      // of the blank system disk to come
+	HA         *HAResource // nil: not managed
+
+	// Metadata of the Kubernetes Node, for the case that somebody deletes it
+	// meanwhile. It is too large for the record: without the journal the Node
+	// itself has to do.
+	Metadata NodeMetadata
+
+	ControlPlane bool
+	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
+	EtcdID       uint64 // of the member; 0 if there was none
+	EtcdMembers  int    // with this one
+
+	Old KeptDisk // what the old system disk is kept as, but for where
 }
 
-const machineConfigKey = "machine-config"
+// maxMemory bounds a packed memory once it is unpacked: it is read from a
+// description that anybody may have edited.
+const maxMemory = 1 << 20
 
-// memory reads what was remembered of the node.
-func (n *nodeRoll) memory() (memory, error) {
+// pack makes a memory small enough for a VM's description.
+func (m memory) pack() (string, error) {
+	m.Metadata = NodeMetadata{}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return "", fmt.Errorf("pack what is remembered of %s: %w", m.VM, err)
+	}
+	var packed bytes.Buffer
+	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Write(b); err != nil {
+		return "", err
+	}
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(packed.Bytes()), nil
+}
+
+func unpackMemory(packed string) (m memory, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(packed)
+	if err != nil {
+		return m, err
+	}
+	r, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		return m, err
+	}
+	if b, err = io.ReadAll(io.LimitReader(r, maxMemory)); err != nil {
+		return m, err
+	}
+	return m, json.Unmarshal(b, &m)
+}
+
+// memory reads what was remembered of the node: from the journal, else from the record.
+func (n *nodeRoll) memory(ctx context.Context) (memory, error) {
 	var m memory
 	found, err := n.Journal.Get(n.key("memory"), &m)
 	if err != nil {
 		return m, fmt.Errorf("journal: %w", err)
 	}
-	if !found {
-		err := fault.Refusedf("node %s: run %s left its disks parked, but the journal of that run is not here", n.plan.Node, n.Run)
-		return m, fault.WithHint(err, "run recast where that run was started (its .recast directory); the parking VM's description says which disk is whose")
+	if found {
+		return m, nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil {
+		return m, err
+	}
+	return park.Record.memory(park.VM)
+}
+
+func (r Record) memory(park VM) (memory, error) {
+	m, err := unpackMemory(r.Memory)
+	if err != nil {
+		return m, fault.WithHint(fault.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
+			"its description was edited; recast can continue where the journal of run %s is", r.Run)
 	}
 	return m, nil
 }
@@ -41,13 +109,18 @@ func (m memory) disks() ([]Disk, error) {
 	return slices.DeleteFunc(all, func(d Disk) bool { return d.CDROM }), err
 }
 
+const machineConfigKey = "machine-config"
+
+// MachineConfigKey is where the journal of a run keeps a node's machine configuration.
+func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
+
 func (n *nodeRoll) machineConfig() (Secret, error) {
 	if n.MachineConfig != nil {
 		if config, found, err := n.MachineConfig(n.plan.Node); err != nil || found {
 			return config, err
 		}
 	}
-	b, found, err := n.Journal.Secret(n.key(machineConfigKey))
+	b, found, err := n.Journal.Secret(MachineConfigKey(n.plan.Node))
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"time"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -41,6 +42,33 @@ func (vm VM) UUID() string {
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 
+// Ties is what Proxmox keeps for a VM outside of its configuration.
+type Ties struct {
+	// Dropped goes with the VM when it is deleted, or makes Proxmox refuse the
+	// delete: firewall rules, ACL entries, replication jobs; in words.
+	Dropped   []string
+	Snapshots []string    // by name
+	Busy      []string    // backups and replications that run now or are due within BusyWithin, in words
+	HA        *HAResource // nil: not managed
+}
+
+// BusyWithin is how far ahead a backup that is due counts as one that runs.
+const BusyWithin = 30 * time.Minute
+
+// HAResource is a VM's resource in Proxmox HA.
+type HAResource struct {
+	VMID     VMID
+	State    string            // wanted by HA: "started", "stopped", "ignored", …
+	Settings map[string]string // everything else: max_restart, max_relocate, group, comment, failback
+}
+
+// Storage is a Proxmox storage.
+type Storage struct {
+	Name   string
+	Type   string // "dir", "lvmthin", "zfspool", "rbd", …
+	Shared bool
+}
+
 // Machine is what a Talos machine says about itself.
 type Machine struct {
 	UUID         string // SMBIOS UUID, lower-case
@@ -51,13 +79,41 @@ type Machine struct {
 	Unmet        []string // conditions that keep it from being ready
 	ControlPlane bool
 	BootID       string
-	BootEntry    string // boot loader entry it was booted from; "" when unknown or booted from an ISO
+	BootEntry    string // boot loader entry it was booted from, lower-case; "" when unknown or booted from an ISO
+	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
 	Schematic    SchematicEntry
 	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
 	Disks        []MachineDisk    // without CD-ROMs, loop and read-only devices
 	SystemDisk   string           // device name ("sda"); "" in maintenance mode
 	Volumes      []Volume
 	InstallImage string // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	Encryption   []Encryption
+	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
+}
+
+// Encryption is how the machine's configuration has one volume encrypted.
+type Encryption struct {
+	Volume      string   // "STATE", "EPHEMERAL", "u-data", …
+	Keys        []string // sorted: "static", "nodeID", "kms", "tpm"
+	LockToState bool     // the key is mixed with a salt on STATE: unreadable once STATE is lost
+}
+
+// EtcdMember is one member of etcd.
+type EtcdMember struct {
+	ID      uint64
+	Name    string // the machine's hostname
+	Peers   []string
+	Learner bool
+}
+
+// EtcdStatus is how one member says it stands.
+type EtcdStatus struct {
+	MemberID uint64
+	Leader   uint64 // 0: it knows none
+	Learner  bool
+	Version  string   // "3.6.4"
+	DBBytes  int64    // size of the database file
+	Errors   []string // its own, and every alarm of the cluster
 }
 
 // SchematicEntry is the factory's own entry in the list of extensions; zero when the image carries none.
@@ -104,10 +160,34 @@ type KubeNode struct {
 	UUID           string // systemUUID, lower-case
 	BootID         string
 	Ready          bool
+	ControlPlane   bool // by its label
 	Unschedulable  bool
+	Mark           *Mark  // why recast cordoned it; nil if it did not
+	FailedBuild    string // build that came back from an in-place upgrade as the old system
+	ProviderID     string // set where a cloud controller looks after the Node
 	KubeletVersion string
 	Addresses      []netip.Addr
 	Metadata       NodeMetadata
+}
+
+// Mark says on a Node, for as long as the node is being rolled, what for.
+type Mark struct {
+	Run      string   `json:"run"`
+	Strategy Strategy `json:"strategy"`
+	Build    string   `json:"build"` // build ID that it is being brought to
+	BootID   string   `json:"boot"`  // the boot that is to end
+	// NextBoot is what the boot loader would have started when the mark was made;
+	// Installed says that an in-place upgrade has installed the new system since.
+	NextBoot  string `json:"nextBoot,omitempty"`
+	Installed bool   `json:"installed,omitempty"`
+	Foreign   bool   `json:"foreign,omitempty"` // somebody else had cordoned it before: it stays so
+}
+
+// LocalData is data that lives on one node only.
+type LocalData struct {
+	Name string // what acceptLoss takes: "pv/pvc-1a2b", "longhorn/var/lib/longhorn", "rook/var/lib/rook"
+	What string // for people: "PersistentVolume pvc-1a2b (claim default/db-0)"
+	Path string // on the node
 }
 
 // NodeMetadata is what people put on a Node and a new Node would lack.
@@ -141,6 +221,8 @@ type Build struct {
 	Extensions   []LockedExtension // sorted by name
 	Installer    string            // by digest, as the node is to pull it; "" until built
 	ISOName      string            // file name on Proxmox storage
+	KernelArgs   []string          // that the schematic adds
+	EmbedsConfig bool              // the schematic has a machine configuration in it
 }
 
 // LockedExtension is an extension with the digest that the lock pins.
@@ -160,6 +242,12 @@ const (
 	Recreate Strategy = "recreate"
 	Reimage  Strategy = "reimage"
 	InPlace  Strategy = "in-place"
+
+	// Rollback and PutBack can't be configured: they bring an old system disk back.
+	// Rollback exchanges the system of a finished node for a kept one; PutBack
+	// gives up a replacement that is not finished.
+	Rollback Strategy = "rollback"
+	PutBack  Strategy = "put-back"
 )
 
 // Wanted is what config and lock say about one node.
@@ -170,6 +258,8 @@ type Wanted struct {
 	Build       Build
 	Strategy    Strategy
 	Holder      VMID     // a user's data VM that owns disks of this node; 0: none
+	AcceptLoss  []string // names of data on the system disk that may be lost with it
+	Kubernetes  string   // wanted version, "v1.35.4"; "": none in particular
 	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
 	SystemGiB   int      // wanted size of the system disk; 0: as it is
 	ISOStorages []string // where the boot ISO is, first choice first
@@ -184,8 +274,12 @@ type Found struct {
 	Node    *KubeNode
 	Addr    netip.Addr // where its Talos API is expected
 	Parking *Parking   // its parking VM, if there is one
-	Bound   []string   // what would go with the VM: firewall rules, ACL entries, replication jobs
-	Errs    []error
+	Ties    Ties
+	Local   []LocalData
+	// ConfigKnown says that the machine configuration is at hand although the
+	// node may not answer: in the user's files or in the journal of an unfinished run.
+	ConfigKnown bool
+	Errs        []error
 }
 
 // Open says whether a replacement of the node was begun and not finished.

@@ -17,15 +17,24 @@ type Sources struct {
 	Talos   Talos
 	Kube    Kube
 	Cluster string // name of the cluster; records of other clusters are not ours
+	// ConfigKnown says whether a node's machine configuration is at hand, in the
+	// user's files or the journal of that run; nil: never.
+	ConfigKnown func(run, node string) (bool, error)
 }
 
 // Observation is the whole world as it was found, once.
 type Observation struct {
-	VMs     []VM // of the whole Proxmox cluster, by VMID
-	Quorate bool // the Proxmox cluster has quorum
-	Parking []Parking
-	Nodes   []KubeNode
-	Found   []Found // one per wanted node, in their order
+	VMs      []VM // of the whole Proxmox cluster, by VMID
+	Quorate  bool // the Proxmox cluster has quorum
+	Parking  []Parking
+	Nodes    []KubeNode
+	Storages []Storage
+	Dark     error   // why Kubernetes and Talos could not be read while a replacement has a control plane out; nil: they were
+	Found    []Found // one per wanted node, in their order
+
+	// PastBuilds are builds of locks before this one, by ID: an unfinished
+	// replacement is finished with the build that it was begun with.
+	PastBuilds map[string]Build
 }
 
 // Parking is a parking VM with what its description says.
@@ -60,35 +69,78 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)
 	for i := range o.Found {
-		g.Go(func() (err error) {
-			f := &o.Found[i]
-			readMachine(ctx, src, f)
-			if f.VM != nil {
-				f.Bound, err = src.Proxmox.Bound(ctx, *f.VM)
-			}
-			return err
-		})
+		g.Go(func() error { return observeNode(ctx, src, &o.Found[i]) })
 	}
 	return o, g.Wait()
 }
 
+// observeNode reads what is said about one node. Only a machine that does not
+// answer is no error: everything else is needed to decide what would be lost.
+func observeNode(ctx context.Context, src Sources, f *Found) (err error) {
+	readMachine(ctx, src, f)
+	if f.Open() && src.ConfigKnown != nil {
+		if f.ConfigKnown, err = src.ConfigKnown(f.Parking.Record.Run, f.Name); err != nil {
+			return err
+		}
+	}
+	if f.VM == nil || f.Node == nil {
+		return nil
+	}
+	if f.Ties, err = src.Proxmox.Ties(ctx, *f.VM); err != nil {
+		return fmt.Errorf("node %s: %w", f.Name, err)
+	}
+	if f.Local, err = src.Kube.LocalData(ctx, f.Name); err != nil {
+		return fmt.Errorf("node %s: %w", f.Name, err)
+	}
+	return nil
+}
+
 func observeSources(ctx context.Context, src Sources) (o Observation, members []Member, err error) {
-	var errProxmox, errQuorum, errKube, errTalos error
+	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
 	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
 	g.Go(func() error { o.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
+	g.Go(func() error { o.Storages, errStorage = src.Proxmox.Storages(ctx); return nil })
 	g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
 	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
 	_ = g.Wait() // none of them returns an error: each is reported with its source
-	if err := errors.Join(
-		prefix("read Proxmox", errors.Join(errProxmox, errQuorum)),
-		prefix("read Kubernetes", errKube),
-		prefix("read Talos", errTalos),
-	); err != nil {
+	if err := prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
-	o.Parking, err = Parkings(o.VMs, src.Cluster)
+	if o.Parking, err = Parkings(o.VMs, src.Cluster); err != nil {
+		return Observation{}, nil, err
+	}
+	err = errors.Join(prefix("read Kubernetes", errKube), prefix("read Talos", errTalos))
+	if err != nil && o.controlPlaneOut() {
+		o.Dark = err // it may be away because of that one
+		return o, nil, nil
+	}
 	return o, members, err
+}
+
+// controlPlaneOut says whether an unfinished replacement has a control plane out.
+func (o Observation) controlPlaneOut() bool {
+	return slices.ContainsFunc(o.Parking, func(p Parking) bool {
+		mem, err := p.Record.memory(p.VM)
+		return p.Record.Open && err == nil && mem.ControlPlane
+	})
+}
+
+// controlPlanes are the addresses of the cluster's control planes, as far as known.
+func (o Observation) controlPlanes() []netip.Addr {
+	var out []netip.Addr
+	for _, n := range o.Nodes {
+		if addr := firstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
+			out = append(out, addr)
+		}
+	}
+	for _, p := range o.Parking {
+		mem, err := p.Record.memory(p.VM)
+		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, p.Record.Addr) {
+			out = append(out, p.Record.Addr)
+		}
+	}
+	return out
 }
 
 func prefix(what string, err error) error {
@@ -136,6 +188,13 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 	f.Parking = parked
 	if f.Open() {
 		uuid = parked.Record.UUID
+		if !f.Addr.IsValid() {
+			f.Addr = parked.Record.Addr
+		}
+	}
+	if uuid == "" && o.Dark != nil {
+		f.Errs = append(f.Errs, o.Dark)
+		return f, nil
 	}
 	if uuid == "" {
 		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,9 @@ func splitOptions(s string) []string {
 }
 
 func (r *Replace) parked(ctx context.Context, d ParkedDisk) (string, error) {
+	if d.Holder != 0 {
+		return r.detached(ctx, d)
+	}
 	park, disk, found, err := r.onParking(ctx, d)
 	if err != nil || !found || !sameOptions(disk.Options, parkedOptions(d)) {
 		return "", err
@@ -66,12 +70,18 @@ func (r *Replace) parked(ctx context.Context, d ParkedDisk) (string, error) {
 }
 
 func (r *Replace) park(ctx context.Context, d ParkedDisk) error {
+	if d.Holder != 0 {
+		return r.detach(ctx, d)
+	}
 	_, _, found, err := r.onParking(ctx, d)
 	if err != nil {
 		return err
 	}
 	if !found {
-		if err := r.moveToParking(ctx, d); err != nil {
+		err := r.handOver(ctx, Intent{
+			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parkedOptions(d), ","),
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -85,33 +95,38 @@ func (r *Replace) park(ctx context.Context, d ParkedDisk) error {
 	return r.setOptions(ctx, park, disk, parkedOptions(d))
 }
 
-func (r *Replace) moveToParking(ctx context.Context, d ParkedDisk) error {
+// detached says whether a holder's disk has left the VM's configuration.
+func (r *Replace) detached(ctx context.Context, d ParkedDisk) (string, error) {
 	vm, found, err := r.current(ctx)
 	if err != nil {
+		return "", err
+	}
+	if _, there := vm.Config[d.Key]; found && there {
+		return "", nil
+	}
+	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder), nil
+}
+
+// detach takes a disk that another VM owns out of the configuration. Proxmox
+// drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
+// Handing it over would rename it under its owner's configuration.
+func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
 		return err
 	}
-	value, attached := vm.Config[d.Key]
-	if !found || !attached {
-		return fault.WithHint(fault.Refusedf("%s of VM %d (%s) is neither there nor on parking VM %d", d.Key, r.VM.ID, d.Volid, r.Parking),
-			"look for volumes of both VMs in their storage; nothing was deleted")
-	}
-	disk, err := ParseDisk(d.Key, value)
+	disk, err := ParseDisk(d.Key, vm.Config[d.Key])
 	switch {
 	case err != nil:
 		return err
-	case disk.Volid != d.Volid:
-		return fault.Refusedf("%s of %s is %s now, not %s as planned", d.Key, vm, disk.Volid, d.Volid)
-	case disk.Owner != vm.ID:
-		// Proxmox would rename it under its real owner's configuration.
-		return fault.Refusedf("%s of %s belongs to VM %d", d.Key, vm, disk.Owner)
-	case vm.Running:
-		return fault.Refusedf("%s was started by somebody else", vm)
+	case disk.Volid != d.Volid || disk.Owner != d.Holder:
+		return fault.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	if err := r.Proxmox.MoveDisk(ctx, vm, d.Key, r.Parking, d.ParkKey); err != nil {
-		return fmt.Errorf("move %s of %s to VM %d: %w", d.Key, vm, r.Parking, err)
+	if err := r.Proxmox.SetConfig(ctx, vm, nil, []string{d.Key}); err != nil {
+		return fmt.Errorf("detach %s from %s: %w", d.Key, vm, err)
 	}
 	return nil
 }
@@ -133,14 +148,21 @@ func (r *Replace) attachSteps() []step.Step {
 		if d.System {
 			continue // it stays parked: the way back
 		}
-		steps = append(steps, step.Step{
-			ID: d.Key, Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
-			Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
-			Do:   func(ctx context.Context) error { return r.attach(ctx, d) },
-		})
+		steps = append(steps, r.attachStep(d))
 	}
 	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 }
+
+func (r *Replace) attachStep(d ParkedDisk) step.Step {
+	return step.Step{
+		ID: d.Key, Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
+		Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
+		Do:   func(ctx context.Context) error { return r.attach(ctx, d) },
+	}
+}
+
+// owner is whose name the disk's volume carries while the VM has it.
+func (r *Replace) owner(d ParkedDisk) VMID { return cmp.Or(d.Holder, r.VM.ID) }
 
 func (r *Replace) attached(ctx context.Context, d ParkedDisk) (string, error) {
 	vm, found, err := r.current(ctx)
@@ -155,8 +177,8 @@ func (r *Replace) attached(ctx context.Context, d ParkedDisk) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case disk.Owner != vm.ID:
-		return "", fault.Refusedf("%s of %s is %s, which is not its own", d.Key, vm, disk.Volid)
+	case disk.Owner != r.owner(d) || d.Holder != 0 && disk.Volid != d.Volid:
+		return "", fault.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
 	case !sameOptions(disk.Options, splitOptions(d.Options)):
 		return "", nil
 	}
@@ -168,11 +190,18 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 	switch {
 	case err != nil:
 		return err
-	case !found || vm.MadeBy() != r.Run:
-		return fault.Refusedf("VM %d is not the one that run %s created", r.VM.ID, r.Run)
+	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != PutBack && vm.MadeBy() != r.Run:
+		return fault.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
 	}
 	if _, there := vm.Config[d.Key]; !there {
-		if vm, err = r.moveBack(ctx, d); err != nil {
+		if d.Holder != 0 {
+			return r.attachHeld(ctx, vm, d)
+		}
+		err := r.handOver(ctx, Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
+		if err != nil {
+			return err
+		}
+		if vm, _, err = r.current(ctx); err != nil {
 			return err
 		}
 	}
@@ -183,29 +212,14 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 	return r.setOptions(ctx, vm, disk, splitOptions(d.Options))
 }
 
-func (r *Replace) moveBack(ctx context.Context, d ParkedDisk) (VM, error) {
-	park, _, found, err := r.onParking(ctx, d)
-	switch {
-	case err != nil:
-		return VM{}, err
-	case !found:
-		return VM{}, fault.WithHint(fault.Refusedf("%s of VM %d is neither there nor on parking VM %d", d.Key, r.VM.ID, r.Parking),
-			"look for volumes of both VMs in their storage; nothing was deleted")
+func (r *Replace) attachHeld(ctx context.Context, vm VM, d ParkedDisk) error {
+	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: joinOptions(d.Volid, d.Options)}, nil); err != nil {
+		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
 	}
-	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
-		return VM{}, err
-	}
-	if err := r.Proxmox.MoveDisk(ctx, park, d.ParkKey, r.VM.ID, d.Key); err != nil {
-		return VM{}, fmt.Errorf("move %s of %s back to VM %d: %w", d.ParkKey, park, r.VM.ID, err)
-	}
-	vm, found, err := r.current(ctx)
-	if err == nil && !found {
-		err = fmt.Errorf("VM %d: %w", r.VM.ID, ErrNotFound)
-	}
-	return vm, err
+	return nil
 }
 
-// compareDisks makes sure that the new VM has every drive that the old one had, and no other.
+// compareDisks makes sure that the VM has every drive that it had before, and no other.
 func (r *Replace) compareDisks(ctx context.Context) error {
 	vm, found, err := r.current(ctx)
 	if err != nil || !found {
@@ -215,22 +229,39 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	before, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	find := func(disks []Disk, key string) (Disk, bool) {
+		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
+		if i < 0 {
+			return Disk{}, false
+		}
+		return disks[i], true
+	}
 	var problems []error
-	expected := []string{}
-	for _, d := range r.Disks {
-		expected = append(expected, d.Key)
-		i := slices.IndexFunc(have, func(h Disk) bool { return h.Key == d.Key })
+	for _, d := range before {
+		h, there := find(have, d.Key)
 		switch {
-		case i < 0:
+		case d.CDROM:
+		case !there:
 			problems = append(problems, fault.Refusedf("%s has no %s", vm, d.Key))
-		case !d.System && !sameOptions(have[i].Options, splitOptions(d.Options)):
-			problems = append(problems, fault.Refusedf("%s of %s has options %v, before: %s", d.Key, vm, have[i].Options, d.Options))
+		case !r.isSystem(d.Key) && !sameOptions(h.Options, d.Options):
+			problems = append(problems, fault.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options))
+		case !r.moved(d.Key) && h.Volid != d.Volid:
+			problems = append(problems, fault.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid))
 		}
 	}
 	for _, h := range have {
-		if !h.CDROM && !slices.Contains(expected, h.Key) {
+		if _, had := find(before, h.Key); !h.CDROM && !had {
 			problems = append(problems, fault.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid))
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// moved says whether a disk changes its volid on its way.
+func (r *Replace) moved(key string) bool {
+	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }

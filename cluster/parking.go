@@ -11,7 +11,7 @@ import (
 
 // replace gathers what was remembered into the exchange of this node's VM.
 func (n *nodeRoll) replace(ctx context.Context) (*Replace, error) {
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -22,28 +22,24 @@ func (n *nodeRoll) replace(ctx context.Context) (*Replace, error) {
 	if !park.Record.Open || park.Record.Run != n.Run {
 		return nil, fault.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
 	}
-	iso, err := n.isoVolume(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return n.replaceOf(mem, park.Record, park.VM.ID, iso), nil
+	return n.replaceOf(mem, park.Record, park.VM.ID), nil
 }
 
-func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID, iso string) *Replace {
+func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
-		Proxmox: n.Proxmox, Run: n.Run, Build: n.want.Build.ID, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, ISO: iso, SystemGiB: n.want.SystemGiB, Serial: mem.DiskSerial,
+		Proxmox: n.Proxmox, Strategy: rec.Strategy, Run: n.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
+		Disks: rec.Disks, Restore: rec.Restore, ISO: n.isoVolume, SystemGiB: n.want.SystemGiB, Serial: mem.DiskSerial,
 	}
 }
 
-// newRecord maps every drive of the remembered VM to a free key of the parking
-// VM (nil: one yet to be made): its own key where that is free, else the lowest
-// free SCSI key. The system disk stays parked for long, so it is kept out of
-// the way at the other end.
+// newRecord maps the drives that have to leave the remembered VM to free keys of
+// the parking VM (nil: one yet to be made): their own where that is free, else
+// the lowest free SCSI key. The system disk stays parked for long, so it is kept
+// out of the way at the other end. A holder's disks are only detached.
 func (n *nodeRoll) newRecord(mem memory, park *Parking) (Record, error) {
 	rec := Record{
-		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, Build: n.want.Build.ID,
-		VMID: mem.VM.ID, UUID: mem.VM.UUID(), VMName: mem.VM.Name, Open: true, WasCordoned: mem.WasCordoned,
+		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, Build: n.plan.build(), Strategy: n.plan.Strategy,
+		VMID: mem.VM.ID, UUID: mem.VM.UUID(), VMName: mem.VM.Name, Addr: n.plan.Addr, Open: true, Restore: n.plan.restore,
 	}
 	taken := map[string]bool{}
 	if park != nil {
@@ -58,16 +54,20 @@ func (n *nodeRoll) newRecord(mem memory, park *Parking) (Record, error) {
 	}
 	for _, d := range disks {
 		system := d.Key == mem.SystemKey
-		key, err := parkingKey(d.Key, system, taken)
-		if err != nil {
+		if n.plan.Strategy != Recreate && !system {
+			continue // the VM stays, and its disks with it
+		}
+		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: optionString(d), System: system}
+		if d.Owner != mem.VM.ID {
+			p.Holder = d.Owner
+		} else if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
 			return Record{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, err)
 		}
-		taken[key] = true
-		rec.Disks = append(rec.Disks, ParkedDisk{
-			Key: d.Key, ParkKey: key, Volid: d.Volid, Options: optionString(d), System: system,
-		})
+		taken[p.ParkKey] = true
+		rec.Disks = append(rec.Disks, p)
 	}
-	return rec, nil
+	rec.Memory, err = mem.pack()
+	return rec, err
 }
 
 // scsiKeys is how many SCSI drives a Proxmox VM can have.
@@ -113,18 +113,16 @@ func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
 	if err != nil {
 		return err
 	}
-	return n.writeRecord(ctx, park.VM, rec)
+	return writeRecord(ctx, n.Proxmox, park.VM, rec)
 }
 
-func (n *nodeRoll) writeRecord(ctx context.Context, park VM, rec Record) error {
-	description, err := rec.Description()
+// updateRecord changes the open record of this run.
+func (n *nodeRoll) updateRecord(ctx context.Context, change func(*Record)) error {
+	park, err := n.parking(ctx)
 	if err != nil {
 		return err
 	}
-	if err := n.Proxmox.SetConfig(ctx, park, map[string]string{"description": description}, nil); err != nil {
-		return fmt.Errorf("write the record into %s: %w", park, err)
-	}
-	return nil
+	return changeRecord(ctx, n.Proxmox, park.VM, n.Run, change)
 }
 
 // createParking takes the first free VMID; whoever loses a race for one takes the next.

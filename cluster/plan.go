@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,21 +13,28 @@ import (
 // Plan says what a roll will do, in order. It is data: steps are derived from
 // it and from nothing else.
 type Plan struct {
-	Cluster string     `json:"cluster"`
-	Run     string     `json:"run,omitempty"` // the unfinished run that this one continues
-	Nodes   []NodePlan `json:"nodes"`         // every node looked at, in the order in which they are rolled
-	Warn    []string   `json:"warnings,omitempty"`
+	Cluster        string     `json:"cluster"`
+	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
+	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
+	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
+	PerHost        int        `json:"perHost"`
+	Warn           []string   `json:"warnings,omitempty"`
+
+	controlPlanes []netip.Addr
 }
 
 // NodePlan is what happens to one node.
 type NodePlan struct {
 	Node     string     `json:"node"`
 	Role     string     `json:"role"` // "worker" or "control-plane"
+	Phase    Phase      `json:"phase,omitempty"`
 	Drift    Drift      `json:"drift"`
 	Strategy Strategy   `json:"strategy,omitempty"` // "" when nothing is to be done
 	Why      string     `json:"why"`                // of the strategy, or of doing nothing
 	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
-	Resume   bool       `json:"resume,omitempty"`   // finishes an interrupted replacement
+	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
+	Notes    []string   `json:"notes,omitempty"`
+	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began
 	VMID     VMID       `json:"vmid"`
 	Host     string     `json:"host"`
 	UUID     string     `json:"uuid"`
@@ -38,8 +46,14 @@ type NodePlan struct {
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
 
-	wanted Wanted
-	found  Found
+	wanted        Wanted
+	found         Found
+	controlPlanes []netip.Addr // of the whole cluster
+	etcdKept      bool         // its etcd data outlives the system disk
+	restore       *KeptDisk    // of a rollback
+	previous      *Build       // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
+	fallbackKept  bool         // etcd's data outlives that
+	run           string       // whose unfinished work this is
 }
 
 // DiskPlan is one drive in a plan.
@@ -52,113 +66,152 @@ type DiskPlan struct {
 
 // Policy is how a roll goes about it.
 type Policy struct {
-	WorkersFirst bool
-	Only         []string // nodes to look at; empty: all
-	Exclude      []string
+	WorkersFirst   bool
+	Canary         bool
+	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
+	AcceptOutage   bool                  // of etcd, where there are only two control planes
+	Only           []string              // nodes to look at; empty: all
+	Exclude        []string
+	BootFailure    BootFailure
 }
 
-// expectedOutage is what one recreate is expected to cost: shutdown, parking
-// and the 146 s from power on to ready that a recreated node took under
-// software emulation (Talos v1.14.1 in QEMU), so an upper bound for the boot.
-const expectedOutage = 4 * time.Minute
+const (
+	controlPlane = "control-plane"
+	worker       = "worker"
+)
+
+// expectedOutage is what one node is expected to cost: shutdown, parking and
+// the 146 s from power on to ready that a recreated node took under software
+// emulation (Talos v1.14.1 in QEMU), so an upper bound for the boot.
+// An in-place upgrade saves the installation and one boot.
+var expectedOutage = map[Strategy]time.Duration{
+	Recreate: 4 * time.Minute, Reimage: 4 * time.Minute, InPlace: 2 * time.Minute, Rollback: 3 * time.Minute, PutBack: 3 * time.Minute,
+}
+
+// longOutage is when storage systems begin to think about rebuilding replicas:
+// Longhorn does after 10 minutes (replica-replenishment-wait-interval).
+const longOutage = 8 * time.Minute
 
 // NewPlan decides what to do about every wanted node, by what was observed and
 // nothing else. It fails only where the question itself makes no sense: an
-// unknown node name, a node that could not be read.
+// unknown node name, a node that could not be read. While something is
+// unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), controlPlanes: o.controlPlanes()}
 	if err := p.check(wanted); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
 	for i, w := range wanted {
-		if !p.selects(w.Name) && !o.Found[i].Open() {
+		if !p.selects(w.Name) && !o.Found[i].unfinished() {
 			continue
 		}
-		n := planNode(w, o.Found[i], o, past)
+		n := planNode(w, o.Found[i], o, past, p)
 		if n.Resume {
-			plan.Run = n.found.Parking.Record.Run
+			plan.Run = cmp.Or(plan.Run, n.run)
 		}
 		if o.Found[i].Machine == nil && !n.Resume {
 			unread = append(unread, fmt.Errorf("node %s: %s", w.Name, strings.Join(n.Drift.Unread, "; ")))
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
-	if err := errors.Join(unread...); err != nil {
+	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	plan.order(p)
-	plan.refuseSecondRun()
-	if !o.Quorate {
-		plan.Warn = append(plan.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
-	}
+	plan.warn(o)
 	return plan, nil
 }
 
-func planNode(w Wanted, f Found, o Observation, past History) NodePlan {
-	n := NodePlan{Node: w.Name, Role: "worker", Addr: f.Addr, Drift: Diff(w, f, past), wanted: w, found: f}
+// unfinished says whether an earlier run left something to finish on the node
+// before anything else can be planned for it.
+func (f Found) unfinished() bool {
+	return f.Open() || f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy == InPlace && f.Machine == nil
+}
+
+func (p *Plan) warn(o Observation) {
+	if !o.Quorate {
+		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
+	}
+	for _, n := range p.Work() {
+		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {
+			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
+		}
+	}
+}
+
+func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan {
+	n := NodePlan{Node: w.Name, Role: worker, Addr: f.Addr, Drift: Diff(w, f, past), wanted: w, found: f}
 	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = "control-plane"
+		n.Role = controlPlane
 	}
 	if f.VM != nil {
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}
 	switch {
 	case f.Open():
-		planResume(&n)
+		planResume(&n, o)
+	case f.unfinished():
+		planReboot(&n, o)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
-	case !n.Drift.Stale:
+	case !n.Drift.rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, short(w.Build.ID))
+	case n.Drift.tidy():
+		n.Strategy, n.Why = InPlace, "runs the wanted build: only what a roll left is cleared up"
+		n.etcdKept = true
 	default:
-		planRecreate(&n, o)
+		planStale(&n, o, p)
 	}
+	n.OutageSeconds = int(expectedOutage[n.Strategy].Seconds())
 	return n
 }
 
-// planResume finishes what a run began, with the build that its record names.
-func planResume(n *NodePlan) {
-	rec := n.found.Parking.Record
-	n.Resume, n.Strategy = true, Recreate
-	n.Why = fmt.Sprintf("run %s began to recreate it and did not finish", rec.Run)
-	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.found.Parking.VM.Host
-	n.OutageSeconds = int(expectedOutage.Seconds())
-	for _, d := range rec.Disks {
-		disk, err := ParseDisk(d.Key, joinOptions(d.Volid, d.Options))
-		if err != nil {
-			n.Refused = append(n.Refused, fmt.Sprintf("record of run %s: %v", rec.Run, err))
-			continue
-		}
-		n.add(disk, d.System)
-	}
-	if rec.Build != n.wanted.Build.ID {
-		n.Refused = append(n.Refused, fmt.Sprintf(
-			"run %s was bringing it to build %s, but the lock now says %s: put that lock back and roll once, then roll to the new one",
-			rec.Run, short(rec.Build), short(n.wanted.Build.ID)))
-	}
-}
-
-func planRecreate(n *NodePlan, o Observation) {
-	n.Strategy = Recreate
-	n.Why = "possible: every persistent disk can be carried over"
-	if n.wanted.Strategy == Recreate {
-		n.Why = "as configured"
-	}
-	n.OutageSeconds = int(expectedOutage.Seconds())
+func planStale(n *NodePlan, o Observation, p Policy) {
 	system, err := ProveSystemDisk(*n.found.VM, *n.found.Machine, n.wanted.SystemDisk)
-	if err != nil {
-		n.Refused = append(n.Refused, err.Error())
+	d := decide(n.wanted, n.found, o, system, err)
+	if n.Role == controlPlane && len(d.Refused) == 0 {
+		d = planEtcd(n, o, p, d, system, err)
 	}
-	n.Refused = append(n.Refused, refusals(n.wanted, n.found, o, system)...)
+	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
+	if n.Strategy == InPlace {
+		planFallback(n, o, p, system, err)
+		return
+	}
 	disks, err := n.found.VM.Disks()
 	if err != nil {
 		return // among the refusals
 	}
-	for _, d := range disks {
-		if !d.CDROM {
-			n.add(d, d.Key == system.Key)
+	for _, disk := range disks {
+		if !disk.CDROM && !disk.CSI() {
+			n.add(disk, disk.Key == system.Key)
 		}
 	}
+}
+
+// planEtcd applies the rules of etcd to what is decided. Under auto a node
+// whose system disk must not be replaced for etcd's sake is upgraded in place.
+func planEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, systemErr error) decision {
+	onSystem, err := etcdOnSystemDisk(*n.found.Machine)
+	if err != nil {
+		d.Refused = append(d.Refused, err.Error())
+		return d
+	}
+	n.etcdKept = !onSystem || d.Strategy == InPlace
+	refused, warn := etcdRules(len(o.controlPlanes()), !n.etcdKept, d.Strategy, p.AcceptOutage)
+	if len(refused) > 0 && n.wanted.Strategy == Auto && d.Strategy != InPlace {
+		because := refused[0]
+		n.etcdKept = true
+		w := n.wanted
+		w.Strategy = InPlace
+		d = decide(w, n.found, o, system, systemErr)
+		d.Why = "in-place: a new system disk is impossible (" + because + ")"
+		refused, warn = etcdRules(len(o.controlPlanes()), false, InPlace, p.AcceptOutage)
+	}
+	d.Refused = append(d.Refused, refused...)
+	d.Notes = append(d.Notes, warn...)
+	return d
 }
 
 func (n *NodePlan) add(d Disk, system bool) {
@@ -170,41 +223,14 @@ func (n *NodePlan) add(d Disk, system bool) {
 	n.Carried = append(n.Carried, p)
 }
 
-// order puts unfinished replacements first, then control planes and workers as
-// the policy says, each as the configuration lists them.
-func (p *Plan) order(policy Policy) {
-	rank := func(n NodePlan) int {
-		switch {
-		case n.Resume:
-			return 0
-		case (n.Role == "control-plane") != policy.WorkersFirst:
-			return 1
-		default:
-			return 2
-		}
-	}
-	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return rank(a) - rank(b) })
+// needsSnapshot says whether etcd is to be saved before this node is touched.
+func (n NodePlan) needsSnapshot() bool {
+	return n.Role == controlPlane && !n.Resume && !n.Drift.tidy()
 }
 
-// refuseSecondRun stops a plan that would have to continue two runs at once.
-func (p *Plan) refuseSecondRun() {
-	for i, n := range p.Nodes {
-		if n.Resume && n.found.Parking.Record.Run != p.Run {
-			p.Nodes[i].Refused = append(n.Refused, fmt.Sprintf("its replacement belongs to run %s, another node's to run %s",
-				n.found.Parking.Record.Run, p.Run))
-		}
-	}
-}
-
-// Work lists the nodes that something will be done to.
-func (p Plan) Work() []NodePlan {
-	var out []NodePlan
-	for _, n := range p.Nodes {
-		if n.Strategy != "" {
-			out = append(out, n)
-		}
-	}
-	return out
+// NeedsImages says whether any node is to get an image that may have to be built.
+func (p Plan) NeedsImages() bool {
+	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Strategy != PutBack && n.Strategy != Rollback })
 }
 
 // Refused lists every reason why the plan can't be run, with its node.

@@ -12,6 +12,20 @@ func (p Policy) selects(node string) bool {
 	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
 }
 
+// maxUnavailable is how many workers may be out at a time.
+func (p Policy) maxUnavailable(o Observation) int {
+	workers := 0
+	for _, f := range o.Found {
+		if f.Machine != nil && !f.Machine.ControlPlane {
+			workers++
+		}
+	}
+	if p.MaxUnavailable == nil {
+		return 1
+	}
+	return max(1, p.MaxUnavailable(workers))
+}
+
 // check refuses names of nodes that do not exist: a typing error must not look
 // like a roll with nothing to do.
 func (p Policy) check(wanted []Wanted) error {
@@ -27,4 +41,19 @@ func (p Policy) check(wanted []Wanted) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// tidy says whether the node is right but for what a roll left lying about:
+// that is cleared up without taking the node down.
+func (d Drift) tidy() bool {
+	for _, r := range d.Reasons {
+		switch r.Code {
+		case "cordoned", "boot-media", "install-image":
+		default:
+			if rollable(r.Code) {
+				return false
+			}
+		}
+	}
+	return d.rollable()
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"time"
 )
@@ -21,6 +22,9 @@ var ErrExists = errors.New("exists already")
 // may not have happened. Look at the world before doing anything else.
 var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 
+// ErrBusy says that a machine is at work on an installation already; nothing was begun.
+var ErrBusy = errors.New("an installation is in progress already")
+
 // Access says what our token may do.
 type Access interface {
 	// Permissions maps each path ("/", "/vms/9011", "/storage/fast") to the privileges that our token has there, sorted.
@@ -35,11 +39,25 @@ type Inventory interface {
 	VM(ctx context.Context, id VMID) (VM, error)
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
-	// Bound names what Proxmox keeps for a VM outside of its configuration and
-	// drops with it, or for whose sake it refuses the delete; none is what a recreate needs.
-	Bound(ctx context.Context, vm VM) ([]string, error)
+	// Ties reads what Proxmox keeps for a VM outside of its configuration.
+	Ties(ctx context.Context, vm VM) (Ties, error)
+	// Storages lists the storages of the Proxmox cluster, by name.
+	Storages(ctx context.Context) ([]Storage, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
+	// OwnedVolumes lists the volids of the disk images on a storage, as that host
+	// sees it, whose name carries that VMID, sorted; whether or not any VM refers to them.
+	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
+}
+
+// HA takes VMs out of Proxmox HA and puts them back.
+type HA interface {
+	// RemoveHA removes the VM's HA resource and leaves every rule as it is. No-op
+	// if there is none. The VM goes on as it is, on or off.
+	RemoveHA(ctx context.Context, id VMID) error
+	// AddHA makes the resource again as it was. No-op if it is there with these
+	// settings; others are an error.
+	AddHA(ctx context.Context, r HAResource) error
 }
 
 // Editor changes VMs. Every method returns when Proxmox has finished the work,
@@ -50,6 +68,8 @@ type Editor interface {
 	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
 	// SetConfig sets and deletes keys of the configuration with that digest. ErrChanged if it is another one.
 	SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error
+	// FreeDisk frees the volume behind vm's key, which must be vm's own, and removes the key. ErrChanged as for SetConfig.
+	FreeDisk(ctx context.Context, vm VM, key string) error
 	// DeleteVM deletes a stopped VM and every volume that it owns. Never sends purge
 	// nor destroy-unreferenced-disks.
 	DeleteVM(ctx context.Context, vm VM) error
@@ -80,6 +100,7 @@ type Proxmox interface {
 	Inventory
 	Tasks
 	Editor
+	HA
 	Power
 }
 
@@ -92,6 +113,41 @@ type Talos interface {
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
+	Etcd
+	Upgrader
+}
+
+// Etcd talks to etcd through the Talos API of one control plane. Every call has
+// a deadline of its own: without quorum etcd does not answer.
+type Etcd interface {
+	// EtcdMembers lists the members as the control plane at addr knows them, by name.
+	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
+	// EtcdStatus reads how the member at addr itself stands, its alarms included.
+	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
+	// EtcdSnapshot streams a snapshot of the member at addr: a database file and its SHA-256 behind it.
+	EtcdSnapshot(ctx context.Context, addr netip.Addr, w io.Writer) error
+	// EtcdForfeit makes the member at addr hand leadership over if it has it.
+	EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error
+	// EtcdLeave makes the member at addr leave and empties its data directory.
+	EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error
+}
+
+// Upgrader replaces the system of a running machine in place. Each call refuses
+// unless the machine at addr has that UUID.
+type Upgrader interface {
+	// PullInstaller makes the machine fetch an installer by digest and returns when
+	// it has it; supported is false on a Talos that has no API for it (before 1.13).
+	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
+	// Install writes the installer's system beside the running one, with the API
+	// that the machine's version has. reboots is true where that API reboots the
+	// machine by itself afterwards (before 1.13); otherwise it returns when it is installed.
+	Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error)
+	// Reboot restarts the machine; it returns when the machine has accepted it.
+	Reboot(ctx context.Context, addr netip.Addr, uuid string) error
+	// Rollback makes the other boot entry the default one and reboots.
+	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
+	// ReplaceConfig gives a configured machine another configuration without a reboot.
+	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 }
 
 // Maintenance talks to machines that have no configuration yet, without credentials.
@@ -107,7 +163,8 @@ type Maintenance interface {
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
 }
 
-// ConfigPatch is what recast sets in a machine configuration before it applies it.
+// ConfigPatch is what recast sets in a machine configuration before it applies
+// it; what is "" stays as it is.
 type ConfigPatch struct {
 	Installer  string // image reference by digest
 	DiskSerial string // the one disk to install on
@@ -118,14 +175,27 @@ type ConfigPatch struct {
 type Kube interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
-	// Cordon makes the node unschedulable; Uncordon undoes it. Both are no-ops where it is so already.
-	Cordon(ctx context.Context, node string) error
+	// Cordon makes the node unschedulable and marks it with why, in one change. A
+	// node that is unschedulable without a mark is somebody else's doing: it gets
+	// the mark with Foreign set.
+	Cordon(ctx context.Context, node string, why Mark) error
+	// Uncordon removes the mark and, unless it is Foreign, makes the node
+	// schedulable, in one change. No-op without a mark.
 	Uncordon(ctx context.Context, node string) error
+	// SetFailedBuild remembers on the Node that a build came back from an in-place
+	// upgrade as the old system; "" forgets it.
+	SetFailedBuild(ctx context.Context, node, build string) error
 	// Drain evicts the node's pods, respecting PodDisruptionBudgets, until none but
 	// DaemonSet and mirror pods are left. say gets a line for each pod and each refusal.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// AttachedVolumes lists the VolumeAttachments of the node, by name.
 	AttachedVolumes(ctx context.Context, node string) ([]string, error)
+	// LocalData lists what is bound to be on this very node: local and hostPath
+	// PersistentVolumes in use with affinity to it, directories of Longhorn and Rook.
+	LocalData(ctx context.Context, node string) ([]LocalData, error)
+	// PendingCertificates lists the certificate requests of the node's kubelet
+	// that wait for somebody's approval, by name.
+	PendingCertificates(ctx context.Context, node string) ([]string, error)
 	// RestoreMetadata gives the node back the labels, annotations and taints it had,
 	// leaving alone keys that Kubernetes and Talos manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error

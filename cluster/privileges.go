@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,39 +13,77 @@ import (
 // Needs maps a path of Proxmox's access tree to the privileges that a roll must have there.
 type Needs map[string][]string
 
-// vmPrivileges is what recreating a VM takes on its path and on the parking VM's.
-var vmPrivileges = []string{
-	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType",
-	"VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
-}
+// What the work takes on the paths of the VMs (qemu-server, API2/Qemu.pm). The
+// claim and the parking VMs are created and deleted by every run that has them.
+var (
+	claimPrivileges   = []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
+	reimagePrivileges = []string{"VM.Config.CDROM", "VM.Config.Disk", "VM.PowerMgmt"}
+	// recreatePrivileges are those of a create with every setting that a token may write.
+	recreatePrivileges = []string{
+		"VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Network", "VM.PowerMgmt",
+	}
+)
 
-// NeedsOf derives what a plan's work takes. The privileges must be granted
-// above /vms/<id>: an entry at the VM's own path goes with the VM when it is deleted.
+// NeedsOf derives what a plan's work takes, by each node's strategy. The
+// privileges must be granted above /vms/<id>: an entry at the VM's own path goes
+// with the VM when it is deleted.
 func NeedsOf(p Plan) Needs {
 	needs := Needs{}
 	add := func(path string, privs ...string) {
 		needs[path] = slices.Compact(slices.Sorted(slices.Values(append(needs[path], privs...))))
 	}
 	for _, n := range p.Work() {
-		add("/", "Sys.Audit")
-		add("/vms", vmPrivileges...)
-		disks := n.Carried
-		if n.System != nil {
-			disks = append(slices.Clone(disks), *n.System)
+		add("/", "Sys.Audit") // quorum, HA resources, backup jobs
+		add("/vms", claimPrivileges...)
+		needsOfNode(n, add)
+	}
+	return needs
+}
+
+func needsOfNode(n NodePlan, add func(path string, privs ...string)) {
+	vm := n.found.VM
+	var disks []DiskPlan
+	switch n.Strategy {
+	case InPlace:
+		return
+	case Reimage, Rollback:
+		add("/vms", reimagePrivileges...)
+	default:
+		add("/vms", recreatePrivileges...)
+		disks = slices.Clone(n.Carried)
+		if vm != nil {
+			needsOfConfig(vm.Config, add)
 		}
-		for _, d := range disks {
-			if storage, _, ok := strings.Cut(d.Volid, ":"); ok {
-				add("/storage/"+storage, "Datastore.AllocateSpace", "Datastore.Audit")
-			}
-		}
-		if n.found.VM != nil {
-			needsOfConfig(n.found.VM.Config, add)
-		}
+	}
+	if n.System != nil {
+		disks = append(disks, *n.System)
+	}
+	for _, d := range disks {
+		needsOfDisk(d, n.VMID, add)
+	}
+	if n.Strategy == Recreate || n.Strategy == Reimage {
 		for _, storage := range n.wanted.ISOStorages {
 			add("/storage/"+storage, "Datastore.AllocateTemplate", "Datastore.Audit")
 		}
 	}
-	return needs
+	if n.found.Ties.HA != nil || vm != nil && vm.HA {
+		add("/", "Sys.Console") // changes of the HA configuration
+	}
+}
+
+// needsOfDisk is what parking a disk takes, or attaching a holder's again:
+// pve-storage's check_volume_access asks for VM.Config.Disk at its owner.
+func needsOfDisk(d DiskPlan, vm VMID, add func(path string, privs ...string)) {
+	disk, err := ParseDisk(d.Key, d.Volid)
+	if err != nil || !strings.Contains(d.Volid, ":") {
+		return // no volume of a storage: such a node is refused
+	}
+	if disk.Owner != 0 && disk.Owner != vm {
+		add(fmt.Sprintf("/vms/%d", disk.Owner), "VM.Config.Disk")
+		add("/storage/"+disk.Storage(), "Datastore.Audit")
+		return
+	}
+	add("/storage/"+disk.Storage(), "Datastore.AllocateSpace", "Datastore.Audit")
 }
 
 // needsOfConfig are privileges that creating the VM again takes because of
@@ -61,6 +100,8 @@ func needsOfConfig(config map[string]string, add func(path string, privs ...stri
 			add("/mapping/hwrng", "Mapping.Use")
 		case bus == "net" && strings.HasPrefix(option("bridge"), "vmbr"):
 			add("/sdn/zones/localnetwork/"+option("bridge"), "SDN.Use")
+		case bus == "virtiofs":
+			add("/mapping/dir/"+cmp.Or(option("dirid"), strings.Split(value, ",")[0]), "Mapping.Use")
 		case (bus == "hostpci" || bus == "usb") && option("mapping") != "":
 			add("/mapping/"+map[string]string{"hostpci": "pci", "usb": "usb"}[bus]+"/"+option("mapping"), "Mapping.Use")
 		}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -12,32 +13,61 @@ import (
 // description of the node's parking VM, so that anybody who can read Proxmox
 // can see what is where; nothing in it is secret.
 type Record struct {
-	Cluster     string       `json:"cluster"`
-	Node        string       `json:"node"`
-	Run         string       `json:"run"`
-	Build       string       `json:"build"` // build ID the node is being brought to
-	VMID        VMID         `json:"vmid"`
-	UUID        string       `json:"uuid"`
-	VMName      string       `json:"name"`
-	Open        bool         `json:"open"`                  // the replacement is not finished
-	WasCordoned bool         `json:"wasCordoned,omitempty"` // somebody else had cordoned the node before
-	Disks       []ParkedDisk `json:"disks,omitempty"`       // of the open replacement
-	Kept        []KeptDisk   `json:"kept,omitempty"`        // old system disks, newest last
+	Cluster  string       `json:"cluster"`
+	Node     string       `json:"node"`
+	Run      string       `json:"run"`
+	Build    string       `json:"build"`              // build ID the node is being brought to
+	Strategy Strategy     `json:"strategy,omitempty"` // how: recreate, reimage or rollback
+	VMID     VMID         `json:"vmid"`
+	UUID     string       `json:"uuid"`
+	VMName   string       `json:"name"`
+	Addr     netip.Addr   `json:"address,omitzero"`
+	Open     bool         `json:"open"`              // the replacement is not finished
+	PutBack  bool         `json:"putBack,omitempty"` // it was given up: the old system disk goes back
+	Left     bool         `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
+	Intent   *Intent      `json:"intent,omitempty"`  // the hand-over of a disk that was begun last
+	Disks    []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
+	Restore  *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
+	Kept     []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
+	Memory   string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
 }
 
 // ParkedDisk maps a drive of the node's VM to its place on the parking VM.
 type ParkedDisk struct {
-	Key     string `json:"key"`     // on the node's VM
-	ParkKey string `json:"parkKey"` // on the parking VM
-	Volid   string `json:"volid"`   // as it was before the replacement
+	Key     string `json:"key"`               // on the node's VM
+	ParkKey string `json:"parkKey,omitempty"` // on the parking VM; "" for a holder's disk
+	Volid   string `json:"volid"`             // as it was before the replacement
 	Options string `json:"options,omitempty"`
 	System  bool   `json:"system,omitempty"`
+	Holder  VMID   `json:"holder,omitempty"` // owned by that VM: detached, never handed over
 }
 
 // KeptDisk is an old system disk that stays parked: the way back.
 type KeptDisk struct {
-	Key string `json:"key"` // on the parking VM
-	Run string `json:"run"` // the run that replaced it
+	Key        string `json:"key"`               // on the parking VM
+	Run        string `json:"run"`               // the run that replaced it
+	Slot       string `json:"slot,omitempty"`    // on the node's VM
+	Options    string `json:"options,omitempty"` // there
+	Build      string `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
+	Talos      string `json:"talos,omitempty"`
+	Config     string `json:"config,omitempty"`     // SHA-256 of its machine configuration
+	Kubernetes string `json:"kubernetes,omitempty"` // version of the kubelet then
+	Etcd       string `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
+	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds the data of etcd
+	Left       bool   `json:"left,omitempty"`       // which is empty: the node had left
+}
+
+// Intent is written before a disk is handed over. Proxmox renames the volume,
+// then writes the source's configuration, then the target's: whoever finds this
+// after a crash can tell the volume that lost its name from all others.
+type Intent struct {
+	From    VMID     `json:"from"`
+	Key     string   `json:"key"`
+	Volid   string   `json:"volid"`
+	To      VMID     `json:"to"`
+	ToKey   string   `json:"toKey"`
+	Options string   `json:"options,omitempty"` // on the target
+	Unnamed []string `json:"unnamed,omitempty"` // volumes of either VM that nobody named before
 }
 
 const (

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,7 +12,7 @@ import (
 func TestRecordSurvivesADescription(t *testing.T) {
 	t.Parallel()
 	rec := Record{
-		Cluster: "c1", Node: "wk1", Run: "20261121-0421-3f2a", Build: "b", VMID: 9011, UUID: "u", VMName: "wk1", Open: true, WasCordoned: true,
+		Cluster: "c1", Node: "wk1", Run: "20261121-0421-3f2a", Build: "b", VMID: 9011, UUID: "u", VMName: "wk1", Open: true, Left: true,
 		Disks: []ParkedDisk{{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:9011/vm-9011-disk-0.raw", Options: "serial=a,size=10G", System: true}},
 		Kept:  []KeptDisk{{Key: "scsi29", Run: "earlier"}},
 	}
@@ -29,7 +30,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatalf("ok %t, err %v", ok, err)
 	}
-	if diff := cmp.Diff(rec, got); diff != "" {
+	if diff := cmp.Diff(rec, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
 }

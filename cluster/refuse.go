@@ -1,18 +1,182 @@
 package cluster
 
 import (
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
-// rootOnly are the settings that only the real root@pam user may write, not
-// even its tokens (qemu-server, API2/Qemu.pm): a VM that has one can be deleted
-// by a token, but not made again.
-var rootOnly = []string{"args", "affinity", "hookscript"}
+// candidate is a node whose machine was read, with all that decides what can be done to it.
+type candidate struct {
+	Wanted
+	vm        VM
+	m         Machine
+	found     Found
+	world     Observation
+	disks     []Disk
+	disksErr  error
+	system    Disk
+	systemErr error
+}
 
-// rawDevice tells passed-through devices that are not mapped: those too are for root@pam alone.
+// againstRecreate says why the VM can't be deleted and made again.
+func (c candidate) againstRecreate() []string {
+	return slices.Concat(c.againstReplacing(), c.tied(), c.unwritable(), c.unnamable(), c.immovable(Recreate))
+}
+
+// againstReimage says why the VM can't get a blank system disk.
+func (c candidate) againstReimage() []string {
+	return slices.Concat(c.againstReplacing(), c.immovable(Reimage))
+}
+
+// againstInPlace says why the running system can't be upgraded.
+func (c candidate) againstInPlace() []string {
+	var out []string
+	if n := c.found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
+		out = append(out, fmt.Sprintf("build %s came back as the old system once, and is never tried again with the same image: "+
+			"lock another version or other extensions, or use recreate or reimage", short(n.FailedBuild)))
+	}
+	if n := c.found.Node; c.m.pendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
+		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.m.NextBoot))
+	}
+	if size := c.system.SizeBytes(); c.systemErr == nil && size > 0 && size < uint64(max(c.SystemGiB, 0))<<30 {
+		out = append(out, fmt.Sprintf("in-place can't make the system disk %s larger (%s → %dG): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
+			c.system.Key, c.system.Option("size"), c.SystemGiB))
+	}
+	return out
+}
+
+// againstReplacing is what keeps the system disk where it is, whoever the VM around it.
+func (c candidate) againstReplacing() []string {
+	var out []string
+	if c.systemErr != nil {
+		out = append(out, strings.Join(append([]string{c.systemErr.Error()}, fault.Hints(c.systemErr)...), ": "))
+	}
+	if c.disksErr != nil {
+		out = append(out, c.disksErr.Error()+": correct the VM's configuration")
+	}
+	out = append(out, c.occupied()...)
+	out = append(out, c.entangled()...)
+	out = append(out, c.irreplaceable()...)
+	out = append(out, c.preconfigured()...)
+	out = append(out, c.sealed()...)
+	return append(out, c.mislabelled()...)
+}
+
+// occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.
+func (c candidate) occupied() []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if c.vm.Template {
+		add("the VM is a template: a node can't be one")
+	}
+	if c.vm.Lock != "" {
+		add("the VM is locked (%s): wait until that task has ended", c.vm.Lock)
+	}
+	snapshots := c.found.Ties.Snapshots
+	if parent := c.vm.Config["parent"]; len(snapshots) == 0 && parent != "" {
+		snapshots = []string{parent}
+	}
+	if len(snapshots) > 0 {
+		add("the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
+	}
+	for _, what := range c.found.Ties.Busy {
+		add("%s: wait until that is over", what)
+	}
+	if len(c.vm.Pending) > 0 {
+		add("the VM has pending changes (%s): restart it or revert them", strings.Join(c.vm.Pending, ", "))
+	}
+	return out
+}
+
+// preconfigured is whatever would give the blank machine a configuration before
+// recast does: that would choose the disk to install on. Talos looks at the
+// embedded one, the kernel arguments and the platform's before it goes into
+// maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
+func (c candidate) preconfigured() []string {
+	const would = "would configure the blank machine before recast can"
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if customUserData(c.vm) {
+		add("cicustom's user data (%s) %s: remove its user= part", c.vm.Config["cicustom"], would)
+	}
+	if serial := smbiosSerial(c.vm.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
+		add("the SMBIOS serial %q %s: remove it from smbios1", serial, would)
+	}
+	for _, sign := range []string{"ds=nocloud", "talos.config", "siderolink.api"} {
+		if strings.Contains(c.vm.Config["args"], sign) {
+			add("the VM's args name %s, which %s: remove that", sign, would)
+		}
+	}
+	for _, arg := range c.Build.KernelArgs {
+		if givesConfig(arg) {
+			add("the schematic's kernel argument %s %s: remove it from the schematic", argName(arg), would)
+		}
+	}
+	for _, arg := range c.m.ConfigArgs {
+		if !slices.ContainsFunc(c.Build.KernelArgs, func(wanted string) bool { return argName(wanted) == argName(arg) }) {
+			add("the machine was booted with the kernel argument %s, which %s: remove it and roll in-place once", argName(arg), would)
+		}
+	}
+	if c.Build.EmbedsConfig {
+		add("the schematic embeds a machine configuration, which %s: remove embeddedMachineConfiguration from it", would)
+	}
+	return out
+}
+
+func customUserData(vm VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
+
+// givesConfig tells kernel arguments that name a configuration or a server that has one.
+func givesConfig(arg string) bool {
+	name := argName(arg)
+	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
+}
+
+func argName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
+
+// smbiosSerial is the serial number in a VM's smbios1, whose values but the UUID
+// may all be in base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
+func smbiosSerial(smbios string) string {
+	options := Disk{Options: strings.Split(smbios, ",")}
+	serial := options.Option("serial")
+	if options.Option("base64") == "1" {
+		if b, err := base64.StdEncoding.DecodeString(serial); err == nil {
+			return string(b)
+		}
+	}
+	return serial
+}
+
+// tied is what a delete of the VM would take along, or be refused for.
+func (c candidate) tied() []string {
+	var out []string
+	for _, what := range c.found.Ties.Dropped {
+		out = append(out, fmt.Sprintf("the VM has %s, which a delete would drop or be refused for: remove it, or use reimage", what))
+	}
+	if n := c.found.Node; n != nil && n.ProviderID != "" {
+		out = append(out, fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID))
+	}
+	if c.vm.Config["protection"] == "1" {
+		out = append(out, "the VM is protected from being deleted: unset its protection, or use reimage")
+	}
+	return out
+}
+
+// rootOnly are the settings that only the real root@pam user may write, not
+// even its tokens: those of no group in qemu-server's API2/Qemu.pm,
+// check_vm_modify_config_perm. A VM that has one can be deleted by a token, but
+// not made again. vmgenid is one too, but Proxmox makes that itself.
+var rootOnly = []string{
+	"affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages", "spice_enhancements",
+}
+
+// rawDevice tells passed-through devices that are not mapped, and device ROMs:
+// those too are for root@pam alone.
 func rawDevice(key, value string) bool {
+	options := Disk{Options: strings.Split(value, ",")}
 	for _, bus := range []string{"hostpci", "usb", "serial", "parallel"} {
 		number, ok := strings.CutPrefix(key, bus)
 		if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
@@ -22,123 +186,30 @@ func rawDevice(key, value string) bool {
 		case "serial":
 			return value != "socket"
 		case "usb":
-			return !strings.Contains(value, "mapping=") && !strings.HasPrefix(value, "spice")
+			return options.Option("mapping") == "" && options.Option("host") != "spice" && options.Options[0] != "spice"
+		case "hostpci":
+			return options.Option("mapping") == "" || options.Option("romfile") != ""
 		default:
-			return !strings.Contains(value, "mapping=")
+			return true
 		}
 	}
 	return false
 }
 
-// refusals says why a node can't be recreated, each with what would lift it;
-// none means that it can. It reads only what was observed.
-func refusals(w Wanted, f Found, o Observation, system Disk) []string {
-	if f.Machine.ControlPlane {
-		return []string{"it is a control plane: this version recreates workers only"}
-	}
-	out := refuseVM(*f.VM)
-	for _, what := range f.Bound {
-		out = append(out, "the VM has "+what+", which a delete would drop or be refused for: this version can't carry that over")
-	}
-	disks, err := f.VM.Disks()
-	if err != nil {
-		return append(out, err.Error())
-	}
-	out = append(out, refuseDisks(*f.VM, disks, o.VMs)...)
-	return append(out, refuseVolumes(f, disks, system)...)
-}
-
-func refuseVM(vm VM) []string {
+// unwritable are settings that a new VM could not be given.
+func (c candidate) unwritable() []string {
 	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	if vm.Template {
-		add("the VM is a template")
-	}
-	if vm.Lock != "" {
-		add("the VM is locked (%s): wait until that task has ended", vm.Lock)
-	}
-	if vm.HA {
-		add("the VM is managed by Proxmox HA, which this version does not take it out of: remove the HA resource first")
-	}
-	if vm.Config["parent"] != "" {
-		add("the VM has snapshots (%s): delete them first", vm.Config["parent"])
-	}
-	if vm.Config["protection"] == "1" {
-		add("the VM is protected: unset its protection first")
-	}
-	if len(vm.Pending) > 0 {
-		add("the VM has pending changes (%s): restart it or revert them", strings.Join(vm.Pending, ", "))
-	}
-	for _, key := range []string{"cicustom", "cipassword"} {
-		if vm.Config[key] != "" {
-			add("the VM has %s, which can't be carried over safely", key)
-		}
-	}
-	if strings.Contains(vm.Config["smbios1"], "ds=nocloud") {
-		add("its SMBIOS serial points Talos to a configuration of its own (ds=nocloud)")
-	}
-	for key, value := range vm.Config {
+	for key, value := range c.vm.Config {
 		if slices.Contains(rootOnly, key) || rawDevice(key, value) {
-			add("its setting %s can only be written by root@pam: use a resource mapping, or recreate it by hand", key)
+			out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
 		}
+	}
+	if custom := c.vm.Config["cicustom"]; custom != "" && !customUserData(c.vm) {
+		out = append(out, fmt.Sprintf("the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom))
+	}
+	if c.vm.Config["cipassword"] != "" {
+		out = append(out, "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
 	}
 	slices.Sort(out)
-	return out
-}
-
-func refuseDisks(vm VM, disks []Disk, all []VM) []string {
-	var out []string
-	for _, d := range disks {
-		switch {
-		case d.CDROM && !d.CloudInit():
-			continue
-		case strings.HasPrefix(d.Volid, "/"):
-			out = append(out, fmt.Sprintf("%s is a device of the host (%s): only root@pam can attach it", d.Key, d.Volid))
-			continue
-		case d.Owner != vm.ID:
-			out = append(out, fmt.Sprintf("%s (%s) belongs to VM %d: disks of other VMs are not served by this version", d.Key, d.Volid, d.Owner))
-		}
-		if users := referencedBy(d.Volid, all); len(users) > 1 {
-			out = append(out, fmt.Sprintf("%s (%s) is used in more than one place: %s", d.Key, d.Volid, strings.Join(users, ", ")))
-		}
-	}
-	return out
-}
-
-// referencedBy lists every place in the whole Proxmox cluster that names a volume.
-func referencedBy(volid string, vms []VM) []string {
-	var out []string
-	for _, vm := range vms {
-		for key, value := range vm.Config {
-			if d, err := ParseDisk(key, value); err == nil && d.Volid == volid {
-				out = append(out, fmt.Sprintf("%s of VM %d", key, vm.ID))
-			}
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// talosLabels are the partition labels that Talos takes for its own wherever they are.
-var talosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL"}
-
-func refuseVolumes(f Found, disks []Disk, system Disk) []string {
-	var out []string
-	for _, v := range f.Machine.Volumes {
-		onSystem := v.Disk == f.Machine.SystemDisk
-		switch {
-		case onSystem && (strings.HasPrefix(v.Label, "u-") || strings.HasPrefix(v.Label, "r-") || strings.HasPrefix(v.Label, "x-")):
-			out = append(out, fmt.Sprintf("the system disk holds the volume %s, which would be lost", v.Label))
-		case !onSystem && v.Label == "META":
-			out = append(out, fmt.Sprintf("%s carries a META partition: the boot ISO would take Talos for installed and halt", v.Disk))
-		case !onSystem && v.Label != "EPHEMERAL" && slices.Contains(talosLabels, v.Label):
-			out = append(out, fmt.Sprintf("%s carries a stale %s partition of Talos", v.Disk, v.Label))
-		}
-	}
-	for _, d := range disks {
-		if d.Bootable() && d.Key != system.Key && d.Option("serial") == "" {
-			out = append(out, fmt.Sprintf("persistent disk %s has no serial, so the new VM could not prove that it got it back: add serial= to it", d.Key))
-		}
-	}
 	return out
 }

@@ -11,19 +11,23 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Replace exchanges a stopped VM for a new one under the same VMID, with a
-// blank system disk and every other disk carried over. Meanwhile each disk has
-// a name in the parking VM's configuration. It needs Proxmox and nothing else.
+// Replace exchanges the system of a stopped VM. Recreate makes a new VM under
+// the same VMID with a blank system disk and every other disk carried over;
+// Reimage and Rollback keep the VM and exchange its system disk, for a blank one
+// or for a kept one. Meanwhile each disk that left the VM has a name in the
+// parking VM's configuration. It needs Proxmox and nothing else.
 type Replace struct {
 	Proxmox   Proxmox
+	Strategy  Strategy // Recreate, Reimage or Rollback
 	Run       string
 	Build     string // build ID, for the mark on the new VM
 	VM        VM     // as it was before anything was touched
 	Parking   VMID   // the parking VM, with an open record of this run
 	Disks     []ParkedDisk
-	ISO       string // volid of the boot ISO
-	SystemGiB int    // wanted size of the new system disk; 0 or less than before: as before
-	Serial    string // of the new system disk
+	Restore   *KeptDisk                                 // Rollback: the disk that comes back
+	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
+	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
+	Serial    string                                    // of the blank system disk
 }
 
 // Steps is the exchange as a tree of its own.
@@ -32,10 +36,10 @@ func (r *Replace) Steps() step.Step {
 	branch := func(id, title string, steps []step.Step) step.Step {
 		return step.Step{ID: id, Title: title, Risk: step.Destructive, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 	}
-	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), known.takeDown())
-	down.Skip = r.replaced
+	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), known.takeDown(r.Strategy))
+	down.Skip = r.takenDown
 	return branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID), []step.Step{
-		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.bringUp()),
+		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.bringUp(r.Strategy)),
 	})
 }
 
@@ -43,16 +47,32 @@ func (r *Replace) Steps() step.Step {
 // once the VM was remembered.
 type replacing func(ctx context.Context) (*Replace, error)
 
-func (get replacing) takeDown() []step.Step {
-	return []step.Step{
-		{ID: "park", Title: "park every disk on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps)},
-		{ID: "delete-vm", Title: "delete the VM, which owns no disk any more", Risk: step.Destructive, Skip: get.skip((*Replace).replaced), Do: get.do((*Replace).deleteVM)},
+func (get replacing) takeDown(s Strategy) []step.Step {
+	steps := []step.Step{
+		{ID: "park", Title: "park its disks on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps)},
 	}
+	if s == Recreate {
+		steps = append(steps, step.Step{
+			ID: "delete-vm", Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
+			Skip: get.skip((*Replace).replaced), Do: get.do((*Replace).deleteVM),
+		})
+	}
+	return steps
 }
 
-func (get replacing) bringUp() []step.Step {
+func (get replacing) bringUp(s Strategy) []step.Step {
+	var first step.Step
+	switch s {
+	case Recreate:
+		first = step.Step{ID: "create-vm", Title: "create the VM again with a blank system disk", Skip: get.skip((*Replace).created), Do: get.do((*Replace).createVM)}
+	case Rollback:
+		first = step.Step{ID: "restore-disk", Title: "put the kept system disk back", Skip: get.skip((*Replace).restored), Do: get.do((*Replace).restore)}
+	default:
+		first = step.Step{ID: "blank-disk", Title: "give the VM a blank system disk and the boot ISO", Skip: get.skip((*Replace).blanked), Do: get.do((*Replace).blank)}
+	}
+	first.Risk = step.Disruptive
 	return []step.Step{
-		{ID: "create-vm", Title: "create the VM again with a blank system disk", Risk: step.Disruptive, Skip: get.skip((*Replace).created), Do: get.do((*Replace).createVM)},
+		first,
 		{ID: "attach", Title: "give the persistent disks back", Risk: step.Disruptive, Steps: get.steps((*Replace).attachSteps)},
 	}
 }
@@ -99,24 +119,46 @@ func (r *Replace) current(ctx context.Context) (vm VM, found bool, err error) {
 	return vm, true, nil
 }
 
-// replaced is the goal of take-down: the VM as it was is gone.
+// replaced is the goal of take-down: the VM as it was is gone. A VM that stays
+// carries the run's mark from then on.
 func (r *Replace) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.current(ctx)
 	switch {
 	case err != nil:
 		return "", err
+	case !found && r.Strategy != Recreate:
+		return "", fault.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
+	case vm.UUID() != r.VM.UUID():
+		return "", fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 	case vm.MadeBy() == r.Run:
-		return fmt.Sprintf("VM %d was made by this run", r.VM.ID), nil
+		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
 	}
 	return "", nil
 }
 
-// emptied is the goal of parking: a delete would free nothing but the cloud-init drive.
+// takenDown is the goal of take-down, whichever way the VM goes.
+func (r *Replace) takenDown(ctx context.Context) (string, error) {
+	if r.Strategy == Recreate {
+		return r.replaced(ctx)
+	}
+	return r.emptied(ctx)
+}
+
+// emptied is the goal of parking: what has to leave the VM has left it. For a
+// VM that is to be deleted that is everything but the cloud-init drive.
 func (r *Replace) emptied(ctx context.Context) (string, error) {
 	if reason, err := r.replaced(ctx); err != nil || reason != "" {
 		return reason, err
+	}
+	if r.Strategy != Recreate {
+		for _, d := range r.Disks {
+			if reason, err := r.parked(ctx, d); err != nil || reason == "" {
+				return "", err
+			}
+		}
+		return "its system disk is parked", nil
 	}
 	vm, _, err := r.current(ctx)
 	if err != nil {

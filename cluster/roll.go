@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -37,22 +38,52 @@ type Roller struct {
 	Maintenance Maintenance
 	Kube        Kube
 	Journal     Journal
+	// Claim is checked before everything that changes a node; Proxmox is expected
+	// to be guarded by it already.
+	Claim interface {
+		Check(ctx context.Context) error
+	}
 
-	Cluster    string
-	Run        string // ID of the run
-	ParkingIDs []VMID // VMIDs that a parking VM may take, in order
-	Timing     Timing
-	DrainForce bool
-	History    History
+	Cluster      string
+	Run          string // ID of the run
+	ParkingIDs   []VMID // VMIDs that a parking VM may take, in order
+	Timing       Timing
+	DrainForce   bool
+	AcceptOutage bool        // of etcd and the Kubernetes API, where two control planes are all there are
+	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
+	SnapshotDir  string      // where snapshots of etcd are saved
+	History      History
 
 	// MachineConfig returns a node's configuration where the user keeps it in
 	// files; found is false where it has to be read from the node before it goes.
 	MachineConfig func(node string) (config Secret, found bool, err error)
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
+
+	out outNodes // what this roll has out at the moment
 }
 
-// Steps derives the tree of a roll from its plan: one branch per node, in the plan's order.
+// BootFailure is the policy for a node that does not come back from an in-place upgrade.
+type BootFailure string
+
+// The policies. The node's own rollback takes an API that answers; a reimage does not.
+const (
+	StopOnBootFailure     BootFailure = "stop"
+	RollbackOnBootFailure BootFailure = "rollback"
+	ReimageOnBootFailure  BootFailure = "reimage"
+)
+
+// Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
+func (p Plan) Slots() map[string]int {
+	slots := map[string]int{controlPlane: 1}
+	for _, n := range p.Nodes {
+		slots["host/"+n.Host] = max(1, p.PerHost)
+	}
+	return slots
+}
+
+// Steps derives the tree of a roll from its plan: a branch per phase, in it one
+// per node, in the plan's order.
 func (r *Roller) Steps(p Plan) step.Step {
 	work := p.Work()
 	return step.Step{
@@ -61,15 +92,42 @@ func (r *Roller) Steps(p Plan) step.Step {
 		Risk:  step.Destructive,
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
-			for _, n := range work {
-				if len(n.Refused) > 0 {
-					return nil, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
+			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
+				steps = append(steps, r.snapshotStep(p))
+			}
+			for len(work) > 0 {
+				phase := work[0].Phase
+				nodes := slices.DeleteFunc(slices.Clone(work), func(n NodePlan) bool { return n.Phase != phase })
+				work = work[len(nodes):]
+				branch, err := r.phase(p, phase, nodes)
+				if err != nil {
+					return nil, err
 				}
-				steps = append(steps, (&nodeRoll{Roller: r, plan: n, want: n.wanted}).step())
+				steps = append(steps, branch)
 			}
 			return steps, nil
 		},
 	}
+}
+
+func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error) {
+	var steps []step.Step
+	for _, n := range nodes {
+		if len(n.Refused) > 0 {
+			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
+		}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, path: "roll/" + string(phase) + "/" + n.Node}
+		roll.plan.controlPlanes = p.controlPlanes
+		steps = append(steps, roll.step())
+	}
+	limit := 1
+	if phase == Workers {
+		limit = max(1, p.MaxUnavailable)
+	}
+	return step.Step{
+		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}, nil
 }
 
 // nodeRoll is one node's way through a roll: DESIGN §9.
@@ -77,25 +135,34 @@ type nodeRoll struct {
 	*Roller
 	plan NodePlan
 	want Wanted
+	path string // of its branch in the tree
+
+	gaveUp error // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {
-	title := fmt.Sprintf("recreate %s (VM %d on %s)", n.plan.Node, n.plan.VMID, n.plan.Host)
+	title := fmt.Sprintf("%s %s (VM %d on %s)", n.plan.Strategy, n.plan.Node, n.plan.VMID, n.plan.Host)
 	if n.plan.Resume {
-		title += ", finishing run " + n.Run
+		title += ", left unfinished by run " + n.Run
 	}
-	return step.Step{
-		ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true,
-		Uses: []string{"host/" + n.plan.Host},
-		Skip: n.finished,
-		Steps: func(context.Context) ([]step.Step, error) {
-			return []step.Step{
-				{ID: "gate", Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate},
-				n.takeDown(),
-				n.bringUp(),
-			}, nil
-		},
+	uses := []string{"host/" + n.plan.Host}
+	if n.plan.Role == controlPlane {
+		uses = append(uses, controlPlane)
 	}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished}
+	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
+	return s
+}
+
+func (n *nodeRoll) branches() []step.Step {
+	gate := step.Step{ID: "gate", Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate}
+	switch n.plan.Strategy {
+	case InPlace:
+		return append([]step.Step{gate}, n.inPlace()...)
+	case PutBack:
+		return []step.Step{gate, n.putBackStep()}
+	}
+	return []step.Step{gate, n.pullStep(), n.takeDown(), n.bringUp()}
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and
@@ -107,6 +174,11 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 		return "", err
 	case err == nil && park.Record.Open:
 		return "", nil
+	case n.plan.Strategy == PutBack:
+		n.out.remove(n.plan.Node)
+		return "its old system disk is back", nil
+	case n.plan.Strategy == Rollback:
+		return n.rolledBackTo(park.Record), nil
 	}
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	if err != nil {
@@ -116,10 +188,18 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
-	d := Diff(n.want, Found{Name: n.want.Name, VM: &vm, Machine: &m}, n.History)
-	if d.Stale {
+	nodes, err := n.Kube.Nodes(ctx)
+	if err != nil {
+		return "", nil //nolint:nilerr // a single control plane's API is away with it
+	}
+	f := Found{Name: n.want.Name, VM: &vm, Machine: &m}
+	if i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node }); i >= 0 {
+		f.Node = &nodes[i]
+	}
+	if Diff(n.want, f, n.History).rollable() {
 		return "", nil
 	}
+	n.out.remove(n.plan.Node)
 	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
 }
 
@@ -131,7 +211,7 @@ func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Durat
 	}, look)
 }
 
-func (n *nodeRoll) say(id, text string) { n.Say("roll/"+n.plan.Node+"/"+id, text) }
+func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }
 
 // parking reads the node's parking VM afresh; ErrNotFound while there is none.
 func (n *nodeRoll) parking(ctx context.Context) (Parking, error) {
@@ -150,8 +230,8 @@ func (n *nodeRoll) parking(ctx context.Context) (Parking, error) {
 	switch {
 	case ok && rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
 		return Parking{VM: vm, Record: rec}, nil
-	case n.plan.found.Parking == nil && !ok:
-		// The number was only meant for it; somebody else took it first.
+	case n.plan.found.Parking == nil && (!ok || rec.Node != n.plan.Node):
+		// The number was only meant for it; another VM took it first.
 		return Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, ErrNotFound)
 	}
 	return Parking{}, fault.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, n.plan.Node)

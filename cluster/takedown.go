@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -17,30 +17,37 @@ import (
 func (n *nodeRoll) takeDown() step.Step {
 	return step.Step{
 		ID: "take-down", Title: "take " + n.plan.Node + " down", Risk: step.Destructive,
-		Skip: n.goneOrOurs,
+		Skip: n.takenDown,
 		Steps: func(context.Context) ([]step.Step, error) {
-			return append([]step.Step{
-				{ID: "remember", Title: "remember what the new VM must get back", Skip: n.remembered, Do: n.remember},
+			steps := []step.Step{
+				{ID: "remember", Title: "remember what the node must get back", Skip: n.remembered, Do: n.remember},
 				{ID: "drain", Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
-				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop},
-			}, replacing(n.replace).takeDown()...), nil
+			}
+			if n.plan.Role == controlPlane && !n.plan.etcdKept {
+				steps = append(steps, step.Step{ID: "leave-etcd", Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
+			}
+			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop})
+			return append(steps, replacing(n.replace).takeDown(n.plan.Strategy)...), nil
 		},
 	}
 }
 
-// goneOrOurs is the goal of take-down: the old VM is deleted. Once bring-up has
-// begun, a VM with its number is there again, with our mark.
-func (n *nodeRoll) goneOrOurs(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+// takenDown is the goal of take-down. Before the record is open nothing is.
+func (n *nodeRoll) takenDown(ctx context.Context) (string, error) {
+	park, err := n.parking(ctx)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return fmt.Sprintf("VM %d is deleted", n.plan.VMID), nil
+		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	case vm.MadeBy() == n.Run:
-		return fmt.Sprintf("VM %d was made by this run", n.plan.VMID), nil
+		return "", err
+	case !park.Record.Open || park.Record.Run != n.Run:
+		return "", nil
 	}
-	return "", nil
+	r, err := n.replace(ctx)
+	if err != nil {
+		return "", err
+	}
+	return r.takenDown(ctx)
 }
 
 func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
@@ -53,15 +60,24 @@ func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
 	case !park.Record.Open || park.Record.Run != n.Run:
 		return "", nil
 	}
-	if _, err := n.memory(); err != nil {
+	if _, err := n.memory(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("remembered by the journal and by %s", park.VM), nil
+	if n.plan.Strategy != Rollback {
+		if _, err := n.machineConfig(); err != nil {
+			return "", nil //nolint:nilerr // read from the node while it still answers
+		}
+	}
+	return fmt.Sprintf("remembered by %s", park.VM), nil
 }
 
-// remember writes the journal first and opens the record after it: an open
-// record without a journal can only mean that the journal is elsewhere.
+// remember writes the journal first and opens the record after it. What is in
+// both is enough to finish anywhere; the machine configuration, which is
+// secret, is in the journal only.
 func (n *nodeRoll) remember(ctx context.Context) error {
+	if park, err := n.parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
+		return n.rememberMachineConfig(ctx) // only that is missing: the journal was lost
+	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
 		return err
@@ -70,20 +86,33 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	iso, err := n.isoVolume(ctx)
-	if err != nil {
+	if err := n.proveReplace(ctx, mem, rec); err != nil {
 		return err
 	}
-	if _, err := n.replaceOf(mem, rec, 0, iso).newConfig(); err != nil {
-		return err // better now than when the old VM is gone
-	}
-	if err := n.rememberMachineConfig(ctx); err != nil {
-		return err
+	if n.plan.Strategy != Rollback {
+		if err := n.rememberMachineConfig(ctx); err != nil {
+			return err
+		}
 	}
 	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return n.openRecord(ctx, mem)
+}
+
+// proveReplace finds out what would stop the exchange later, while the node still runs.
+func (n *nodeRoll) proveReplace(ctx context.Context, mem memory, rec Record) error {
+	r := n.replaceOf(mem, rec, 0)
+	if n.plan.Strategy == Rollback {
+		_, err := r.marked()
+		return err
+	}
+	iso, err := n.isoVolume(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = r.newConfig(iso)
+	return err
 }
 
 func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
@@ -102,17 +131,41 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
-	nodes, err := n.Kube.Nodes(ctx)
+	// Disks of pods go with the drain; the new VM gets others.
+	maps.DeleteFunc(vm.Config, func(key, value string) bool {
+		d, err := ParseDisk(key, value)
+		return err == nil && d.CSI()
+	})
+	k, err := n.kubeNode(ctx)
 	if err != nil {
-		return memory{}, fmt.Errorf("list Kubernetes nodes: %w", err)
+		return memory{}, err
 	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node })
-	if i < 0 {
-		return memory{}, fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
+	ties, err := n.Proxmox.Ties(ctx, vm)
+	if err != nil {
+		return memory{}, err
 	}
-	mem := memory{VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: nodes[i].Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node)}
-	mem.WasCordoned = nodes[i].Unschedulable
-	mem.Volumes, err = persistentVolumes(vm, m, system)
+	mem := memory{
+		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
+		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
+		Old: KeptDisk{
+			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion,
+			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.etcdKept,
+		},
+	}
+	if d, ok := m.disk(m.SystemDisk); ok {
+		mem.Serial = d.Serial
+	}
+	if mem.Volumes, err = persistentVolumes(vm, m, system); err != nil {
+		return memory{}, err
+	}
+	if err := n.rememberEtcd(ctx, &mem); err != nil {
+		return memory{}, err
+	}
+	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	mem.Old.Config, err = configHash(n.Maintenance, config)
 	return mem, err
 }
 
@@ -160,7 +213,7 @@ func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
 	if _, err := n.Maintenance.PatchConfig(config, n.patch("recast-proof")); err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
-	if err := n.Journal.PutSecret(n.key(machineConfigKey), config); err != nil {
+	if err := n.Journal.PutSecret(MachineConfigKey(n.plan.Node), config); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil
@@ -170,20 +223,29 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 	if reason, err := n.stopped(ctx); err != nil || reason != "" {
 		return err // nothing runs there any more
 	}
-	mem, err := n.memory()
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
-	if err := n.Kube.Cordon(ctx, n.plan.Node); err != nil {
+	why := Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.build(), BootID: mem.BootID}
+	return n.evict(ctx, "take-down/drain", why, func() error { return n.backOut(ctx) })
+}
+
+// evict cordons and empties the node. If that fails and the roll goes on
+// living, backOut leaves the node as it was.
+func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func() error) error {
+	if err := n.Claim.Check(ctx); err != nil {
+		return err
+	}
+	if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
 		return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
 	}
-	err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce},
-		func(line string) { n.say("take-down/drain", line) })
+	err := n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce}, func(line string) { n.say(id, line) })
 	if err == nil {
-		err = n.wait(ctx, "take-down/drain", "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
+		err = n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
 	}
 	if err != nil && ctx.Err() == nil {
-		err = errors.Join(err, n.backOut(ctx, mem))
+		err = errors.Join(err, backOut())
 	}
 	return prefix("drain "+n.plan.Node, err)
 }
@@ -191,19 +253,16 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 // backOut leaves a node that could not be drained as it was: it still runs, with
 // all its disks, so a cordon of ours must not outlive the failure, nor a record
 // that says it is out.
-func (n *nodeRoll) backOut(ctx context.Context, mem memory) error {
-	park, err := n.parking(ctx)
-	if err != nil {
-		return err
+func (n *nodeRoll) backOut(ctx context.Context) error {
+	if err := n.Kube.Uncordon(ctx, n.plan.Node); err != nil {
+		return fmt.Errorf("uncordon %s: %w", n.plan.Node, err)
 	}
-	if !mem.WasCordoned {
-		if err := n.Kube.Uncordon(ctx, n.plan.Node); err != nil {
-			return fmt.Errorf("uncordon %s: %w", n.plan.Node, err)
-		}
-	}
-	rec := park.Record
-	rec.Open, rec.Disks, rec.WasCordoned = false, nil, false
-	return n.writeRecord(ctx, park.VM, rec)
+	return n.updateRecord(ctx, (*Record).close)
+}
+
+// close ends a replacement; what is kept stays.
+func (r *Record) close() {
+	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory = false, false, false, nil, nil, nil, ""
 }
 
 func (n *nodeRoll) volumesDetached(ctx context.Context) (bool, string, error) {
@@ -218,17 +277,33 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 		return fmt.Sprintf("VM %d is deleted", n.plan.VMID), nil
 	case err != nil:
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	case vm.Running || vm.Config["onboot"] == "1":
+	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
 		return "", nil
+	}
+	if ties, err := n.Proxmox.Ties(ctx, vm); err != nil || ties.HA != nil {
+		return "", err
 	}
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }
 
-// stop keeps a rebooting host from starting the VM again, then asks the guest, then pulls the plug.
+// stop keeps a rebooting host and Proxmox HA from starting the VM again, then
+// asks the guest, then pulls the plug. It waits for the VM, not for the task.
 func (n *nodeRoll) stop(ctx context.Context) error {
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	ties, err := n.Proxmox.Ties(ctx, vm)
+	if err != nil {
+		return err
+	}
+	if ties.HA != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
+		if err := n.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
+			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
+		}
+		if vm, err = n.Proxmox.VM(ctx, vm.ID); err != nil {
+			return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		}
 	}
 	if vm.Config["onboot"] == "1" {
 		if err := n.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": "0"}, nil); err != nil {
@@ -238,17 +313,21 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 	if !vm.Running {
 		return nil
 	}
+	return n.powerOff(ctx, "take-down/stop", vm)
+}
+
+func (n *nodeRoll) powerOff(ctx context.Context, id string, vm VM) error {
 	if err := n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("shut down %s: %w", vm, err)
 		}
-		n.say("take-down/stop", fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
+		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
 		if err := n.Proxmox.Stop(ctx, vm); err != nil {
 			return fmt.Errorf("stop %s: %w", vm, err)
 		}
 	}
-	return n.wait(ctx, "take-down/stop", fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		vm, err := n.Proxmox.VM(ctx, vm.ID)
 		return err == nil && !vm.Running, "still running", err
 	})
 }

@@ -17,6 +17,9 @@ type Builder struct {
 	Registry Registry
 	Cache    *Cache
 	Ledger   *Ledger
+	// Mirror is the repository from which nodes pull installers; "": from the
+	// factory's. An installer that is there need not be with the factory any more.
+	Mirror string
 	// Published says where the ISO of a schematic is already, so that it need not
 	// be fetched; "" if it is missing somewhere. May be nil: always fetch.
 	Published func(ctx context.Context, schematic string) (reason string, err error)
@@ -132,7 +135,7 @@ func (b Builder) haveInstaller(ctx context.Context, name string) (string, error)
 		return "", err
 	}
 	repository, digest, _ := strings.Cut(e.Installer, "@")
-	if digest == "" || repository != b.Factory.InstallerRepository(request(lock, e)) {
+	if digest == "" || repository != b.Mirror && repository != b.Factory.InstallerRepository(request(lock, e)) {
 		return "", nil
 	}
 	got, found, err := b.Registry.Digest(ctx, e.Installer)

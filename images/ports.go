@@ -8,6 +8,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
+// ErrDenied says that a registry refuses these credentials, or that it has none
+// of ours. Adapters wrap it.
+var ErrDenied = errors.New("denied by the registry")
+
 // ErrNoStorage says that a host has no storage of that name. Adapters wrap it.
 var ErrNoStorage = errors.New("no such storage")
 
@@ -43,6 +47,22 @@ type Registry interface {
 	// Digest returns the digest of what ref (a tag or a digest) names; of the
 	// index where it is one. found is false only if the registry clearly has none.
 	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
+}
+
+// Copier copies images from one registry to another.
+type Copier interface {
+	// Head is Digest for a tag at the cost of one request, and takes the registry's
+	// word for it. ErrDenied if it refuses to say: some refuse that of a repository
+	// that does not exist yet.
+	Head(ctx context.Context, tag string) (digest string, found bool, err error)
+	// Copy puts what source (by digest) names into a repository under the same
+	// digest: an index whole, with everything it refers to, its cosign signature
+	// and its referrers. What is there already isn't sent again, and a signature
+	// that differs is not overwritten but an error. progress may be nil.
+	Copy(ctx context.Context, source, repository string, progress func(doneBytes int64)) error
+	// Tag lets a tag name what ref (by digest, in the same repository) does, and
+	// moves one that names something else.
+	Tag(ctx context.Context, ref, tag string) error
 }
 
 // Store is where Proxmox keeps ISOs.

@@ -22,8 +22,8 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 	return w.build(ctx, nil)
 }
 
-// Publish puts the boot ISOs on every storage that the nodes' hosts need,
-// building first what is not built yet.
+// Publish mirrors the installers, where a mirror is configured, and puts the boot
+// ISOs on every storage that the nodes' hosts need, building first what is not built yet.
 func Publish(ctx context.Context, p Project, c Images, m Machines, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.lock()
 	if err != nil {
@@ -54,7 +54,7 @@ func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) work
 func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {
 	b := images.Builder{
 		Factory: w.images.Factory, Registry: w.images.Registry, Cache: w.cache, Ledger: w.ledger,
-		Published: published, Note: w.run.Note,
+		Mirror: w.Config.Images.Mirror, Published: published, Note: w.run.Note,
 	}
 	err := w.run.Run(ctx, b.Step())
 	return w.ledger.Lock(), err
@@ -67,8 +67,20 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 	if lock, err := w.build(ctx, p.Published); err != nil {
 		return lock, err
 	}
+	if err := w.mirror(ctx); err != nil {
+		return w.ledger.Lock(), err
+	}
 	err := w.run.Run(ctx, p.Step())
 	return w.ledger.Lock(), err
+}
+
+// mirror comes before the ISOs: a boot ISO is of no use to a node that can't pull its installer.
+func (w workshop) mirror(ctx context.Context) error {
+	if w.Config.Images.Mirror == "" {
+		return nil
+	}
+	m := images.Mirror{Copier: w.images.Registry, Ledger: w.ledger, Repository: w.Config.Images.Mirror, Note: w.run.Note}
+	return w.run.Run(ctx, m.Step())
 }
 
 // hosts says for each schematic on which Proxmox nodes VMs with it live, sorted.

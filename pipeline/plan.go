@@ -27,9 +27,18 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, o, err
 	}
-	policy.WorkersFirst = p.Config.Roll.Order == "workers-first"
+	policy = p.policy(policy)
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, policy)
 	return plan, o, err
+}
+
+// policy completes what was asked for on the command line with the configuration.
+func (p Project) policy(asked cluster.Policy) cluster.Policy {
+	r := p.Config.Roll
+	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
+	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
+	asked.BootFailure = cluster.BootFailure(r.BootFailure)
+	return asked
 }
 
 // DriftResult is how every node stands.

@@ -5,12 +5,14 @@ package pipeline
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -35,8 +37,11 @@ type Images struct {
 		images.Factory
 		schematics.FactoryList
 	}
-	Registry images.Registry
-	Catalog  schematics.Catalog
+	Registry interface {
+		images.Registry
+		images.Copier
+	}
+	Catalog schematics.Catalog
 }
 
 // Machines is what a cluster is read and changed through.
@@ -46,6 +51,9 @@ type Machines struct {
 	Talos       cluster.Talos
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
+	// MachineConfig returns a node's configuration from a file, where the user
+	// keeps one; nil: nowhere.
+	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
 
 // lock reads the lock and makes sure that it is the one of this configuration:
@@ -71,7 +79,8 @@ func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
 	for _, n := range p.Config.Nodes {
 		out = append(out, cluster.Wanted{
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: build(lock, n.Schematic),
-			Strategy: cluster.Strategy(n.Strategy), SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
+			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
+			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
 			ISOStorages: p.Config.Images.ISO.Storage,
 		})
 	}
@@ -82,7 +91,8 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
 		ID: e.BuildID, TalosVersion: lock.Talos, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name,
+		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, KernelArgs: e.KernelArgs(),
+		EmbedsConfig: e.EmbedsConfig(),
 	}
 }
 
@@ -108,7 +118,60 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 
 // observe reads the world for every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
-	return cluster.Observe(ctx, cluster.Sources{Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster}, wanted)
+	o, err := cluster.Observe(ctx, cluster.Sources{
+		Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster,
+		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
+	}, wanted)
+	if err != nil {
+		return o, err
+	}
+	o.PastBuilds, err = p.pastBuilds()
+	return o, err
+}
+
+// configKnown says whether a node's machine configuration is in the user's
+// files or in the journal of that run, if it is here.
+func (p Project) configKnown(m Machines, run, node string) (bool, error) {
+	if m.MachineConfig != nil {
+		if _, found, err := m.MachineConfig(node); err != nil || found {
+			return found, err
+		}
+	}
+	runs, err := journal.Runs(p.runs())
+	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == run }) {
+		return false, err
+	}
+	j, err := journal.Open(p.runs(), journal.Options{Run: run, ReadOnly: true})
+	if err != nil {
+		return false, err
+	}
+	defer j.Close()
+	_, found, err := j.Secret(cluster.MachineConfigKey(node))
+	return found, err
+}
+
+// pastBuilds are the builds of past locks, by ID.
+func (p Project) pastBuilds() (map[string]cluster.Build, error) {
+	h, err := schematics.ReadHistory(p.pastLocks())
+	if err != nil {
+		return nil, err
+	}
+	builds := map[string]cluster.Build{}
+	for _, lock := range h.Locks() {
+		for name := range lock.Schematics {
+			b := build(lock, name)
+			builds[b.ID] = b
+		}
+	}
+	return builds, nil
+}
+
+// claimID is the VMID of the claim: the first that recast may use.
+func (p Project) claimID() cluster.VMID {
+	for vmid := range p.Config.Proxmox.VMIDs.All() {
+		return cluster.VMID(vmid)
+	}
+	return 0 // an empty range is refused when the configuration is read
 }
 
 func (p Project) timing() cluster.Timing {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,66 +19,201 @@ import (
 // RollOptions choose what a roll does and whom it asks.
 type RollOptions struct {
 	Policy cluster.Policy
-	// Confirm is shown the plan before anything is taken down. Its error, or
+	// Confirm is shown every plan before anything is taken down. Its error, or
 	// false, ends the roll.
 	Confirm func(cluster.Plan) (bool, error)
 	// RunID makes the ID of a new run; nil: journal.NewRunID.
 	RunID func() (string, error)
 	// JournalSync is journal.Options.Sync; nil in production.
 	JournalSync func(point string) error
-	// MachineConfig returns a node's configuration from a file, where the user keeps one.
-	MachineConfig func(node string) (cluster.Secret, bool, error)
+	// Holder is this process, for the claim; Dead says whether another holder was
+	// a process of this machine and has ended, nil: never known.
+	Holder cluster.Holder
+	Dead   func(cluster.Holder) bool
 }
 
 // Report is what a roll did.
 type Report struct {
-	Run     string       `json:"run,omitempty"` // "" when there was nothing to do
+	Run     string       `json:"run,omitempty"`     // "" when there was nothing to do
+	Resumed []string     `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
-	Plan    cluster.Plan `json:"plan"`
+	Plan    cluster.Plan `json:"plan"`    // the last one
 	Outcome string       `json:"outcome"` // "done", "nothing to do", "failed: …"
 }
 
 // Roll brings every selected node to the lock:
-// lock check → build → publish → plan → confirm → roll → report.
+// claim → lock check → plan → build → publish → plan → confirm → roll → report.
+// What an earlier run left unfinished comes first, by itself; then everything
+// is looked at anew.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	rep := Report{Started: time.Now()}
-	lock, err := p.lock()
-	if err != nil {
-		return rep, err
-	}
-	say := func(seen string) { run.Note("roll", "waiting for tasks of an earlier recast: "+seen) }
-	if err := cluster.AwaitOwnTasks(ctx, m.Proxmox, p.timing().Poll, say); err != nil {
-		return rep.end("", err)
-	}
-	first, seen, err := p.plan(ctx, m, lock, o.Policy)
-	rep.Plan = first
-	if err != nil || len(first.Work()) == 0 {
-		return rep.end("nothing to do", err)
-	}
-	if err := refuse(ctx, first, m.Proxmox); err != nil {
-		return rep.end("", err)
-	}
-	lock, err = p.workshop(lock, c, run).publish(ctx, m.Store, hosts(p.wanted(lock), seen))
-	if err != nil {
-		return rep.end("", err)
-	}
-	// Building may have taken minutes: the plan that is shown and run is made now.
-	rep.Plan, _, err = p.plan(ctx, m, lock, o.Policy)
-	if err != nil {
-		return rep.end("", err)
-	}
-	if err := refuse(ctx, rep.Plan, m.Proxmox); err != nil {
-		return rep.end("", err)
-	}
-	if ok, err := o.Confirm(rep.Plan); err != nil || !ok {
-		return rep.end("", errors.Join(err, declined(ok)))
-	}
-	return p.carryOut(ctx, m, run, o, lock, rep)
+	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	return w.end(ctx, func() error {
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		for {
+			unfinished, err := w.pass(ctx, c)
+			if err != nil || !unfinished {
+				return err
+			}
+		}
+	})
 }
 
-// refuse stops a roll that can't be done, while nothing was touched.
-func refuse(ctx context.Context, plan cluster.Plan, px cluster.Proxmox) error {
+// Rollback boots nodes from the system disks that they had before.
+func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
+	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
+		return cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+	})
+}
+
+// Recover gives up the unfinished replacement of one node: its old system disk is put back.
+func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
+	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
+		return cluster.PlanRecover(p.Config.Cluster, wanted, seen, node)
+	})
+}
+
+// single carries out one plan that needs no images.
+func single(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions,
+	makePlan func([]cluster.Wanted, cluster.Observation) (cluster.Plan, error),
+) (Report, error) {
+	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	return w.end(ctx, func() error {
+		lock, err := p.lock()
+		if err != nil {
+			return err
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		wanted := p.wanted(lock)
+		seen, err := p.observe(ctx, m, wanted)
+		if err != nil {
+			return err
+		}
+		if w.rep.Plan, err = makePlan(wanted, seen); err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
+			return err
+		}
+		if err := w.ready(ctx); err != nil {
+			return err
+		}
+		return w.carryOut(ctx, lock)
+	})
+}
+
+// work is one command that changes nodes, in progress.
+type work struct {
+	Project
+	machines Machines
+	run      *step.Runner
+	o        RollOptions
+	held     *cluster.Held
+	rep      Report
+}
+
+// end runs do, gives the claim back whatever happened, and completes the report.
+func (w *work) end(ctx context.Context, do func() error) (Report, error) {
+	err := do()
+	if w.held != nil {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		err = errors.Join(err, w.held.Release(release))
+	}
+	w.rep.Ended = time.Now()
+	if err != nil {
+		w.rep.Outcome = "failed: " + err.Error()
+	}
+	return w.rep, err
+}
+
+// releaseTimeout bounds giving the claim back after Ctrl-C; the next run takes
+// over what stays.
+const releaseTimeout = 30 * time.Second
+
+// settle makes sure that nobody else is at work: neither another run, nor
+// Proxmox with tasks of an earlier one that was killed.
+func (w *work) settle(ctx context.Context) error {
+	vms, err := w.machines.Proxmox.VMs(ctx)
+	if err != nil {
+		return fmt.Errorf("read Proxmox: %w", err)
+	}
+	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
+	if err != nil {
+		return err
+	}
+	if found {
+		if err := w.claim(ctx, ""); err != nil {
+			return err
+		}
+	}
+	return cluster.AwaitOwnTasks(ctx, w.machines.Proxmox, w.timing().Poll, func(seen string) {
+		w.run.Note("roll", "waiting for tasks of an earlier recast: "+seen)
+	})
+}
+
+// claim takes the claim once; host is where its VM is made if there is none.
+func (w *work) claim(ctx context.Context, host string) error {
+	if w.held != nil {
+		return nil
+	}
+	id, err := w.o.newRunID()
+	if err != nil {
+		return err
+	}
+	c := &cluster.Claim{
+		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), Host: host, Holder: w.o.Holder, Run: id,
+		Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
+	}
+	w.rep.Run = id
+	w.held, err = c.Acquire(ctx)
+	return err
+}
+
+// pass makes one plan and carries it out; unfinished says that it was only what
+// an earlier run had left, so that another pass has to follow.
+func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) {
+	lock, err := w.lock()
+	if err != nil {
+		return false, err
+	}
+	seen, unfinished, err := w.plan(ctx, lock)
+	if err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
+		return false, err
+	}
+	if err := w.ready(ctx); err != nil {
+		return false, err
+	}
+	if w.rep.Plan.NeedsImages() {
+		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, hosts(w.wanted(lock), seen)); err != nil {
+			return false, err
+		}
+		// Building may have taken minutes: the plan that is shown and run is made now.
+		if _, unfinished, err = w.plan(ctx, lock); err != nil {
+			return false, err
+		}
+		if err := w.ready(ctx); err != nil {
+			return false, err
+		}
+	}
+	return unfinished, w.carryOut(ctx, lock)
+}
+
+func (w *work) plan(ctx context.Context, lock schematics.Lock) (cluster.Observation, bool, error) {
+	plan, seen, err := w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	w.rep.Plan = plan
+	if err != nil {
+		return seen, false, err
+	}
+	first, unfinished := plan.Unfinished()
+	w.rep.Plan = first
+	return seen, unfinished, nil
+}
+
+// ready takes the claim and stops what can't be done, while nothing was touched.
+func (w *work) ready(ctx context.Context) error {
+	plan, px := w.rep.Plan, w.machines.Proxmox
 	if reasons := plan.Refused(); len(reasons) > 0 {
 		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")),
 			"recast plan shows every node; --exclude leaves one out")
@@ -86,7 +222,10 @@ func refuse(ctx context.Context, plan cluster.Plan, px cluster.Proxmox) error {
 	if err != nil {
 		return fmt.Errorf("read the token's permissions: %w", err)
 	}
-	return errors.Join(cluster.NeedsOf(plan).Check(granted), cluster.RequireQuorum(ctx, px))
+	if err := errors.Join(cluster.NeedsOf(plan).Check(granted), cluster.RequireQuorum(ctx, px)); err != nil {
+		return err
+	}
+	return w.claim(ctx, plan.Work()[0].Host)
 }
 
 func declined(ok bool) error {
@@ -96,52 +235,62 @@ func declined(ok bool) error {
 	return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes"))
 }
 
-func (p Project) carryOut(ctx context.Context, m Machines, run *step.Runner, o RollOptions, lock schematics.Lock, rep Report) (Report, error) {
-	past, err := p.history(lock)
-	if err != nil {
-		return rep.end("", err)
-	}
-	id, err := o.runID(rep.Plan)
-	if err != nil {
-		return rep.end("", err)
-	}
-	j, err := journal.Open(p.runs(), journal.Options{Run: id, Sync: o.JournalSync})
-	if err != nil {
-		return rep.end("", err)
-	}
-	defer j.Close()
-	rep.Run = id
-	r := &cluster.Roller{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Journal: j,
-		Cluster: p.Config.Cluster, Run: id, Timing: p.timing(), DrainForce: p.Config.Roll.Drain.Force, History: past,
-		MachineConfig: o.MachineConfig, Say: run.Note,
-	}
-	for vmid := range p.Config.Proxmox.VMIDs.All() {
-		r.ParkingIDs = append(r.ParkingIDs, cluster.VMID(vmid))
-	}
-	err = j.Put("plan", rep.Plan)
-	if err == nil {
-		err = run.Run(ctx, r.Steps(rep.Plan))
-	}
-	rep, err = rep.end("done", err)
-	return rep, errors.Join(err, j.Finish(rep.Outcome))
-}
-
-// runID continues the run that left a replacement unfinished, else begins a new one.
-func (o RollOptions) runID(plan cluster.Plan) (string, error) {
-	switch {
-	case plan.Run != "":
-		return plan.Run, nil
-	case o.RunID != nil:
+// newRunID makes the ID of a run.
+func (o RollOptions) newRunID() (string, error) {
+	if o.RunID != nil {
 		return o.RunID()
 	}
 	return journal.NewRunID(time.Now(), rand.Reader)
 }
 
-func (r Report) end(outcome string, err error) (Report, error) {
-	r.Ended, r.Outcome = time.Now(), outcome
-	if err != nil {
-		r.Outcome = "failed: " + err.Error()
+// carryOut asks, and runs the plan under the journal of its run: that of the
+// run which left it unfinished, else a new one.
+func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
+	if ok, err := w.o.Confirm(w.rep.Plan); err != nil || !ok {
+		return errors.Join(err, declined(ok))
 	}
-	return r, err
+	past, err := w.history(lock)
+	if err != nil {
+		return err
+	}
+	id := w.rep.Run
+	if w.rep.Plan.Run != "" {
+		id = w.rep.Plan.Run
+		if !slices.Contains(w.rep.Resumed, id) {
+			w.rep.Resumed = append(w.rep.Resumed, id)
+		}
+	}
+	j, err := journal.Open(w.runs(), journal.Options{Run: id, Sync: w.o.JournalSync})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	w.run.Slots = w.rep.Plan.Slots()
+	r := w.roller(id, j, past)
+	err = j.Put("plan", w.rep.Plan)
+	if err == nil {
+		err = w.run.Run(ctx, r.Steps(w.rep.Plan))
+	}
+	w.rep.Outcome = "done"
+	outcome := w.rep.Outcome
+	if err != nil {
+		outcome = "failed: " + err.Error()
+	}
+	return errors.Join(err, j.Finish(outcome))
+}
+
+func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {
+	m, roll := w.machines, w.Config.Roll
+	r := &cluster.Roller{
+		Proxmox: w.held.Guard(m.Proxmox), Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Journal: j, Claim: w.held,
+		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, AcceptOutage: w.o.Policy.AcceptOutage,
+		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
+		MachineConfig: m.MachineConfig, Say: w.run.Note,
+	}
+	for vmid := range w.Config.Proxmox.VMIDs.All() {
+		if id := cluster.VMID(vmid); id != w.claimID() {
+			r.ParkingIDs = append(r.ParkingIDs, id)
+		}
+	}
+	return r
 }

@@ -1,20 +1,34 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/schematics"
 )
 
-// StatusResult is the last run and what is unfinished or kept in the world.
+// StatusResult explains to somebody who was not there what a roll is about, or
+// what one has left: from Proxmox, and from whatever else could be asked.
 type StatusResult struct {
-	Cluster string     `json:"cluster"`
-	LastRun *RunStatus `json:"lastRun,omitempty"` // as the journal here knows it
-	Open    []Half     `json:"open"`              // unfinished replacements, as Proxmox knows them
-	Kept    []Parked   `json:"kept"`              // old system disks that are still there
+	Cluster    string     `json:"cluster"`
+	Claim      *ClaimHeld `json:"claim,omitempty"`      // nil: nobody holds it
+	LastRun    *RunStatus `json:"lastRun,omitempty"`    // as the journal here knows it; other machines have their own
+	Open       []Half     `json:"open"`                 // unfinished replacements, as Proxmox knows them
+	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
+	Kept       []Kept     `json:"kept"`                 // old system disks that are still there
+	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": it was
+	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
+}
+
+// ClaimHeld is the claim of the cluster as its holder left it in Proxmox.
+type ClaimHeld struct {
+	cluster.ClaimState
+	VMID cluster.VMID `json:"vmid"`
 }
 
 // RunStatus is one run as its journal tells it.
@@ -25,94 +39,162 @@ type RunStatus struct {
 	Outcome  string    `json:"outcome,omitempty"` // "": still running, or killed
 }
 
-// Half is a replacement that was begun and not finished.
-type Half struct {
-	Node    string       `json:"node"`
-	Run     string       `json:"run"`
-	VMID    cluster.VMID `json:"vmid"`
-	VM      string       `json:"vm"` // what is there under that VMID, in words
-	Parking cluster.VMID `json:"parking"`
-	Disks   []Parked     `json:"disks"`
+// Advice is what to type, and what that does.
+type Advice struct {
+	Command string `json:"command"`
+	Does    string `json:"does"`
 }
 
-// Parked is one disk and where it is now.
-type Parked struct {
-	Node  string `json:"node"`
-	Disk  string `json:"disk"`            // its key on the node's VM; "" for an old system disk
-	Volid string `json:"volid,omitempty"` // "" if it is in neither place
-	Where string `json:"where"`           // in words: "scsi1 of VM 9090"
+// Marked is a node that a run was about to change.
+type Marked struct {
+	Node     string           `json:"node"`
+	Run      string           `json:"run"`
+	Strategy cluster.Strategy `json:"strategy"`
+	Build    string           `json:"build"`
+	Ready    bool             `json:"ready"`
+	// Installed says that the new system is on its disk, to be booted.
+	Installed bool     `json:"installed,omitempty"`
+	Foreign   bool     `json:"foreign,omitempty"` // somebody else had cordoned it before
+	Next      []Advice `json:"next"`
 }
 
-// Status says how the last run ended and, for every unfinished replacement,
-// where each disk is. It changes nothing.
-func Status(ctx context.Context, p Project, px cluster.Inventory) (StatusResult, error) {
-	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Kept: []Parked{}}
-	runs, err := journal.Runs(p.runs())
-	if err != nil {
-		return res, err
-	}
-	if len(runs) > 0 {
-		last := RunStatus(runs[0])
-		res.LastRun = &last
-	}
-	vms, err := px.VMs(ctx)
+// Kept is an old system disk with what is on it.
+type Kept struct {
+	Node       string       `json:"node"`
+	Run        string       `json:"run"` // that replaced it
+	Volid      string       `json:"volid"`
+	Parking    cluster.VMID `json:"parking"`
+	Key        string       `json:"key"`             // on the parking VM
+	Talos      string       `json:"talos,omitempty"` // version of the system on it
+	Lock       string       `json:"lock,omitempty"`  // the hash that it was locked with; "" if not by recast
+	Kubernetes string       `json:"kubernetes,omitempty"`
+	Next       []Advice     `json:"next,omitempty"` // of the last one of a node: it is what rollback takes
+}
+
+// StatusSources is where Status reads. Only Proxmox has to answer: a roll may
+// have taken Kubernetes down.
+type StatusSources struct {
+	Proxmox cluster.Inventory
+	// Nodes lists the Node objects; its error is told in the result.
+	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
+	// MachineConfig is Machines.MachineConfig.
+	MachineConfig func(node string) (cluster.Secret, bool, error)
+}
+
+// askKubernetes bounds how long status waits for an API that may be away.
+const askKubernetes = 10 * time.Second
+
+// Status says who is at work and, for everything unfinished, where each disk is
+// and what finishes it. It changes nothing, and fails only where Proxmox can't be read.
+func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, error) {
+	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
+	vms, err := src.Proxmox.VMs(ctx)
 	if err != nil {
 		return res, fmt.Errorf("read Proxmox: %w", err)
 	}
-	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
+	claim, held, err := cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
+	res.problem(err)
+	if held {
+		res.Claim = &ClaimHeld{ClaimState: claim, VMID: claim.VM.ID}
+	}
+	runs, err := journal.Runs(p.runs())
+	res.problem(err)
+	if len(runs) > 0 {
+		res.LastRun = new(RunStatus(runs[0]))
+	}
+	nodes, err := askNodes(ctx, src)
 	if err != nil {
-		return res, err
+		res.Kubernetes = err.Error()
 	}
+	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
+	res.problem(err)
+	builds, err := p.lockedBuilds()
+	res.problem(err)
+	open := map[string]bool{}
 	for _, park := range parkings {
-		for _, k := range park.Record.Kept {
-			disk, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key])
-			if err != nil {
-				continue // freed by somebody: nothing is kept there any more
-			}
-			res.Kept = append(res.Kept, Parked{
-				Node: park.Record.Node, Volid: disk.Volid, Where: fmt.Sprintf("%s of VM %d, parked by run %s", k.Key, park.VM.ID, k.Run),
-			})
+		if rec := park.Record; rec.Open {
+			open[rec.Node] = true
+			h, err := half(ctx, src.Proxmox, park, vms)
+			res.problem(err)
+			h.MachineConfig, err = p.configKnown(Machines{MachineConfig: src.MachineConfig}, rec.Run, rec.Node)
+			res.problem(err)
+			build, known := builds[rec.Build]
+			h.BuildLocked, h.Talos = known, cmp.Or(h.Talos, build.TalosVersion)
+			h.Next = h.advise()
+			res.Open = append(res.Open, h)
 		}
-		if park.Record.Open {
-			res.Open = append(res.Open, half(park, vms))
-		}
+		res.Kept = append(res.Kept, keptBy(park)...)
 	}
+	res.Marked = append(res.Marked, marked(nodes, open)...)
 	return res, nil
 }
 
-func half(park cluster.Parking, vms []cluster.VM) Half {
-	rec := park.Record
-	h := Half{Node: rec.Node, Run: rec.Run, VMID: rec.VMID, Parking: park.VM.ID, VM: "deleted"}
-	var vm cluster.VM
-	for _, v := range vms {
-		if v.ID == rec.VMID {
-			vm = v
-		}
+func (r *StatusResult) problem(err error) {
+	if err != nil {
+		r.Problems = append(r.Problems, err.Error())
 	}
-	switch {
-	case vm.ID == 0:
-	case vm.UUID() != rec.UUID:
-		h.VM = "a stranger: " + vm.String()
-	case vm.MadeBy() == rec.Run:
-		h.VM = "created by this run"
-	default:
-		h.VM = "the old one"
-	}
-	for _, d := range rec.Disks {
-		h.Disks = append(h.Disks, where(d, vm, park.VM))
-	}
-	return h
 }
 
-func where(d cluster.ParkedDisk, vm, park cluster.VM) Parked {
-	for _, at := range []struct {
-		vm  cluster.VM
-		key string
-	}{{park, d.ParkKey}, {vm, d.Key}} {
-		disk, err := cluster.ParseDisk(d.Key, at.vm.Config[at.key])
-		if err == nil && disk.Owner == at.vm.ID {
-			return Parked{Disk: d.Key, Volid: disk.Volid, Where: fmt.Sprintf("%s of VM %d", at.key, at.vm.ID)}
-		}
+func askNodes(ctx context.Context, src StatusSources) ([]cluster.KubeNode, error) {
+	if src.Nodes == nil {
+		return nil, errors.New("no access to Kubernetes is configured")
 	}
-	return Parked{Disk: d.Key, Where: "neither on VM " + fmt.Sprint(vm.ID) + " nor on the parking VM: it was " + d.Volid}
+	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
+	defer cancel()
+	return src.Nodes(ctx)
+}
+
+// lockedBuilds are the builds of every lock that is here, by ID.
+func (p Project) lockedBuilds() (map[string]cluster.Build, error) {
+	builds, err := p.pastBuilds()
+	if err != nil {
+		return nil, err
+	}
+	lock, err := schematics.ReadLock(p.LockFile())
+	for name := range lock.Schematics {
+		b := build(lock, name)
+		builds[b.ID] = b
+	}
+	return builds, err
+}
+
+// keptBy lists the old system disks that are on a parking VM. The last one is
+// what a rollback takes; whether it would work is for that to find out.
+func keptBy(park cluster.Parking) []Kept {
+	var out []Kept
+	for _, k := range park.Record.Kept {
+		disk, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key])
+		if err != nil {
+			continue // freed by somebody: nothing is kept there any more
+		}
+		out = append(out, Kept{
+			Node: park.Record.Node, Run: k.Run, Volid: disk.Volid, Parking: park.VM.ID, Key: k.Key,
+			Talos: k.Talos, Lock: k.Build, Kubernetes: k.Kubernetes,
+		})
+	}
+	if len(out) > 0 && !park.Record.Open {
+		last := &out[len(out)-1]
+		last.Next = []Advice{{"recast rollback " + last.Node, "boots it if nothing relevant has changed since"}}
+	}
+	return out
+}
+
+// marked lists the nodes that carry a mark of recast, but for those whose open
+// record says more.
+func marked(nodes []cluster.KubeNode, open map[string]bool) []Marked {
+	var out []Marked
+	for _, n := range nodes {
+		if n.Mark == nil || open[n.Name] {
+			continue
+		}
+		does := "clears that up"
+		if n.Mark.Strategy == cluster.InPlace {
+			does = "finishes the upgrade"
+		}
+		out = append(out, Marked{
+			Node: n.Name, Run: n.Mark.Run, Strategy: n.Mark.Strategy, Build: n.Mark.Build, Ready: n.Ready,
+			Installed: n.Mark.Installed, Foreign: n.Mark.Foreign, Next: []Advice{{"recast roll", does}},
+		})
+	}
+	return out
 }

@@ -24,8 +24,12 @@ func Archive(dir string, l Lock) error {
 
 // History is what past and present locks say about the images that nodes may still run.
 type History struct {
+	locks  []Lock
 	byHash map[string][]Extension
 }
+
+// Locks are the locks that it was read from.
+func (h History) Locks() []Lock { return slices.Clone(h.locks) }
 
 // ReadHistory reads the past locks of a directory, which need not exist, and adds the present ones.
 func ReadHistory(dir string, present ...Lock) (History, error) {
@@ -54,7 +58,8 @@ func ReadHistory(dir string, present ...Lock) (History, error) {
 	return h, errors.Join(errs...)
 }
 
-func (h History) add(l Lock) {
+func (h *History) add(l Lock) {
+	h.locks = append(h.locks, l)
 	for _, e := range l.Schematics {
 		h.byHash[e.LockHash] = e.Extensions
 	}

@@ -80,6 +80,21 @@ func (l Lock) Key() string {
 	return Short(sum(b.String()))
 }
 
+// KernelArgs are the kernel arguments that the image adds to Talos' own; recast's is the last of them.
+func (e Locked) KernelArgs() []string {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil { // cannot be for a lock that was resolved or read
+		return nil
+	}
+	return slices.Clone(s.doc.Customization.ExtraKernelArgs)
+}
+
+// EmbedsConfig says whether the image brings a machine configuration with it.
+func (e Locked) EmbedsConfig() bool {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	return err == nil && s.doc.Customization.EmbeddedMachineConfiguration != ""
+}
+
 // keepBuilt carries over what was built of builds that old has too.
 func (l *Lock) keepBuilt(old Lock) {
 	built := map[string]Locked{}

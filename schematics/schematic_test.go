@@ -2,6 +2,7 @@ package schematics
 
 import (
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,6 +140,10 @@ func TestWithLock(t *testing.T) {
 			}
 			if got := locked.lockHash(); got != "sha256-00" {
 				t.Errorf("lock hash = %q", got)
+			}
+			wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
+			if diff := cmp.Diff(wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs()); diff != "" {
+				t.Errorf("kernel arguments (-want +got):\n%s", diff)
 			}
 			if s.ID() == locked.ID() {
 				t.Error("the lock hash does not change the ID")

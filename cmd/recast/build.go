@@ -37,7 +37,11 @@ func newPublishCmd(s *streams, g *globals) *cobra.Command {
 		Long: `Upload the boot ISO of every locked schematic to the storages of
 images.iso.storage, as far as hosts have VMs that need it: to a shared storage
 once, to a local one on each host. An ISO that is there with the right size is
-left alone. Builds first what is not built yet.`,
+left alone. Builds first what is not built yet.
+
+Where images.mirror names a repository, every installer is copied there before,
+by digest and with its signatures, under the tag <Talos version>-<build ID>;
+recast.lock then names the copy. A tag that names another image is never moved.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, cl *closers, run *step.Runner) (schematics.Lock, error) {

@@ -78,7 +78,7 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	if err := errors.Join(errProxmox, errTalos, errKube); err != nil {
 		return pipeline.Machines{}, err
 	}
-	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k}, nil
+	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, MachineConfig: machineConfigs(p)}, nil
 }
 
 func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {

@@ -89,33 +89,3 @@ read, whatever the others say.`,
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	return c
 }
-
-func newStatusCmd(s *streams, g *globals) *cobra.Command {
-	var out string
-	c := &cobra.Command{
-		Use: "status", Short: "How the last roll ended, and which disks are parked where",
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			var cl closers
-			defer cl.close()
-			px, err := connectProxmox(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			res, err := pipeline.Status(c.Context(), p, px)
-			if err != nil {
-				return err
-			}
-			return ui.WriteStatus(s.out, out, res)
-		},
-	}
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
-	return c
-}

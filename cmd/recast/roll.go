@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -20,66 +21,81 @@ func newRollCmd(s *streams, g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
-recreate one stale node after the other: drain, stop, park its disks, delete the
-VM, create it again from the new boot ISO, give the persistent disks back, wait
-until it is healthy. The old system disk stays parked.
+bring one stale node after the other to the lock, by the first strategy that is
+possible: recreate (drain, stop, park its disks, delete the VM, create it again
+from the new boot ISO, give the persistent disks back), reimage (the same VM with
+a blank system disk) or in-place (an upgrade as talosctl does it). Control planes
+go one at a time and only while etcd survives it; a snapshot of etcd is saved
+first. The old system disk stays parked: see recast rollback.
 
-A roll that was interrupted is finished first: run the same command again.
-The first Ctrl-C finishes the node that is out and starts no other; the second
+A roll that was interrupted is finished first: run the same command again, here
+or on another machine. Only one run per cluster is possible at a time.
+The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(f.out, "text", "json"); err != nil {
-				return err
-			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				return roll(ctx, s, p, m, f)
+			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
+				var cl closers
+				defer cl.close()
+				images, err := connectImages(p, &cl)
+				if err != nil {
+					return pipeline.Report{}, err
+				}
+				return pipeline.Roll(ctx, p, images, m, run, o)
 			})
 		},
 	}
 	selection(c, &f.policy)
-	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
+	f.add(c)
+	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
 	return c
 }
 
+// rollFlags are what every command that changes nodes takes.
 type rollFlags struct {
 	policy cluster.Policy
 	yes    bool
 	out    string
 }
 
-func roll(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, f rollFlags) error {
-	var cl closers
-	defer cl.close()
-	images, err := connectImages(p, &cl)
-	if err != nil {
+func (f *rollFlags) add(c *cobra.Command) {
+	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
+	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
+}
+
+// withRun runs a command that changes nodes, and prints its report.
+func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
+	do func(context.Context, pipeline.Project, pipeline.Machines, *step.Runner, pipeline.RollOptions) (pipeline.Report, error),
+) error {
+	if err := format(f.out, "text", "json"); err != nil {
 		return err
 	}
-	run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
-	rep, err := pipeline.Roll(ctx, p, images, m, run, pipeline.RollOptions{
-		Policy: f.policy, MachineConfig: machineConfigs(p),
-		Confirm: func(plan cluster.Plan) (bool, error) {
-			if err := ui.WritePlan(s.err, "text", plan); err != nil {
-				return false, err
-			}
-			ok, err := confirm(ctx, s, f.yes)
-			if ok {
-				// From here on a node may be out: the first Ctrl-C lets it be finished.
-				cl.add(s.interrupts.onFirst(run.Stop))
-			}
-			return ok, err
-		},
-	})
-	if rep.Run != "" || err == nil {
-		if err := ui.WriteReport(s.out, f.out, rep); err != nil {
-			return err
+	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+		var cl closers
+		defer cl.close()
+		run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
+			Policy: f.policy, Holder: holder(), Dead: dead,
+			Confirm: func(plan cluster.Plan) (bool, error) {
+				if err := ui.WritePlan(s.err, "text", plan); err != nil {
+					return false, err
+				}
+				ok, err := confirm(ctx, s, f.yes)
+				if ok {
+					// From here on a node may be out: the first Ctrl-C lets it be finished.
+					cl.add(s.interrupts.onFirst(run.Stop))
+				}
+				return ok, err
+			},
+		})
+		if rep.Run != "" || err == nil {
+			return errors.Join(err, ui.WriteReport(s.out, f.out, rep))
 		}
-	}
-	return err
+		return err
+	})
 }
 
 // confirm asks on a terminal, and refuses to guess without one.
@@ -90,7 +106,7 @@ func confirm(ctx context.Context, s *streams, yes bool) (bool, error) {
 	if !ui.IsTerminal(s.in) {
 		return false, fault.WithHint(fault.Configf("a roll needs to be confirmed, and there is no terminal to ask on"), "recast roll --yes")
 	}
-	fmt.Fprint(s.err, "Recreate these nodes? Only \"yes\" goes on: ")
+	fmt.Fprint(s.err, "Change these nodes? Only \"yes\" goes on: ")
 	answers := make(chan string, 1)
 	go func() { // ends with the line, or with the process
 		line, _ := bufio.NewReader(s.in).ReadString('\n') // end of input is a no

@@ -47,7 +47,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	})
 	c.AddCommand(
 		newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
-		newPlanCmd(s, &g), newRollCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g),
+		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g),
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)

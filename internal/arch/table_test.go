@@ -28,6 +28,7 @@ const (
 	clientGo   = "k8s.io/client-go/..."
 	drain      = "k8s.io/kubectl/pkg/drain"
 	uuid       = "github.com/google/uuid"
+	bbolt      = "go.etcd.io/bbolt"
 )
 
 // table is DESIGN's: cmd → adapters → domain → internal/{step,wait,fault}.
@@ -86,8 +87,9 @@ var table = []row{
 		"internal/sim/factoryapi/...", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
 	}},
+	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
-		"internal/sim/talosapi/...", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		"internal/sim/talosapi/...", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{
@@ -103,6 +105,7 @@ var table = []row{
 	{pkg: "internal/sim/...", files: tests, allow: []string{
 		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
 	}},
+	{pkg: "internal/sim/etcd", files: tests, allow: []string{bbolt}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine, clientGo}},
 	{pkg: "internal/factory", files: tests, allow: []string{"internal/registry", "internal/step", ggcr, schematic}},

@@ -18,6 +18,7 @@ func (k checker) all() {
 	k.pattern("cluster", k.c.Cluster, `[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`,
 		"name of a cluster: letters, digits, '-', '_' and '.'")
 	k.talos()
+	k.version("kubernetes.version", k.c.Kubernetes.Version, "version of Kubernetes: write it like v1.35.4")
 	k.images()
 	k.schematics()
 	k.proxmox()
@@ -37,17 +38,27 @@ func matches(value, pattern string) bool {
 	return regexp.MustCompile(`^(` + pattern + `)$`).MatchString(value)
 }
 
+// An image repository is a path on a registry. Docker, and the nodes with it, take
+// a first part without dot and port for a path on docker.io: see reference.ParseNormalizedNamed.
+const (
+	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
+	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
+	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
+)
+
 const semver = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z]+([.-][0-9A-Za-z]+)*)?`
 
 func (k checker) talos() {
-	const path = "talos.version"
-	v := k.c.Talos.Version
+	k.version("talos.version", k.c.Talos.Version, "version of Talos: write it like v1.13.9")
+	k.notEmpty("talos.config", k.c.Talos.Config)
+	k.notEmpty("talos.machineConfigs", k.c.Talos.MachineConfigs)
+}
+
+func (k checker) version(path, v, what string) {
 	if matches(v, semver) {
 		k.add(path, "%q lacks its \"v\", did you mean \"v%s\"?", v, v)
 	}
-	k.pattern(path, v, "v"+semver, "version of Talos: write it like v1.13.9")
-	k.notEmpty("talos.config", k.c.Talos.Config)
-	k.notEmpty("talos.machineConfigs", k.c.Talos.MachineConfigs)
+	k.pattern(path, v, "v"+semver, what)
 }
 
 func (k checker) notEmpty(path, value string) {
@@ -62,8 +73,11 @@ func (k checker) images() {
 		k.url("images.factory", im.Factory, "https", "http")
 	}
 	// Not shown either: people put credentials in front of a registry's name.
-	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`) {
+	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
 		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
+	}
+	if k.given("images.mirror") && !matches(im.Mirror, registryHost+repositoryPath) {
+		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
 	}
 	const list = "images.iso.storage"
 	if k.given(list) && len(im.ISO.Storage) == 0 {

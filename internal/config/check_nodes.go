@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 func (k checker) nodes() {
@@ -34,6 +35,8 @@ func (k checker) node(path string, n Node) {
 	if k.given(path+".vmid") && (n.VMID < minVMID || n.VMID > maxVMID) {
 		k.add(path+".vmid", "%d is out of bounds: Proxmox allows %d-%d", n.VMID, minVMID, maxVMID)
 	}
+	k.holder(path+".holder", n)
+	k.acceptLoss(path+".acceptLoss", n.AcceptLoss)
 	if _, ok := k.c.Schematics[n.Schematic]; !ok && k.given(path+".schematic") && !k.bad["schematics"] {
 		names := slices.Sorted(maps.Keys(k.c.Schematics))
 		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), suggest(n.Schematic, names))
@@ -46,19 +49,38 @@ func (k checker) node(path string, n Node) {
 	}
 }
 
-func (k checker) roll() {
-	r := k.c.Roll
-	for path, n := range map[string]int{
-		"roll.maxUnavailable.workers": r.MaxUnavailable.Workers,
-		"roll.maxUnavailable.perHost": r.MaxUnavailable.PerHost,
-	} {
-		switch {
-		case n < 1:
-			k.add(path, "must be at least 1")
-		case n > 1:
-			k.add(path, "more than 1 is not served by this version of recast: use 1")
+func (k checker) holder(path string, n Node) {
+	if !k.given(path) {
+		return
+	}
+	if n.Holder < minVMID || n.Holder > maxVMID {
+		k.add(path, "%d is out of bounds: Proxmox allows %d-%d", n.Holder, minVMID, maxVMID)
+	}
+	for i, other := range k.c.Nodes {
+		if other.VMID == n.Holder {
+			k.add(path, "%d is the VM of node %s (line %d): a holder is a VM of its own", n.Holder, quote(other.Name), k.line(nodePath(i, "vmid")))
 		}
 	}
+}
+
+func (k checker) acceptLoss(list string, names []string) {
+	for i, name := range names {
+		path := fmt.Sprintf("%s[%d]", list, i)
+		if strings.TrimSpace(name) == "" {
+			k.add(path, "is empty: give the name that the plan shows, or remove it")
+		}
+		if first := slices.Index(names, name); first < i {
+			k.add(path, "%s is listed already (line %d)", quote(name), k.line(fmt.Sprintf("%s[%d]", list, first)))
+		}
+	}
+}
+
+func (k checker) roll() {
+	r := k.c.Roll
+	if r.MaxUnavailable.PerHost < 1 {
+		k.add("roll.maxUnavailable.perHost", "must be at least 1")
+	}
+	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
 		"roll.settle":        r.Settle,

@@ -22,6 +22,8 @@ type Config struct {
 	Cluster string `yaml:"cluster" jsonschema:"required"`
 	// Talos says which Talos Linux the nodes are to run and how to reach them.
 	Talos Talos `yaml:"talos" jsonschema:"required"`
+	// Kubernetes says which Kubernetes the nodes are to run. Default: none in particular.
+	Kubernetes Kubernetes `yaml:"kubernetes,omitempty"`
 	// Images says how boot images are made and where they are published.
 	Images Images `yaml:"images" jsonschema:"required"`
 	// Schematics are the customizations of images, by name.
@@ -50,6 +52,12 @@ type Talos struct {
 	MachineConfigs string `yaml:"machineConfigs,omitempty"`
 }
 
+// Kubernetes is the section "kubernetes".
+type Kubernetes struct {
+	// Version of Kubernetes that every node is to run, such as v1.35.4. A roll never changes it: drift reports a node that runs another one.
+	Version string `yaml:"version" jsonschema:"required"`
+}
+
 // Images is the section "images".
 type Images struct {
 	// Builder that makes the images. auto takes the Image Factory wherever it can.
@@ -66,6 +74,8 @@ type Images struct {
 	SecureBoot bool `yaml:"secureBoot"`
 	// Signature says what an image without a valid signature means.
 	Signature string `yaml:"signature" jsonschema:"enum=warn"`
+	// Mirror is a repository of your own, such as ghcr.io/acme/talos, into which publish and roll copy every installer, signatures included. Nodes then pull it from there by digest, so they need no Image Factory; for a private repository their machine configuration needs its credentials. recast's own come from docker login. Default: nodes pull from the factory.
+	Mirror string `yaml:"mirror,omitempty"`
 	// ISO says where boot ISOs are published.
 	ISO ISO `yaml:"iso" jsonschema:"required"`
 }
@@ -114,7 +124,11 @@ type Node struct {
 	// VMID of the node's VM. Only a cross-check: VMs are found by their UUID.
 	VMID int `yaml:"vmid,omitempty"`
 	// Strategy for this node. Default: roll.strategy.
-	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate"`
+	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
+	// Holder is the VMID of a VM of yours that owns persistent disks of this node, so that deleting the node's VM never frees them. recast detaches and attaches those disks; it never moves them to another owner, and never changes the holder.
+	Holder int `yaml:"holder,omitempty"`
+	// AcceptLoss names data on the node's system disk that may be lost with it, as the plan names it: pv/pvc-1a2b, say. Without it, a node whose system disk holds data that only it has is upgraded in place or refused.
+	AcceptLoss []string `yaml:"acceptLoss,omitempty"`
 	// SystemDisk says which disk Talos is installed on and how large it is to be. Default: found out, and left as it is.
 	SystemDisk SystemDisk `yaml:"systemDisk,omitempty"`
 }
@@ -129,8 +143,8 @@ type SystemDisk struct {
 
 // Roll is the section "roll".
 type Roll struct {
-	// Strategy by which a node is renewed. auto takes the first that is possible; the plan shows it.
-	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate"`
+	// Strategy by which a node is renewed. recreate deletes its VM and creates it again with its persistent disks; reimage keeps the VM and gives it a blank system disk; in-place upgrades the system on the disk that it has. auto takes the first of them that is possible, and the plan shows which and why; one asked for by name that is impossible is refused.
+	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
 	// Order of control planes and workers.
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
 	// MaxUnavailable bounds how many nodes are out at a time.
@@ -145,14 +159,18 @@ type Roll struct {
 	Poll Duration `yaml:"poll"`
 	// Timeouts bound the waits of one node.
 	Timeouts Timeouts `yaml:"timeouts"`
+	// BootFailure says what to do with a node that is not back from an in-place upgrade within timeouts.boot. stop leaves it as it is; rollback has the node itself go back to its old system, where its API still answers, and else leaves it; reimage tries that too, and else parks its system disk and installs the node anew. The roll stops in any case but a reimage that succeeds.
+	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
+	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
+	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }
 
 // MaxUnavailable is the section "roll.maxUnavailable". Control planes always go one at a time.
 type MaxUnavailable struct {
-	// Workers that may be out at a time.
-	Workers int `yaml:"workers"`
+	// Workers that may be out at a time: a number such as 2, or a percentage of all workers such as 20%, rounded down, but at least one.
+	Workers Share `yaml:"workers"`
 	// PerHost is how many VMs of one Proxmox host may be out at a time.
-	PerHost int `yaml:"perHost"`
+	PerHost int `yaml:"perHost" jsonschema:"minimum=1"`
 }
 
 // Drain is the section "roll.drain".

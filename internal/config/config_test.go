@@ -51,11 +51,13 @@ func want() *config.Config {
 		Nodes: []config.Node{{Name: "cp1", Schematic: "default", Strategy: "auto"}},
 		Roll: config.Roll{
 			Strategy: "auto", Order: "control-planes-first", Canary: true,
-			MaxUnavailable: config.MaxUnavailable{Workers: 1, PerHost: 1},
+			MaxUnavailable: config.MaxUnavailable{Workers: config.Share{Count: 1}, PerHost: 1},
 			Drain:          config.Drain{Timeout: minutes(10)},
 			Settle:         config.Duration(30 * time.Second),
 			Poll:           config.Duration(2 * time.Second),
 			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10)},
+			BootFailure:    "rollback",
+			EtcdSnapshot:   "/etc/recast/.recast/etcd",
 		},
 	}
 }
@@ -106,6 +108,21 @@ func TestParse(t *testing.T) {
 					{Name: "cp1", Schematic: "default", VMID: 101, Strategy: "recreate", SystemDisk: config.SystemDisk{Slot: "scsi0", SizeGiB: 10}},
 					{Name: "wk1", Schematic: "default", Strategy: "auto"},
 				}
+			},
+		},
+		"what may be left out, given": {
+			data: withImages("mirror: 127.0.0.1:5000/talos") + "    strategy: in-place\n    vmid: 101\n    holder: 9101\n    acceptLoss: [pv/a, longhorn/var/lib/longhorn]\n" +
+				"kubernetes: {version: v1.35.4}\nroll:\n  strategy: reimage\n  bootFailure: reimage\n  etcdSnapshot: backups\n  maxUnavailable: {workers: 20%, perHost: 3}\n",
+			env: home,
+			edit: func(c *config.Config) {
+				c.Images.Mirror = "127.0.0.1:5000/talos"
+				c.Kubernetes.Version = "v1.35.4"
+				c.Nodes = []config.Node{{
+					Name: "cp1", Schematic: "default", VMID: 101, Strategy: "in-place", Holder: 9101,
+					AcceptLoss: []string{"pv/a", "longhorn/var/lib/longhorn"},
+				}}
+				c.Roll.Strategy, c.Roll.BootFailure, c.Roll.EtcdSnapshot = "reimage", "reimage", "/etc/recast/backups"
+				c.Roll.MaxUnavailable = config.MaxUnavailable{Workers: config.Share{Percent: 20}, PerHost: 3}
 			},
 		},
 		"an alias stands for its anchor": {
@@ -165,7 +182,7 @@ func TestExampleShowsDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := config.Parse("recast.yaml", data, config.Options{})
+	got, err := config.Parse("recast.yaml", data, options(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +209,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n"} {
+	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n"} {
 		if !strings.Contains(string(out), line) {
 			t.Errorf("lacks %q:\n%s", line, out)
 		}

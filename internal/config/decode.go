@@ -25,7 +25,7 @@ func (d decoder) value(n *yaml.Node, at spot, out reflect.Value, f field) {
 		return
 	}
 	switch {
-	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Struct && out.Type() != reflect.TypeFor[VMIDRange]():
+	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Struct && !oneValue(out.Type()):
 		d.section(n, at, out)
 	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Map:
 		d.entries(n, at, out)
@@ -116,11 +116,16 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	}
 }
 
+// oneValue says whether a struct is written as a single value.
+func oneValue(t reflect.Type) bool {
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]()
+}
+
 // textual says whether a type that reads itself from text takes this node:
-// numbers only where a unit may be missing, so that its own message says so.
+// numbers only where they are meant, or lack a unit, so that its own message says so.
 func textual(n *yaml.Node, out reflect.Value) bool {
-	tag := n.ShortTag()
-	return tag == "!!str" || out.Kind() == reflect.Int64 && (tag == "!!int" || tag == "!!float")
+	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]()
+	return tag == "!!str" || number && (tag == "!!int" || tag == "!!float")
 }
 
 func (d decoder) mismatch(n *yaml.Node, at spot, out reflect.Value) {

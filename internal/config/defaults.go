@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ func defaults() Config {
 		Roll: Roll{
 			Strategy:       "auto",
 			Order:          "control-planes-first",
-			MaxUnavailable: MaxUnavailable{Workers: 1, PerHost: 1},
+			MaxUnavailable: MaxUnavailable{Workers: Share{Count: 1}, PerHost: 1},
 			Canary:         true,
 			Drain:          Drain{Timeout: Duration(10 * time.Minute)},
 			Settle:         Duration(30 * time.Second),
@@ -31,6 +32,7 @@ func defaults() Config {
 				Boot: Duration(10 * time.Minute),
 				Join: Duration(10 * time.Minute),
 			},
+			BootFailure: "rollback",
 		},
 	}
 }
@@ -51,6 +53,7 @@ func (c *Config) complete(o Options) {
 	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)
 	c.Talos.Config = o.resolve(c.Talos.Config)
 	c.Talos.MachineConfigs = o.resolve(c.Talos.MachineConfigs)
+	c.Roll.EtcdSnapshot = o.resolve(cmp.Or(c.Roll.EtcdSnapshot, filepath.Join(".recast", "etcd")))
 	for name, s := range c.Schematics {
 		s.Path = o.resolve(s.File)
 		c.Schematics[name] = s

@@ -112,6 +112,11 @@ func textSchema(t reflect.Type) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"30s", "10m", "1h30m"}}
 	case reflect.TypeFor[VMIDRange]():
 		return &jsonschema.Schema{Type: "string", Pattern: `^[0-9]+-[0-9]+$`, Examples: []any{"9000-9099"}}
+	case reflect.TypeFor[Share]():
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
+			{Type: "integer", Minimum: "1"},
+			{Type: "string", Pattern: `^([1-9][0-9]?|100)%$`, Examples: []any{"20%"}},
+		}}
 	case reflect.TypeFor[Schematic]():
 		file := jsonschema.NewProperties()
 		file.Set("file", &jsonschema.Schema{Type: "string"})

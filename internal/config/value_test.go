@@ -49,3 +49,53 @@ func TestVMIDRange(t *testing.T) {
 		t.Errorf("Len = %d, String = %q", r.Len(), r)
 	}
 }
+
+func TestShareOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		share       string
+		nodes, want int
+	}{
+		{"1", 10, 1},
+		{"3", 10, 3},
+		{"3", 2, 3}, // a limit, not a demand
+		{"20%", 10, 2},
+		{"20%", 14, 2},
+		{"20%", 4, 1},
+		{"1%", 1, 1},
+		{"1%", 99, 1},
+		{"99%", 100, 99},
+		{"100%", 7, 7},
+		{"50%", 0, 1},
+	} {
+		var s config.Share
+		if err := s.UnmarshalText([]byte(c.share)); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Of(c.nodes); got != c.want {
+			t.Errorf("%s of %d = %d, want %d", c.share, c.nodes, got, c.want)
+		}
+		if s.String() != c.share {
+			t.Errorf("%s prints as %s", c.share, s)
+		}
+	}
+}
+
+func TestMarshalShare(t *testing.T) {
+	t.Parallel()
+	c, err := config.Parse("recast.yaml", []byte(withRoll("maxUnavailable: {workers: 20%}")), options(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := config.Parse("recast.yaml", out, options(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(c.Roll, again.Roll); diff != "" {
+		t.Errorf("-before +after\n%s\n%s", diff, out)
+	}
+}

@@ -72,7 +72,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 		l.put(t, store.Budgets(), budget(2))
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1"); err != nil {
+		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
 			t.Fatal(err)
 		}
 		var said []string
@@ -99,7 +99,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1"); err != nil {
+		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
@@ -132,7 +132,7 @@ func TestDrainRefusesToLosePods(t *testing.T) {
 		})
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1"); err != nil {
+		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
 			t.Fatal(err)
 		}
 		before := l.podsOn(t, "wk1")
@@ -196,7 +196,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		if attached(from) == 0 {
 			from, to = to, from
 		}
-		if err := c.Cordon(t.Context(), from); err != nil {
+		if err := c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {

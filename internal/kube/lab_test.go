@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/kube"
@@ -96,6 +97,19 @@ func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.
 		}
 	})
 	return c
+}
+
+// change edits a node past the API.
+func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
+	t.Helper()
+	n, err := l.Node(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit(n)
+	if _, err := l.Store().Update(t.Context(), store.Nodes(), n, store.Main); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // put makes an object of the lab, past its API.

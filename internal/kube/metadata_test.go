@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -59,6 +60,12 @@ func TestLacksLabelsAndAnnotations(t *testing.T) {
 			},
 			labels: map[string]string{"mine": "c"},
 		},
+		"what recast itself set": {
+			node: corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{rollAnnotation: "new"}}},
+			had:  cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "old", failedBuildAnnotation: "b1", "note": "x"}},
+
+			annotations: map[string]string{"note": "x"},
+		},
 		"topology without a cloud controller": {
 			had:    cluster.NodeMetadata{Labels: map[string]string{"topology.kubernetes.io/zone": "a"}},
 			labels: map[string]string{"topology.kubernetes.io/zone": "a"},
@@ -94,20 +101,17 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, changed := lacks(&tc.node, tc.had)
-			var want nodePatch
-			want.Metadata.Labels, want.Metadata.Annotations, want.Spec.Taints = tc.labels, tc.annotations, tc.taints
-			if len(got.Metadata.Labels) == 0 {
-				got.Metadata.Labels = nil
+			got := lacks(&tc.node, tc.had)
+			var want *nodePatch
+			if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
+				want = &nodePatch{}
+				want.Metadata.Labels, want.Spec.Taints = tc.labels, tc.taints
+				for k, v := range tc.annotations {
+					want.annotate(k, &v)
+				}
 			}
-			if len(got.Metadata.Annotations) == 0 {
-				got.Metadata.Annotations = nil
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
+			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("patch (-want +got):\n%s", diff)
-			}
-			if wanted := len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0; changed != wanted {
-				t.Errorf("changed = %v, want %v", changed, wanted)
 			}
 		})
 	}

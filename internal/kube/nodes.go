@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -21,17 +21,25 @@ func (c *Client) Nodes(ctx context.Context) ([]cluster.KubeNode, error) {
 		return nil, fmt.Errorf("list nodes: %w", c.translate(err))
 	}
 	nodes := make([]cluster.KubeNode, 0, len(list.Items))
+	var unreadable []error
 	for i := range list.Items {
-		nodes = append(nodes, kubeNode(&list.Items[i]))
+		node, err := kubeNode(&list.Items[i])
+		nodes, unreadable = append(nodes, node), append(unreadable, err)
+	}
+	if err := errors.Join(unreadable...); err != nil {
+		return nil, err
 	}
 	return nodes, nil
 }
 
-func kubeNode(n *corev1.Node) cluster.KubeNode {
+func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
+	mark, err := markOf(n)
 	info := n.Status.NodeInfo
+	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
 	node := cluster.KubeNode{
 		Name: n.Name, UUID: strings.ToLower(info.SystemUUID), BootID: info.BootID,
-		Unschedulable: n.Spec.Unschedulable, KubeletVersion: info.KubeletVersion,
+		ControlPlane: controlPlane, Unschedulable: n.Spec.Unschedulable, Mark: mark, FailedBuild: n.Annotations[failedBuildAnnotation],
+		ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
 		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		}),
@@ -48,7 +56,7 @@ func kubeNode(n *corev1.Node) cluster.KubeNode {
 	for _, t := range n.Spec.Taints {
 		node.Metadata.Taints = append(node.Metadata.Taints, cluster.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
 	}
-	return node
+	return node, err
 }
 
 func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
@@ -57,35 +65,6 @@ func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
 		return nil, c.translate(err)
 	}
 	return n, nil
-}
-
-// Cordon makes the node unschedulable.
-func (c *Client) Cordon(ctx context.Context, node string) error {
-	if err := c.schedulable(ctx, node, false); err != nil {
-		return fmt.Errorf("cordon node %s: %w", node, err)
-	}
-	return nil
-}
-
-// Uncordon makes the node schedulable again.
-func (c *Client) Uncordon(ctx context.Context, node string) error {
-	if err := c.schedulable(ctx, node, true); err != nil {
-		return fmt.Errorf("uncordon node %s: %w", node, err)
-	}
-	return nil
-}
-
-func (c *Client) schedulable(ctx context.Context, name string, want bool) error {
-	n, err := c.node(ctx, name)
-	if err != nil || n.Spec.Unschedulable == !want {
-		return err
-	}
-	patch := `{"spec":{"unschedulable":true}}`
-	if want {
-		patch = `{"spec":{"unschedulable":null}}`
-	}
-	_, err = c.api.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	return c.translate(err)
 }
 
 // AttachedVolumes lists the names of the node's VolumeAttachments, sorted.

@@ -1,7 +1,6 @@
 package kube_test
 
 import (
-	"errors"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
-	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -31,9 +29,13 @@ func TestNodes(t *testing.T) {
 		l.NodeUp(info)
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1"); err != nil {
+		if err := c.Cordon(t.Context(), "wk1", mark("r1")); err != nil {
 			t.Fatal(err)
 		}
+		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
+			t.Fatal(err)
+		}
+		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.ProviderID = "proxmox://lab/9011" })
 		time.Sleep(time.Second)
 		got, err := c.Nodes(t.Context())
 		if err != nil {
@@ -41,6 +43,7 @@ func TestNodes(t *testing.T) {
 		}
 		want := []cluster.KubeNode{{
 			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", Ready: true, Unschedulable: true,
+			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
 			KubeletVersion: "v1.35.4", Addresses: []netip.Addr{netip.MustParseAddr("127.42.7.31")},
 			Metadata: cluster.NodeMetadata{
 				Labels: map[string]string{
@@ -49,6 +52,8 @@ func TestNodes(t *testing.T) {
 				},
 				Annotations: map[string]string{
 					"node.alpha.kubernetes.io/ttl": "0", "talos.dev/owned-labels": "[]",
+					"recast.dev/roll":         `{"run":"r1","strategy":"recreate","build":"3f2a","boot":"boot-1-wk1"}`,
+					"recast.dev/failed-build": "9c41",
 					"volumes.kubernetes.io/controller-managed-attach-detach": "true",
 				},
 				Taints: []cluster.Taint{
@@ -59,32 +64,6 @@ func TestNodes(t *testing.T) {
 		}}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestCordonAndUncordonOnlyWhereNeeded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
-		c := l.client(t, "system:masters")
-		var got []int
-		for _, f := range []func() error{
-			func() error { return c.Uncordon(t.Context(), "wk1") },
-			func() error { return c.Cordon(t.Context(), "wk1") },
-			func() error { return c.Cordon(t.Context(), "wk1") },
-			func() error { return c.Uncordon(t.Context(), "wk1") },
-		} {
-			if err := f(); err != nil {
-				t.Fatal(err)
-			}
-			got = append(got, l.calls.Mutations())
-		}
-		if diff := cmp.Diff([]int{0, 1, 1, 2}, got); diff != "" {
-			t.Errorf("mutations so far (-want +got):\n%s", diff)
-		}
-		if err := c.Cordon(t.Context(), "wk9"); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("cordon of a missing node: %v, want ErrNotFound", err)
 		}
 	})
 }
@@ -108,13 +87,8 @@ func TestRestoreMetadata(t *testing.T) {
 				return nil
 			}
 			raced = true
-			n, err := l.Node(t.Context(), "wk1")
-			if err != nil {
-				return err
-			}
-			n.Labels["other"] = "writer"
-			_, err = l.Store().Update(t.Context(), store.Nodes(), n, store.Main)
-			return err
+			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
+			return nil
 		}, nil)
 		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
 			t.Fatal(err)

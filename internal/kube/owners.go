@@ -68,6 +68,7 @@ func (o owners) annotation(key string) bool {
 		return true
 	}
 	return slices.Contains(o.talosAnnotations, key) || below(key,
+		"recast.dev",               // ours: what we say of a roll is changed by Cordon and its like only
 		"talos.dev",                // Talos: owned-…, KubeSpan keys, the discovery's node ID
 		"flannel.alpha.coreos.com", // flannel: the VXLAN device's MAC is the old machine's
 		"network.cilium.io",        // Cilium agent

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -54,6 +55,20 @@ func truth(raw json.RawMessage) bool {
 	}
 	s := scalar(raw)
 	return s != "" && s != "0"
+}
+
+// flexInt is a whole number that Proxmox writes as one or as a string; null is 0.
+type flexInt int64
+
+// UnmarshalJSON reads each form.
+func (n *flexInt) UnmarshalJSON(b []byte) error {
+	if bytes.Equal(b, []byte("null")) {
+		*n = 0
+		return nil
+	}
+	v, err := strconv.ParseInt(scalar(b), 10, 64)
+	*n = flexInt(v)
+	return err
 }
 
 // pendingRow is one key of a VM's pending list.

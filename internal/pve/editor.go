@@ -31,8 +31,8 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	return c.finish(ctx, upid, err)
 }
 
-// SetConfig implements cluster.Editor. When it fails on a running VM, nothing
-// of it is left to happen at the VM's next stop.
+// SetConfig implements cluster.Editor. When it fails, nothing of it is left to
+// happen at the VM's next stop or start.
 func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
@@ -47,11 +47,18 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	err := c.putConfig(ctx, vm, params, touchesDisk(set, del))
-	if err == nil || errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
+	if err := c.putConfig(ctx, vm, params, touchesDisk(set, del)); err != nil {
+		return c.refused(ctx, vm, slices.AppendSeq(slices.Clone(del), maps.Keys(set)), err)
+	}
+	return nil
+}
+
+// refused is the error of a change of those keys that did not succeed, after
+// what it left pending is taken back.
+func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
+	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
-	touched := slices.AppendSeq(slices.Clone(del), maps.Keys(set))
 	if revertErr := c.revertPending(ctx, vm, touched); revertErr != nil {
 		return errors.Join(err, revertErr)
 	}
@@ -68,14 +75,14 @@ func (c *Client) putConfig(ctx context.Context, vm cluster.VM, params map[string
 }
 
 // revertPending takes back what a refused change has left pending: Proxmox keeps
-// a delete that the running guest did not follow, and carries it out when the VM
-// stops. What was pending before is left alone.
+// a delete that the running guest did not follow, or that it could not carry out
+// on a stopped one, and tries it again when the VM stops or starts (QemuServer.pm,
+// vmconfig_apply_pending). What was pending before is left alone.
 func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
-	if !was.Running {
-		return nil
-	}
 	now := was
-	if err := c.readConfig(ctx, &now); err != nil {
+	if err := c.readConfig(ctx, &now); isNoConfig(err) {
+		return nil
+	} else if err != nil {
 		return fmt.Errorf("see what the refused change left pending: %w", err)
 	}
 	left := slices.DeleteFunc(now.Pending, func(key string) bool {

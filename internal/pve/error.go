@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // ErrNoSpace says that a storage has no room for what was asked.
@@ -74,6 +75,22 @@ func (e *Error) Unwrap() []error {
 func isGateway(status int) bool {
 	return status >= 590 && status <= 599 ||
 		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+}
+
+// stopOnAnswer ends a wait over an error that is Proxmox's own answer; one that
+// says that nobody answered may pass.
+func stopOnAnswer(err error) error {
+	if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
+		return wait.Stop(err)
+	}
+	return err
+}
+
+// saysInternally finds a wording in an answer with status 500, which Proxmox gives
+// for whatever its code dies of, things that are not there among them.
+func saysInternally(err error, what *regexp.Regexp) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == http.StatusInternalServerError && what.MatchString(e.text())
 }
 
 func isSuccess(status int) bool { return status >= 200 && status <= 299 }

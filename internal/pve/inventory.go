@@ -247,6 +247,5 @@ var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 
 // isNoConfig says that the host that was asked has no such VM; another one may.
 func isNoConfig(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Status == http.StatusInternalServerError && noConfig.MatchString(e.text())
+	return saysInternally(err, noConfig)
 }

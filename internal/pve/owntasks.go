@@ -21,24 +21,38 @@ func (c *Client) OwnTasks(ctx context.Context) ([]string, error) {
 		if h.Status == "offline" {
 			continue // nothing runs there
 		}
-		var tasks []struct {
-			UPID    string
-			EndTime int64
+		tasks, err := c.activeTasks(ctx, h.Node)
+		if err != nil {
+			errs = append(errs, err)
 		}
-		if err := c.get(ctx, "/nodes/"+url.PathEscape(h.Node)+"/tasks?source=active&limit=500", &tasks); err != nil {
-			errs = append(errs, fmt.Errorf("list tasks on %s: %w", h.Node, err))
-			continue
-		}
-		for _, t := range tasks {
-			u, err := ParseUPID(t.UPID)
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			// The list keeps tasks for a while after their end.
-			if t.EndTime == 0 && u.User == c.tokenID {
+		for _, u := range tasks {
+			if u.User == c.tokenID {
 				running = append(running, u.String())
 			}
+		}
+	}
+	return running, errors.Join(errs...)
+}
+
+// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on
+// it those of others. What can be read comes back beside an error.
+func (c *Client) activeTasks(ctx context.Context, host string) ([]UPID, error) {
+	var rows []struct {
+		UPID    string
+		EndTime int64
+	}
+	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
+		return nil, fmt.Errorf("list tasks on %s: %w", host, err)
+	}
+	var running []UPID
+	var errs []error
+	for _, r := range rows {
+		u, err := ParseUPID(r.UPID)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case r.EndTime == 0: // the list keeps tasks for a while after their end
+			running = append(running, u)
 		}
 	}
 	return running, errors.Join(errs...)

@@ -26,7 +26,7 @@ func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
 	if err != nil {
 		return err
 	}
-	return c.awaitState(ctx, vm, "running")
+	return c.awaitState(ctx, vm, "running", settleTime)
 }
 
 // Shutdown implements cluster.Power. The VM still runs when it has not powered off in time.
@@ -37,7 +37,8 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 	if err := c.power(ctx, vm, "shutdown", params); err != nil {
 		return err
 	}
-	return c.awaitState(ctx, vm, "stopped")
+	// Where Proxmox HA manages the VM, the guest's time begins with the end of the task.
+	return c.awaitState(ctx, vm, "stopped", grace+settleTime)
 }
 
 // Stop implements cluster.Power.
@@ -45,7 +46,7 @@ func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
 	if err := c.power(ctx, vm, "stop", nil); err != nil {
 		return err
 	}
-	return c.awaitState(ctx, vm, "stopped")
+	return c.awaitState(ctx, vm, "stopped", settleTime)
 }
 
 func (c *Client) power(ctx context.Context, vm cluster.VM, what string, params map[string]string) error {
@@ -59,15 +60,12 @@ func (c *Client) power(ctx context.Context, vm cluster.VM, what string, params m
 
 // awaitState waits until QEMU itself is in that state: "running" alone may also
 // be a VM that QEMU has paused because of an error.
-func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string) error {
-	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), Every: c.poll, Timeout: settleTime}
+func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), Every: c.poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		s, err := c.vmStatus(ctx, vm)
-		if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
-			return false, "", wait.Stop(err)
-		}
 		if err != nil {
-			return false, "", err
+			return false, "", stopOnAnswer(err)
 		}
 		seen := s.Status
 		if s.QMP != "" && s.QMP != s.Status {

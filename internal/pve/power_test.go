@@ -2,6 +2,7 @@ package pve
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,4 +59,28 @@ func TestPower(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestShutdownByHA has a guest that needs most of its time: the task of a VM that
+// Proxmox HA manages ends at once.
+func TestShutdownByHA(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		began := time.Now()
+		pve1.on("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
+		pve1.on(statusPath, stopped("OK"))
+		pve1.on("GET /nodes/pve1/qemu/101/status/current", func(w http.ResponseWriter, r *http.Request) {
+			state := "running"
+			if time.Since(began) > 4*time.Minute {
+				state = "stopped"
+			}
+			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
+		})
+		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
+		if err := s.client(t, "pve1").Shutdown(t.Context(), vm, 5*time.Minute); err != nil {
+			t.Error(err)
+		}
+	})
 }

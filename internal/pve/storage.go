@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/luthermonson/go-proxmox"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -53,6 +55,43 @@ func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error
 	return found, err
 }
 
+// Storages implements cluster.Inventory. Proxmox leaves out those on which the
+// token has neither Datastore.Audit nor Datastore.AllocateSpace.
+func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
+	var rows []struct {
+		Storage, Type string
+		Shared        json.RawMessage // set too for types that always are (Storage/Plugin.pm)
+	}
+	if err := c.get(ctx, "/storage", &rows); err != nil {
+		return nil, err
+	}
+	found := make([]cluster.Storage, 0, len(rows))
+	for _, r := range rows {
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: truth(r.Shared)})
+	}
+	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// OwnedVolumes implements cluster.Inventory. Proxmox lists only volumes of VMs
+// that the token may see.
+func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
+	var rows []volumeRow
+	if err := c.get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
+		return nil, err
+	}
+	var volids []string
+	for _, r := range rows {
+		volids = append(volids, r.Volid)
+	}
+	slices.Sort(volids)
+	return volids, nil
+}
+
+func contentPath(host, storage string) string {
+	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
+}
+
 // volumeRow is what a storage lists about a volume.
 type volumeRow struct {
 	Volid string      `json:"volid"`
@@ -66,7 +105,7 @@ func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, boo
 	if !ok || storage == "" || name == "" {
 		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
 	}
-	path := "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
+	path := contentPath(host, storage)
 	if strings.HasPrefix(name, "iso/") {
 		path += "?content=iso"
 	}

@@ -1,5 +1,5 @@
-// Package registry is the adapter to OCI registries: what a reference names, and
-// which official extensions exist for a Talos version.
+// Package registry is the adapter to OCI registries: what a reference names,
+// copies from one registry to another, and which official extensions exist for a Talos version.
 package registry
 
 import (
@@ -23,6 +23,7 @@ const OfficialExtensions = "ghcr.io/siderolabs/extensions"
 
 var (
 	_ images.Registry    = (*Client)(nil)
+	_ images.Copier      = (*Client)(nil)
 	_ schematics.Catalog = (*Client)(nil)
 )
 
@@ -96,6 +97,12 @@ func notFound(err error) bool {
 	return ok && e.StatusCode == http.StatusNotFound
 }
 
+// denied is images.ErrDenied in the registry's own words.
+type denied struct{ error }
+
+func (d denied) Unwrap() error        { return d.error }
+func (d denied) Is(target error) bool { return target == images.ErrDenied }
+
 func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), err)
 	e, ok := errors.AsType[*transport.Error](err)
@@ -103,7 +110,7 @@ func explain(err error, r name.Repository) error {
 	case !ok:
 		return err
 	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
-		return fault.WithHint(err, "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
+		return fault.WithHint(denied{err}, "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
 	case e.StatusCode == http.StatusTooManyRequests:
 		return fault.WithHint(err, "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}

@@ -101,7 +101,11 @@ proxmox:
 nodes:
 `, ClusterName, TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
 	for _, n := range l.Nodes {
-		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d}\n", n.Name, n.Schematic, n.VMID)
+		holder := ""
+		if n.Holder != 0 {
+			holder = fmt.Sprintf(", holder: %d", n.Holder)
+		}
+		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d%s}\n", n.Name, n.Schematic, n.VMID, holder)
 	}
 	b.WriteString(`roll:
   settle: 2s

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // PatchedExtension is the one that stories patch: only workers have it.
@@ -39,7 +42,7 @@ func (l *Lab) pull(ctx context.Context, ref, arch string) (artefact.Image, error
 	}
 	index, err := remote.Index(parsed, remote.WithContext(ctx), remote.WithTransport(l.puller))
 	if err != nil {
-		return artefact.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+		return artefact.Image{}, registryError(err)
 	}
 	img, err := artefact.ReadInstaller(index, arch)
 	if err != nil {
@@ -47,6 +50,30 @@ func (l *Lab) pull(ctx context.Context, ref, arch string) (artefact.Image, error
 	}
 	return img, nil
 }
+
+// resolve is the digest that a reference stands for now.
+func (l *Lab) resolve(ctx context.Context, ref string) (string, error) {
+	parsed, err := name.ParseReference(ref, name.Insecure)
+	if err != nil {
+		return "", fmt.Errorf("resolve %s: %w", ref, err)
+	}
+	desc, err := remote.Head(parsed, remote.WithContext(ctx), remote.WithTransport(l.puller))
+	if err != nil {
+		return "", registryError(err)
+	}
+	return desc.Digest.String(), nil
+}
+
+// registryError is what a node makes of a registry's answer.
+func registryError(err error) error {
+	if refused, ok := errors.AsType[*transport.Error](err); ok && refused.StatusCode == http.StatusNotFound {
+		return talosapi.ErrNoImage
+	}
+	return err
+}
+
+// BreakImage gives an image a defect: see talosapi.Firmware.
+func (l *Lab) BreakImage(image string, d talosapi.Defect) { l.machines.BreakImage(image, d) }
 
 // register hands a schematic to the factory and returns where its installer is.
 func (l *Lab) register(ctx context.Context, schematic string) (installer string, err error) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,8 +25,12 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 		}
 		installers[name] = installer
 	}
+	if err := l.defineHolders(); err != nil {
+		return fmt.Errorf("make data VMs: %w", err)
+	}
+	members := l.formEtcd()
 	for _, n := range l.Nodes {
-		if err := l.install(ctx, n, installers[n.Schematic]); err != nil {
+		if err := l.install(ctx, n, installers[n.Schematic], members[n.Name]); err != nil {
 			return fmt.Errorf("install %s: %w", n.Name, err)
 		}
 	}
@@ -36,28 +42,97 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	return nil
 }
 
-func (l *Lab) install(ctx context.Context, n Node, installer string) error {
+// install makes one machine; member is what a control plane has of etcd.
+func (l *Lab) install(ctx context.Context, n Node, installer string, member talosapi.EtcdData) error {
 	img, err := l.pull(ctx, installer, "amd64")
 	if err != nil {
 		return err
 	}
-	config, err := l.Talos.MachineConfig(talosapi.Machine{
-		Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer, InstallSerial: "sys-" + n.Name,
-	})
+	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer, InstallSerial: "sys-" + n.Name}
+	elsewhere := n.ControlPlane && n.Persistent
+	if elsewhere {
+		m.Documents = []string{n.ephemeralOnData()}
+	}
+	config, err := l.Talos.MachineConfig(m)
 	if err != nil {
 		return err
 	}
-	system, err := talosapi.Preinstalled(config, img, false)
+	system, err := talosapi.Preinstalled(config, img, elsewhere)
 	if err != nil {
 		return err
 	}
-	content := map[string]*world.Media{"scsi0": world.NewMedia(system)}
-	if !n.ControlPlane {
-		data := world.NewMedia(talosapi.DataDisk("u-data", n.data()))
-		content["scsi1"] = data
-		l.World.Protect(world.Protected{Serial: n.dataSerial(), Media: data})
+	content := map[string]*world.Media{}
+	held, protect := "", func() {}
+	if n.Persistent {
+		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDisk("u-data", n.data()))}
+		if elsewhere {
+			data, err := talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member)
+			if err != nil {
+				return err
+			}
+			disk.Media, disk.Identity = world.NewMedia(data), talosapi.Lasting
+		}
+		if disk.Held = n.Holder != 0; disk.Held {
+			fresh := disk.Media.Bytes()
+			if held, disk.Media, err = l.held(n); err != nil {
+				return err
+			}
+			disk.Media.Write(fresh)
+		} else {
+			content["scsi1"] = disk.Media
+		}
+		protect = func() { l.World.Protect(disk) }
 	}
-	return l.World.DefineVM(n.Host, n.VMID, n.config(), content)
+	if n.ControlPlane && !elsewhere {
+		if system, err = talosapi.WithEtcd(system, member); err != nil {
+			return err
+		}
+	}
+	content["scsi0"] = world.NewMedia(system)
+	if err := l.World.DefineVM(n.Host, n.VMID, n.config(held), content); err != nil {
+		return err
+	}
+	protect()
+	return nil
+}
+
+// defineHolders makes the data VMs, one per host, that own the persistent disks of its nodes.
+func (l *Lab) defineHolders() error {
+	configs, hosts := map[int]map[string]string{}, map[int]string{}
+	for i, n := range l.Nodes {
+		if n.Holder == 0 || !n.Persistent {
+			continue
+		}
+		if configs[n.Holder] == nil {
+			configs[n.Holder] = map[string]string{
+				"name": "data-" + n.Host, "memory": "16", "protection": "1", "description": "Holds disks of other VMs. Never runs.",
+			}
+		}
+		configs[n.Holder][holderKey(i)] = DiskStorage + ":20,serial=" + n.dataSerial()
+		hosts[n.Holder] = n.Host
+	}
+	for id, config := range configs {
+		if err := l.World.DefineVM(hosts[id], id, config, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func holderKey(node int) string { return fmt.Sprintf("scsi%d", node) }
+
+// held is a node's persistent disk in the configuration of its data VM.
+func (l *Lab) held(n Node) (volid string, disk *world.Media, err error) {
+	holder, err := l.World.LookupVM(n.Host, n.Holder)
+	if err != nil {
+		return "", nil, err
+	}
+	i := slices.IndexFunc(l.Nodes, func(o Node) bool { return o.Name == n.Name })
+	volid, _, _ = strings.Cut(holder.Config[holderKey(i)], ",")
+	if disk = l.World.Media(volid, n.Host); disk == nil {
+		return "", nil, fmt.Errorf("data VM %d has no disk of %s", n.Holder, n.Name)
+	}
+	return volid, disk, nil
 }
 
 // WaitReady waits until Kubernetes calls every node Ready.
@@ -88,7 +163,7 @@ func ready(n *corev1.Node) bool {
 	return false
 }
 
-// Disks is the SHA-256 of every persistent disk's bytes, by serial.
+// Disks is the SHA-256 of what must stay of every persistent disk, by serial.
 func (l *Lab) Disks() map[string]string {
 	out := map[string]string{}
 	for _, d := range l.World.Persistent() {

@@ -32,13 +32,14 @@ type Lab struct {
 	Talos    *talosapi.Cluster
 	Nodes    []Node
 
-	o       Options
-	kubeCA  authority
-	pveCert tls.Certificate
-	puller  *http.Transport
-	closers []func() error
-	cancel  context.CancelFunc
-	serving sync.WaitGroup
+	o        Options
+	machines *talosapi.Firmware
+	kubeCA   authority
+	pveCert  tls.Certificate
+	puller   *http.Transport
+	closers  []func() error
+	cancel   context.CancelFunc
+	serving  sync.WaitGroup
 }
 
 // New starts every server of a lab whose machines are yet to be installed: see
@@ -144,9 +145,11 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	l.World.SetFirmware(talosapi.New(ctx, talosapi.Options{
-		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, PullInstaller: l.pull, Kubelet: kubelet{l}, Console: l.console(),
-	}))
+	l.machines = talosapi.New(ctx, talosapi.Options{
+		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Kubelet: kubelet{l}, Console: l.console(),
+		PullInstaller: l.pull, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon,
+	})
+	l.World.SetFirmware(l.machines)
 	return nil
 }
 
@@ -174,18 +177,13 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
 		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
+		Storage: l.machines.KubernetesStorage,
 	})
 	if err != nil {
 		return err
 	}
 	l.closers = append(l.closers, l.Kube.Close)
-	listener, err := l.o.Network.Listen(addr + ":" + kubernetesPort)
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	l.serving.Go(func() {
-		_ = l.Kube.Serve(ctx, listener) // ends when the lab is closed
-	})
+	l.serving.Go(func() { l.serveKubernetes(ctx, addr+":"+kubernetesPort) })
 	return addWorkload(ctx, l.Kube.Store(), l.o.Workers)
 }
 

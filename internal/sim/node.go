@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -16,6 +17,8 @@ type Node struct {
 	MAC          string
 	Addr         netip.Addr
 	Schematic    string // name in recast.yaml
+	Persistent   bool   // has a persistent disk
+	Holder       int    // VMID of the data VM that owns it; 0: the node's own VM
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -24,10 +27,14 @@ func (o Options) nodes() []Node {
 	add := func(prefix string, n, firstID, firstAddr int, cp bool, schematic string) {
 		for i := range n {
 			id := firstID + i
+			holder := 0
+			if o.Holder {
+				holder = firstHolder + len(out)%o.Hosts
+			}
 			out = append(out, Node{
-				Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
+				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
-				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic,
+				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic, Persistent: !cp || o.EtcdOnData,
 			})
 		}
 	}
@@ -38,8 +45,12 @@ func (o Options) nodes() []Node {
 
 func hostName(i int) string { return fmt.Sprintf("pve%d", i+1) }
 
-// config is the VM as a person would have set it up.
-func (n Node) config() map[string]string {
+// firstHolder is the VMID of the first host's data VM.
+const firstHolder = 9201
+
+// config is the VM as a person would have set it up; data is the volume of a
+// holder that is its persistent disk, "" for one of its own.
+func (n Node) config(data string) map[string]string {
 	c := map[string]string{
 		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
 		"onboot": "1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=" + n.UUID, "tags": "talos",
@@ -48,13 +59,18 @@ func (n Node) config() map[string]string {
 		"efidisk0":    DiskStorage + ":1,efitype=4m,pre-enrolled-keys=0",
 		"scsi0":       DiskStorage + ":10,iothread=1,discard=on,ssd=1,serial=sys-" + n.Name,
 	}
-	if !n.ControlPlane {
-		c["scsi1"] = DiskStorage + ":20,iothread=1,discard=on,ssd=1,serial=" + n.dataSerial()
+	if n.Persistent {
+		c["scsi1"] = cmp.Or(data, DiskStorage+":20") + ",iothread=1,discard=on,ssd=1,serial=" + n.dataSerial()
 	}
 	return c
 }
 
 func (n Node) dataSerial() string { return "data-" + n.Name }
+
+// ephemeralOnData is the configuration document that puts EPHEMERAL on the persistent disk.
+func (n Node) ephemeralOnData() string {
+	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == '" + n.dataSerial() + "'\n"
+}
 
 // data is what the node's users have on its persistent disk.
 func (n Node) data() []byte {

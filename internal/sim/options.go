@@ -23,6 +23,8 @@ type Options struct {
 	Workers       int     // 0 means 2
 	Hosts         int     // Proxmox nodes; 0 means 1
 	Speed         float64 // how many simulated seconds pass in one; 0 means 1
+	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
+	Holder        bool    // persistent disks belong to data VMs, one per host
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 
@@ -18,19 +19,65 @@ import (
 // cluster.ErrLostAnswer where the configuration was sent and no answer came.
 func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		found, err := readUUID(ctx, s)
-		switch {
-		case err != nil:
+		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
-		case uuid == "" || found != strings.ToLower(uuid):
-			return fault.Refusedf("the machine has UUID %q, not %q: nothing was applied", found, uuid)
 		}
 		// REBOOT, the zero value, is not taken everywhere; every Talos takes AUTO in maintenance mode.
-		_, err = s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{
+		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{
 			Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO,
 		})
 		return applied(err, config)
 	})
+}
+
+// ReplaceConfig gives a configured machine another configuration without a
+// reboot; one that takes effect only with a reboot is refused by Talos. Errors
+// are those of ApplyConfig.
+func (c *Client) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
+			return err
+		}
+		// Talos up to 1.12 may take AUTO for a reboot (v1alpha1_server.go, ApplyConfiguration).
+		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{
+			Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT,
+		})
+		return applied(err, config)
+	})
+}
+
+// checkUUID refuses to go on over a connection to another machine than the one
+// meant; untouched says what has not happened.
+func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
+	found, err := readUUID(ctx, s)
+	switch {
+	case err != nil:
+		return err
+	case uuid == "" || found != strings.ToLower(uuid):
+		return fault.Refusedf("the machine has UUID %q, not %q: %s", found, uuid, untouched)
+	}
+	return nil
+}
+
+// change makes one call that changes the machine, if it has that UUID.
+func (c *Client) change(
+	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
+) error {
+	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
+		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
+			return err
+		}
+		return changed(do(ctx, s))
+	})
+}
+
+// changed tells an answer to a change from none.
+func changed(err error) error {
+	err = answer(err)
+	if e, ok := errors.AsType[*answerError](err); ok && e.lost() {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	return err
 }
 
 // applied makes the answer to a configuration fit to be shown: Talos quotes what it refuses.

@@ -1,6 +1,6 @@
 // Package talos is recast's way to the machines of a Talos cluster: what they
-// say about themselves, their configuration, and the first configuration of a
-// blank machine, over Talos' own client library.
+// say about themselves, their etcd, their configuration, the first one of a
+// blank machine included, and upgrades in place, over Talos' own client library.
 package talos
 
 import (

@@ -2,7 +2,6 @@ package talos_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -26,6 +25,8 @@ const (
 	cpUUID     = "5ec0ffee-0000-4000-8000-00000000900b"
 	installer  = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000001"
 	version    = "v1.13.9"
+
+	nextInstaller = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000002"
 )
 
 var (
@@ -56,10 +57,15 @@ func newLab(t *testing.T) *lab {
 			return addr, ok
 		},
 		PullInstaller: func(_ context.Context, ref, _ string) (artefact.Image, error) {
-			if ref != installer {
-				return artefact.Image{}, errors.New("manifest unknown")
+			img := image()
+			switch ref {
+			case installer:
+			case nextInstaller:
+				img.SchematicID = "beef"
+			default:
+				return artefact.Image{}, talosapi.ErrNoImage
 			}
-			return image(), nil
+			return img, nil
 		},
 	})
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer, InstallSerial: "sys-cp1"})
@@ -107,9 +113,15 @@ func (l *lab) config(m talosapi.Machine) []byte {
 	return b
 }
 
+// installed is the system disk of cp1, the only member of etcd.
 func (l *lab) installed(config []byte) []byte {
 	l.t.Helper()
-	b, err := talosapi.Preinstalled(config, image(), true)
+	b, err := talosapi.Preinstalled(config, image(), false)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
+	b, err = talosapi.WithEtcd(b, member)
 	if err != nil {
 		l.t.Fatal(err)
 	}

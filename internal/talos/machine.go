@@ -13,7 +13,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
-	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -40,7 +39,7 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 	var m cluster.Machine
 	for _, read := range []func(context.Context, session, *cluster.Machine) error{
-		readVersion, readIdentity, readStatus, readBoot, readExtensions, readBlock, readInstallImage,
+		readVersion, readIdentity, readStatus, readBoot, readNextBoot, readConfigArgs, readExtensions, readBlock, readFromConfig,
 	} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.Machine{}, err
@@ -54,10 +53,11 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return fmt.Errorf("read Talos version: %w", answer(err))
 	}
-	if len(v.GetMessages()) != 1 {
-		return fmt.Errorf("read Talos version: %d machines answered instead of one", len(v.GetMessages()))
+	one, err := single(v.GetMessages())
+	if err != nil {
+		return fmt.Errorf("read Talos version: %w", err)
 	}
-	m.TalosVersion = v.GetMessages()[0].GetVersion().GetTag()
+	m.TalosVersion = one.GetVersion().GetTag()
 	return nil
 }
 
@@ -163,17 +163,22 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readInstallImage leaves the field empty where there is no configuration, or our talosconfig may not read it.
-func readInstallImage(ctx context.Context, s session, m *cluster.Machine) error {
+// readFromConfig leaves its fields empty where there is no configuration. One
+// that our talosconfig may not read is an error: volumes that would not survive
+// a recreate must not look as if they did.
+func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil
 	}
 	raw, err := readConfig(ctx, s)
-	if e, ok := errors.AsType[*answerError](err); errors.Is(err, errNoConfig) || ok && e.code == codes.PermissionDenied {
+	if errors.Is(err, errNoConfig) {
 		return nil
 	}
 	if err != nil {
 		return err
+	}
+	if m.Encryption, err = encryption(raw); err != nil {
+		return fmt.Errorf("its configuration: %w", err)
 	}
 	m.InstallImage = installImage(raw)
 	return nil

@@ -47,10 +47,11 @@ func (*oldNode) Version(context.Context, *emptypb.Empty) (*machineapi.VersionRes
 }
 
 func (*oldNode) Read(req *machineapi.ReadRequest, s grpc.ServerStreamingServer[common.Data]) error {
-	if req.GetPath() != bootIDFile {
+	content, ok := map[string]string{bootIDFile: "boot-1\n", cmdlineFile: "quiet talos.config=https://user:pass@seed.example/?t=secret\n"}[req.GetPath()]
+	if !ok {
 		return status.Error(codes.Unknown, "no such file")
 	}
-	return s.Send(&common.Data{Bytes: []byte("boot-1\n")})
+	return s.Send(&common.Data{Bytes: []byte(content)})
 }
 
 func (n *oldNode) access(_ context.Context, a state.Access) error {
@@ -76,6 +77,15 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 	if err := st.Create(t.Context(), ready); err != nil {
 		t.Fatal(err)
 	}
+	return serveAPI(t, nw, c, addr, func(s *grpc.Server) {
+		machineapi.RegisterMachineServiceServer(s, n)
+		cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
+	})
+}
+
+// serveAPI answers at addr:50000, with a certificate of the cluster, until the returned function is called.
+func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string, register func(*grpc.Server)) (stop func()) {
+	t.Helper()
 	ca, err := x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS)
 	if err != nil {
 		t.Fatal(err)
@@ -90,8 +100,7 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 		t.Fatal(err)
 	}
 	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}})))
-	machineapi.RegisterMachineServiceServer(s, n)
-	cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
+	register(s)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }() // ends with stop
 	return func() { s.Stop(); <-done }
@@ -118,7 +127,7 @@ func TestOldNode(t *testing.T) {
 		}
 		defer client.Close()
 		got, err := client.Machine(t.Context(), netip.MustParseAddr("127.42.7.31"))
-		if diff := cmp.Diff(cluster.Machine{TalosVersion: "v1.9.0", Stage: "running", Ready: true, BootID: "boot-1"}, got); diff != "" || err != nil {
+		if diff := cmp.Diff(cluster.Machine{TalosVersion: "v1.9.0", Stage: "running", Ready: true, BootID: "boot-1", ConfigArgs: []string{"talos.config=https://seed.example"}}, got); diff != "" || err != nil {
 			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
 		}
 		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {

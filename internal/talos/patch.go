@@ -15,11 +15,12 @@ const (
 )
 
 // PatchConfig edits installer, install disk and hostname where the
-// configuration has them. A document that needs no edit keeps its bytes; one
-// that does keeps all of its other keys and values, which is checked.
+// configuration has them, and leaves alone what p does not name. A document that
+// needs no edit keeps its bytes; one that does keeps all of its other keys and
+// values, which is checked.
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
-	if p.Installer == "" || p.DiskSerial == "" || p.Hostname == "" {
-		return nil, fault.Refusedf("installer, disk serial and hostname must all be given")
+	if p == (cluster.ConfigPatch{}) {
+		return nil, fault.Refusedf("neither installer nor disk serial nor hostname is given")
 	}
 	docs, err := parseDocuments(config)
 	if err != nil {
@@ -36,7 +37,7 @@ func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluste
 		}
 		patched = append(patched, b...)
 	}
-	if err := checkRest(config, patched); err != nil {
+	if err := checkRest(config, patched, p); err != nil {
 		return nil, err
 	}
 	if err := checkPatched(patched, p); err != nil {
@@ -50,12 +51,14 @@ func editDocuments(docs []*document, p cluster.ConfigPatch) error {
 	if err != nil {
 		return err
 	}
-	if install != nil {
+	switch {
+	case p.Installer == "" && p.DiskSerial == "":
+	case install != nil:
 		err = editUnattended(install.root, p)
-	} else {
+	default:
 		err = editInstall(main.root, p)
 	}
-	if err != nil {
+	if err != nil || p.Hostname == "" {
 		return err
 	}
 	if hostname != nil {
@@ -101,7 +104,12 @@ func editInstall(root mapping, p cluster.ConfigPatch) error {
 	if err != nil {
 		return err
 	}
-	install.set("image", "!!str", p.Installer)
+	if p.Installer != "" {
+		install.set("image", "!!str", p.Installer)
+	}
+	if p.DiskSerial == "" {
+		return nil
+	}
 	install.del("disk")
 	selector, err := install.edit("diskSelector")
 	if err != nil {
@@ -113,11 +121,16 @@ func editInstall(root mapping, p cluster.ConfigPatch) error {
 }
 
 func editUnattended(root mapping, p cluster.ConfigPatch) error {
-	installer, err := root.edit("installer")
-	if err != nil {
-		return err
+	if p.Installer != "" {
+		installer, err := root.edit("installer")
+		if err != nil {
+			return err
+		}
+		installer.set("image", "!!str", p.Installer)
 	}
-	installer.set("image", "!!str", p.Installer)
+	if p.DiskSerial == "" {
+		return nil
+	}
 	provisioning, err := root.edit("provisioning")
 	if err != nil {
 		return err

@@ -187,6 +187,45 @@ func TestPatchByHand(t *testing.T) {
 	}
 }
 
+// What the patch does not name stays as it was, to the line.
+func TestPatchLeavesTheRest(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		patch cluster.ConfigPatch
+		lines map[string]int // of each version's worker: how many differ, counting both
+	}{
+		"installer":   {cluster.ConfigPatch{Installer: installer}, map[string]int{"v1.12": 2, "v1.14": 2}},
+		"disk":        {cluster.ConfigPatch{DiskSerial: "recast-1"}, map[string]int{"v1.12": 3, "v1.14": 2}},
+		"hostname":    {cluster.ConfigPatch{Hostname: "wk1"}, map[string]int{"v1.12": 2, "v1.14": 2}},
+		"all of them": {wanted, map[string]int{"v1.12": 7, "v1.14": 6}},
+	}
+	for name, c := range cases {
+		for version, want := range c.lines {
+			config := generated(t, version, machineconf.TypeWorker, false)
+			patched, err := new(talos.Client).PatchConfig(config, c.patch)
+			if got := changedLines(config, patched); err != nil || got != want {
+				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, cmp.Diff(string(config), string(patched)))
+			}
+		}
+	}
+}
+
+// A node that was made from a disk image has no installation in its configuration.
+func TestPatchInstallerWhereNoneWas(t *testing.T) {
+	t.Parallel()
+	config := fmt.Sprintf(mainDocument, "  features:\n    rbac: true")
+	patched, err := new(talos.Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, got any
+	decode(t, fmt.Sprintf(mainDocument, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
+	decode(t, string(patched), &got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func decode(t *testing.T, text string, into *any) {
 	t.Helper()
 	if err := yaml.Unmarshal([]byte(text), into); err != nil {
@@ -212,7 +251,8 @@ func TestPatchRefuses(t *testing.T) {
 		"unknown kind":            {with("---\napiVersion: v1alpha1\nkind: TeleportConfig\n"), wanted, "TeleportConfig"},
 		"newer version of a kind": {with("---\napiVersion: v9\nkind: VolumeConfig\n"), wanted, "v9"},
 		"aliased":                 {bytes.Replace(worker, []byte("    install:\n"), []byte("    sysctls: &x {wipe: \"1\"}\n    install: *x\n    nodeLabels:\n"), 1), wanted, "install is not a plain mapping"},
-		"no installer":            {worker, cluster.ConfigPatch{DiskSerial: "a", Hostname: "b"}, "must all be given"},
+		"nothing to set":          {worker, cluster.ConfigPatch{}, "neither installer nor disk serial nor hostname"},
+		"a disk nowhere to go":    {[]byte("machine: {type: worker}\n"), cluster.ConfigPatch{Installer: installer}, "Talos would refuse it"},
 		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, DiskSerial: "rec*", Hostname: "b"}, "alone"},
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, DiskSerial: "a1", Hostname: strings.Repeat("a", 64)}, "hostname"},
 	}
@@ -235,7 +275,7 @@ func TestErrorsHideValues(t *testing.T) {
 		config := generated(t, version, machineconf.TypeControlPlane, false)
 		var secretLines []string
 		for line := range strings.Lines(string(config)) {
-			if key, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && key != "kind" && len(value) > 24 && !strings.ContainsAny(value, " /.") {
+			if key, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && key != "kind" && len(value) > 24 && !strings.ContainsAny(value, " .") && !strings.Contains(value, "://") {
 				secretLines = append(secretLines, value)
 			}
 		}

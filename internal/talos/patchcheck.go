@@ -17,7 +17,7 @@ import (
 )
 
 // checkRest compares all that the patch had no business with.
-func checkRest(before, after []byte) error {
+func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 	var rest [2][]any
 	for i, config := range [][]byte{before, after} {
 		docs, err := parseDocuments(config)
@@ -25,28 +25,46 @@ func checkRest(before, after []byte) error {
 			return fault.Refusedf("the patched configuration can't be read: %w", err)
 		}
 		for _, d := range docs {
-			rest[i] = append(rest[i], without(d))
+			rest[i] = append(rest[i], without(d, p))
 		}
 	}
 	if !reflect.DeepEqual(rest[0], rest[1]) {
-		return fault.WithHint(fault.Refusedf("editing would change more of it than installer, disk and hostname"),
+		return fault.WithHint(fault.Refusedf("editing would change more of it than what it is to set"),
 			"YAML anchors and merge keys around machine.install or machine.network must be written out")
 	}
 	return nil
 }
 
 // without is the document's content without what the patch sets.
-func without(d *document) any {
-	switch d.kind() {
-	case "":
-		return cut(cut(cut(cut(cut(d.orig, "machine", "install", "image"), "machine", "install", "disk"),
-			"machine", "install", "diskSelector"), "machine", "install", "wipe"), "machine", "network", "hostname")
-	case installKind:
-		return cut(cut(cut(d.orig, "installer", "image"), "provisioning", "diskSelector"), "provisioning", "wipe")
-	case hostnameKind:
-		return cut(cut(d.orig, "hostname"), "auto")
+func without(d *document, p cluster.ConfigPatch) any {
+	var set [][]string
+	switch kind := d.kind(); {
+	case kind == "":
+		if p.Installer != "" {
+			set = append(set, []string{"machine", "install", "image"})
+		}
+		if p.DiskSerial != "" {
+			set = append(set, []string{"machine", "install", "disk"},
+				[]string{"machine", "install", "diskSelector"}, []string{"machine", "install", "wipe"})
+		}
+		if p.Hostname != "" {
+			set = append(set, []string{"machine", "network", "hostname"})
+		}
+	case kind == installKind:
+		if p.Installer != "" {
+			set = append(set, []string{"installer", "image"})
+		}
+		if p.DiskSerial != "" {
+			set = append(set, []string{"provisioning", "diskSelector"}, []string{"provisioning", "wipe"})
+		}
+	case kind == hostnameKind && p.Hostname != "":
+		set = [][]string{{"hostname"}, {"auto"}}
 	}
-	return d.orig
+	tree := d.orig
+	for _, path := range set {
+		tree = cut(tree, path...)
+	}
+	return tree
 }
 
 // cut copies a tree without the value at path, and without mappings on the way that are then empty.
@@ -69,12 +87,13 @@ func cut(tree any, path ...string) any {
 	return m
 }
 
-// machineMode is what configurations are checked for: a machine that installs itself on a disk.
-type machineMode struct{}
+// machineMode is what configurations are checked for: a machine of its own that
+// is to install itself on a disk, or is installed already.
+type machineMode struct{ installs bool }
 
-func (machineMode) String() string        { return "metal" }
-func (machineMode) RequiresInstall() bool { return true }
-func (machineMode) InContainer() bool     { return false }
+func (machineMode) String() string          { return "metal" }
+func (m machineMode) RequiresInstall() bool { return m.installs }
+func (machineMode) InContainer() bool       { return false }
 
 // checkPatched reads the configuration as Talos will, and makes sure that it
 // means what the patch asked for.
@@ -84,11 +103,11 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 		return fault.WithHint(fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
 			"recast knows the configuration of Talos up to 1.14; for a newer Talos it has to be newer, too")
 	}
-	if _, err := cfg.ValidateAsClient(machineMode{}); err != nil {
+	if _, err := cfg.ValidateAsClient(machineMode{installs: p.DiskSerial != ""}); err != nil {
 		return fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
 	}
 	image, selector, err := installTarget(cfg)
-	if err != nil {
+	if err != nil && p.DiskSerial != "" {
 		return fault.Refusedf("its install disk: %s", redact(err.Error(), patched))
 	}
 	var name string
@@ -96,11 +115,11 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 		name = h.Hostname()
 	}
 	switch {
-	case image != p.Installer:
+	case p.Installer != "" && image != p.Installer:
 		return fault.Refusedf("it would install another image than %s", p.Installer)
-	case !selectsOnly(selector, p.DiskSerial):
+	case p.DiskSerial != "" && !selectsOnly(selector, p.DiskSerial):
 		return fault.Refusedf("its disk selector would not match the disk with serial %s alone", p.DiskSerial)
-	case name != p.Hostname:
+	case p.Hostname != "" && name != p.Hostname:
 		return fault.Refusedf("it would not name the machine %s", p.Hostname)
 	}
 	return nil

@@ -186,7 +186,7 @@ func TestReadErrors(t *testing.T) {
 			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
 			"not blank":       {func() error { _, err := admin.MaintenanceMachine(ctx, cpAddr); return err }(), []string{cpAddr.String(), "it asked for a certificate"}, "configured already"},
 			"every endpoint":  {func() error { _, err := stranger.Members(ctx); return err }(), []string{cpAddr.String(), "x509", "127.42.7.12:50001", "refused"}, "talosconfig"},
-			"reader, machine": {machine(reader, cpAddr.String()), nil, ""},
+			"reader, machine": {machine(reader, cpAddr.String()), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
 		}
 		for name, c := range cases {
 			if (c.got == nil) != (c.want == nil) {

@@ -3,65 +3,219 @@ package ui
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // WritePlan prints what a roll would do.
 func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 	return write(w, format, plan, func(p *page) {
-		if plan.Run != "" {
-			p.line("%s run %s is finished first", p.paint(yellow, "resume:"), plan.Run)
+		rest := plan.Nodes
+		for _, phase := range phases(plan) {
+			nodes := ofPhase(plan, phase)
+			p.line("%s", p.paint(bold, heading(plan, phase, len(nodes))))
+			for _, n := range nodes {
+				drawNode(p, n)
+			}
+			p.line("")
 		}
-		for _, n := range plan.Nodes {
-			drawNode(p, n)
+		rest = slices.DeleteFunc(slices.Clone(rest), acts)
+		for _, n := range rest {
+			drawIdle(p, n)
+		}
+		if len(rest) > 0 {
+			p.line("")
 		}
 		for _, text := range plan.Warn {
-			p.line("%s %s", p.paint(yellow, "warning:"), text)
+			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 		}
-		var outage time.Duration
-		for _, n := range plan.Work() {
-			outage += time.Duration(n.OutageSeconds) * time.Second
-		}
-		switch refused := len(plan.Refused()); {
-		case refused > 0:
-			p.line("%d to do, %s: a roll refuses until every reason is gone", len(plan.Work()), p.paint(red, fmt.Sprintf("%d refused", refused)))
-		case len(plan.Work()) == 0:
-			p.line("%d nodes: nothing to do", len(plan.Nodes))
-		default:
-			p.line("%d of %d nodes to recreate, one after the other, about %s", len(plan.Work()), len(plan.Nodes), outage)
-		}
+		drawSum(p, plan)
 	})
 }
 
+// acts says whether the plan has anything to say about a node but that it stays.
+func acts(n cluster.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
+
+// phases lists the phases of a plan that have something to do, in order.
+func phases(plan cluster.Plan) []cluster.Phase {
+	var out []cluster.Phase
+	for _, n := range plan.Nodes {
+		if acts(n) && !slices.Contains(out, n.Phase) {
+			out = append(out, n.Phase)
+		}
+	}
+	return out
+}
+
+func ofPhase(plan cluster.Plan, phase cluster.Phase) []cluster.NodePlan {
+	return slices.DeleteFunc(slices.Clone(plan.Nodes), func(n cluster.NodePlan) bool { return !acts(n) || n.Phase != phase })
+}
+
+func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
+	switch phase {
+	case cluster.Unfinished:
+		return "finish first: left by run " + plan.Run
+	case cluster.Canary:
+		return "canary: one node first, since none runs the new build yet"
+	case cluster.ControlPlanes:
+		return fmt.Sprintf("control planes: %d, one at a time", nodes)
+	}
+	return fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
+}
+
 func drawNode(p *page, n cluster.NodePlan) {
-	what := p.paint(green, "in sync")
-	if n.Strategy != "" {
-		what = p.paint(yellow, string(n.Strategy))
-	}
+	what := p.paint(yellow, string(n.Strategy))
+	away := ", away for about " + minutes(outage(n))
 	if len(n.Refused) > 0 {
-		what = p.paint(red, "refused")
+		what, away = p.paint(red, "refused"), ""
 	}
-	p.line("%s  %s (%s, VM %d on %s): %s", what, n.Node, n.Role, n.VMID, n.Host, n.Why)
+	if n.OutageSeconds == 0 {
+		away = ""
+	}
+	p.line("  %s  %s (%s, VM %d on %s)%s", what, n.Node, n.Role, n.VMID, n.Host, away)
+	detail := func(label, text string) { p.wrapped("      "+label, "        ", text) }
+	if n.Why != "" {
+		detail("why: ", n.Why)
+	}
 	for _, r := range n.Drift.Reasons {
-		p.line("    stale: %s", r.Text)
+		if r.Code == kubernetesVersion {
+			detail("no roll changes it: ", r.Text)
+			continue
+		}
+		detail("stale: ", r.Text)
 	}
 	for _, r := range n.Refused {
-		p.line("    %s %s", p.paint(red, "refused:"), r)
+		detail(p.paint(red, "refused: "), r)
 	}
-	if n.Strategy == "" || len(n.Refused) > 0 {
+	for _, text := range n.Notes {
+		detail("note: ", text)
+	}
+	if len(n.Refused) > 0 {
 		return
 	}
 	for _, d := range n.Carried {
-		p.line("    carried over: %s", drawDisk(d))
+		detail("carried over: ", drawDisk(d))
 	}
-	if n.System != nil {
-		p.line("    replaced:     %s (stays parked)", drawDisk(*n.System))
+	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
+		detail("system disk: ", drawDisk(*n.System)+": "+what)
 	}
-	p.line("    away for about %s", time.Duration(n.OutageSeconds)*time.Second)
+	for _, text := range n.WillLose {
+		detail("", p.paint(red, "will be lost: "+strings.TrimSuffix(text, " will be lost")))
+	}
+}
+
+// fateOfSystem says what becomes of the present system disk; "" if it stays.
+func fateOfSystem(s cluster.Strategy) string {
+	switch s {
+	case cluster.Recreate, cluster.Reimage:
+		return "parked and replaced by a blank one"
+	case cluster.Rollback:
+		return "parked; the one that the node had before comes back"
+	case cluster.PutBack:
+		return "comes back; the new one is freed"
+	}
+	return ""
+}
+
+// drawIdle is one line for a node that stays as it is.
+func drawIdle(p *page, n cluster.NodePlan) {
+	state := p.paint(green, "in sync")
+	switch {
+	case len(n.Drift.Unread) > 0:
+		state = p.paint(yellow, "later")
+	case n.Drift.Stale:
+		state = p.paint(yellow, "stays")
+	}
+	p.line("%s  %s: %s", state, n.Node, n.Why)
+	for _, u := range n.Drift.Unread {
+		p.wrapped("      unread: ", "        ", u)
+	}
+	for _, r := range n.Drift.Reasons {
+		p.wrapped("      no roll changes it: ", "        ", r.Text)
+	}
+}
+
+func drawSum(p *page, plan cluster.Plan) {
+	refused := 0
+	var order []cluster.Strategy
+	count := map[cluster.Strategy]int{}
+	for _, n := range plan.Nodes {
+		switch {
+		case len(n.Refused) > 0:
+			refused++
+		case n.Strategy != "":
+			if count[n.Strategy]++; count[n.Strategy] == 1 {
+				order = append(order, n.Strategy)
+			}
+		}
+	}
+	var parts []string
+	for _, s := range order {
+		parts = append(parts, fmt.Sprintf("%d %s", count[s], s))
+	}
+	work := strings.Join(parts, ", ")
+	switch {
+	case refused > 0:
+		p.line("%s; %s: a roll refuses until every reason is gone", orNothing(work), p.paint(red, fmt.Sprintf("%d refused", refused)))
+	case work == "":
+		p.line("%d nodes: nothing to do", len(plan.Nodes))
+	default:
+		p.line("%s; %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(duration(plan)))
+		if _, first := plan.Unfinished(); first {
+			p.line("What was left unfinished is done by itself; then everything is planned anew.")
+		}
+	}
+}
+
+func orNothing(s string) string {
+	if s == "" {
+		return "nothing to do"
+	}
+	return s
+}
+
+func outage(n cluster.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
+
+// duration is how long the outages of a plan take with as many nodes out at a
+// time as it allows: nodes go in order, each as soon as there is room.
+func duration(plan cluster.Plan) time.Duration {
+	var total time.Duration
+	for _, phase := range phases(plan) {
+		lanes := make([]time.Duration, 1)
+		if phase == cluster.Workers {
+			lanes = make([]time.Duration, max(1, plan.MaxUnavailable))
+		}
+		hosts := map[string][]time.Duration{}
+		for _, n := range ofPhase(plan, phase) {
+			if hosts[n.Host] == nil {
+				hosts[n.Host] = make([]time.Duration, max(1, plan.PerHost))
+			}
+			lane, slot := soonest(lanes), soonest(hosts[n.Host])
+			end := max(*lane, *slot) + outage(n)
+			*lane, *slot = end, end
+		}
+		total += slices.Max(lanes)
+	}
+	return total
+}
+
+func soonest(free []time.Duration) *time.Duration {
+	return &free[slices.Index(free, slices.Min(free))]
+}
+
+// minutes rounds an estimate to what it is worth.
+func minutes(d time.Duration) string {
+	if d < time.Minute {
+		return d.Round(time.Second).String()
+	}
+	d = d.Round(time.Minute)
+	if hours := d / time.Hour; hours > 0 {
+		return fmt.Sprintf("%d h %d min", hours, (d%time.Hour)/time.Minute)
+	}
+	return fmt.Sprintf("%d min", d/time.Minute)
 }
 
 func drawDisk(d cluster.DiskPlan) string {
@@ -73,41 +227,4 @@ func drawDisk(d cluster.DiskPlan) string {
 		parts = append(parts, "serial "+d.Serial)
 	}
 	return strings.Join(parts, ", ")
-}
-
-// WriteDrift prints how every node stands.
-func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
-	return write(w, format, res, func(p *page) {
-		for _, d := range res.Nodes {
-			drawDrift(p, d)
-		}
-		switch {
-		case res.Unread > 0:
-			p.line("%d of %d nodes could not be read", res.Unread, len(res.Nodes))
-		case res.Stale > 0:
-			p.line("%d of %d nodes are stale", res.Stale, len(res.Nodes))
-		default:
-			p.line("%d nodes in sync", len(res.Nodes))
-		}
-	})
-}
-
-func drawDrift(p *page, d cluster.Drift) {
-	state := p.paint(green, "in sync")
-	switch {
-	case len(d.Unread) > 0:
-		state = p.paint(red, "unread")
-	case d.Stale:
-		state = p.paint(yellow, "stale")
-	}
-	p.line("%s  %s (wanted build %s)", state, d.Node, short(d.Build))
-	for _, r := range d.Reasons {
-		p.line("    %s", r.Text)
-	}
-	for _, u := range d.Unread {
-		p.line("    %s %s", p.paint(red, "unread:"), u)
-	}
-	for _, n := range d.Notes {
-		p.line("    note: %s", n)
-	}
 }

@@ -6,48 +6,87 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Progress draws the events of a run as plain lines, one per thing that happened.
+// Progress draws the events of a run as plain lines, one per thing that
+// happened, and remembers how each node fared.
 type Progress struct {
 	p     page
 	start time.Time
 	began map[string]time.Time // by path, of steps that run
+	noted map[string]string    // by path, the last note
+	width int                  // of the column of nodes, as wide as the longest name so far
+	tally tracker
 }
 
 // NewProgress draws on w, which the caller keeps.
 func NewProgress(w io.Writer) *Progress {
-	return &Progress{p: page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == ""}, start: time.Now(), began: map[string]time.Time{}}
+	return &Progress{
+		p: page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == ""}, start: time.Now(),
+		began: map[string]time.Time{}, noted: map[string]string{},
+	}
 }
+
+// Ended tells how each node fared that the run has come to, in the order in
+// which they went, once the run has ended.
+func (p *Progress) Ended() Fared { return p.tally.ended() }
 
 // Emit draws one event; the step engine calls it one event at a time.
 func (p *Progress) Emit(e step.Event) {
-	at := time.Since(p.start).Round(time.Second)
-	indent := strings.Repeat("  ", strings.Count(e.Path, "/"))
-	line := func(mark, colour, text string) {
-		p.p.line("%6s  %s%s %s", at, indent, p.p.paint(colour, mark), text)
-	}
+	p.tally.see(e)
 	switch e.Status {
 	case step.Started:
 		p.began[e.Path] = time.Now()
-		line("▸", yellow, e.Title)
+		p.line(e.Path, yellow, "▸", e.Title)
 	case step.Note:
-		line("·", "2", e.Text)
+		if p.noted[e.Path] == e.Text {
+			return // said already
+		}
+		p.noted[e.Path] = e.Text
+		p.line(e.Path, dim, "·", e.Text)
 	case step.Skipped:
-		line("✓", green, fmt.Sprintf("%s: %s", e.Title, e.Text))
+		p.line(e.Path, green, "✓", e.Title+": "+e.Text)
 	case step.Done:
 		// What was over at once has its line already.
 		if took := time.Since(p.began[e.Path]).Round(time.Second); took > 0 {
-			line("✓", green, fmt.Sprintf("%s (%s)", e.Title, took))
+			p.line(e.Path, green, "✓", fmt.Sprintf("%s (%s)", e.Title, took))
 		}
 	case step.Failed:
 		// The whole error is printed once, at the end, with its hints.
-		line("✗", red, e.Title)
+		p.line(e.Path, red, "✗", e.Title)
 	case step.Stopped:
-		line("✗", yellow, e.Title+": stopped before it was done")
+		p.line(e.Path, yellow, "✗", e.Title+": stopped before it was done")
 	case step.NotStarted:
-		line("-", "2", e.Title+": not started")
+		p.line(e.Path, dim, "-", e.Title+": not started")
 	}
+}
+
+// line draws one line: when, which node, how deep below it, what. Nodes may be
+// out at the same time, so every line of one has its name in front.
+func (p *Progress) line(path, colour, mark, text string) {
+	at := time.Since(p.start).Round(time.Second)
+	node, below := split(path)
+	p.width = max(p.width, utf8.RuneCountInString(node))
+	depth := strings.Count(path, "/")
+	if node != "" {
+		depth = len(below)
+	}
+	lead := fmt.Sprintf("%6s  ", at)
+	if p.width > 0 {
+		lead += fmt.Sprintf("%-*s  ", p.width, node)
+	}
+	// One event is one line, whatever somebody else's message holds.
+	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(colour, mark), strings.Join(strings.Fields(text), " "))
+}
+
+// split finds the node in a path, "roll/<phase>/<node>/…", and what is below it.
+func split(path string) (node string, below []string) {
+	parts := strings.Split(path, "/")
+	if len(parts) < 3 || parts[0] != "roll" {
+		return "", nil
+	}
+	return parts[2], parts[3:]
 }

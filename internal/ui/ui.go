@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/term"
 )
@@ -48,6 +49,8 @@ const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
+	bold   = "1"
+	dim    = "2"
 )
 
 func (p *page) paint(colour, s string) string {
@@ -58,4 +61,11 @@ func (p *page) paint(colour, s string) string {
 }
 
 // short cuts a digest or ID to what people compare by eye.
-func short(id string) string { return id[:min(12, len(id))] }
+func short(id string) string {
+	for _, p := range []string{"sha256:", "sha256-"} {
+		if hex, ok := strings.CutPrefix(id, p); ok {
+			return p + hex[:min(12, len(hex))]
+		}
+	}
+	return id[:min(12, len(id))]
+}

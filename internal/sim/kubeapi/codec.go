@@ -42,6 +42,14 @@ func failed(err error) answer {
 	return answer{code: int(status.Code), body: &status}
 }
 
+// unstored is how a real server passes an error of etcd on: without a reason
+// (ErrorToAPIStatus in apiserver's responsewriters).
+func unstored(err error) answer {
+	return answer{code: http.StatusInternalServerError, body: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
+	}}
+}
+
 // read returns the request's body, bounded.
 func read(r *http.Request) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r.Body, maxBodyBytes+1))
@@ -65,7 +73,11 @@ func (s *Server) decode(b []byte, into schema.GroupVersionKind) (runtime.Object,
 
 // decodeObject reads an object of the target's kind.
 func (s *Server) decodeObject(b []byte, t target) (store.Object, error) {
-	decoded, err := s.decode(b, t.resource.GVK())
+	decode := s.decode
+	if !s.scheme.Recognizes(t.resource.GVK()) {
+		decode = decodeCustom
+	}
+	decoded, err := decode(b, t.resource.GVK())
 	if err != nil {
 		return nil, err
 	}
@@ -161,6 +173,10 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	info, err := s.serializer(r)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusNotAcceptable)
+		return
+	}
+	if isCustom(a.body) && info.MediaType != runtime.ContentTypeJSON {
+		http.Error(w, "custom resources are served as application/json only", http.StatusNotAcceptable)
 		return
 	}
 	gvk, err := s.kindOf(a.body)

@@ -65,7 +65,7 @@ func (s *Server) version() answer {
 func (s *Server) groups() []metav1.APIGroup {
 	var groups []metav1.APIGroup
 	seen := map[string]bool{"": true}
-	for _, r := range s.served {
+	for _, r := range s.serves() {
 		if seen[r.Group] {
 			continue
 		}
@@ -81,7 +81,7 @@ func (s *Server) groups() []metav1.APIGroup {
 
 func (s *Server) resources(gv schema.GroupVersion) *metav1.APIResourceList {
 	list := &metav1.APIResourceList{GroupVersion: gv.String()}
-	for _, r := range s.served {
+	for _, r := range s.serves() {
 		if r.GroupVersion() != gv {
 			continue
 		}

@@ -47,23 +47,30 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	if given != nil {
 		options = *given
 	}
-	ctx := r.Context()
-	obj, err := s.store.Get(ctx, store.Pods(), t.namespace, t.name)
-	if err != nil {
+	if err := s.Evict(r.Context(), t.namespace, t.name, options); err != nil {
 		return answer{}, err
+	}
+	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
+}
+
+// Evict deletes a pod if its PodDisruptionBudget allows it. It returns as soon
+// as the pod is told to end.
+func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	obj, err := s.store.Get(ctx, store.Pods(), namespace, name)
+	if err != nil {
+		return err
 	}
 	dryRun := len(options.DryRun) > 0
 	if pod := obj.(*corev1.Pod); !ignoresBudget(pod) {
 		if err := s.grant(ctx, pod, dryRun); err != nil {
-			return answer{}, err
+			return err
 		}
 	}
-	if !dryRun {
-		if _, err := s.store.Delete(ctx, store.Pods(), t.namespace, t.name, options); err != nil {
-			return answer{}, err
-		}
+	if dryRun {
+		return nil
 	}
-	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
+	_, err = s.store.Delete(ctx, store.Pods(), namespace, name, options)
+	return err
 }
 
 // ignoresBudget says whether ending the pod disrupts nothing any more.

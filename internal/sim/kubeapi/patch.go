@@ -49,14 +49,16 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 	var after []byte
 	switch kind {
 	case types.StrategicMergePatchType:
+		if isCustom(old) {
+			return nil, unsupportedPatch(t, kind)
+		}
 		after, err = strategicpatch.StrategicMergePatch(before, patch, old)
 	case types.MergePatchType:
 		after, err = mergePatch(before, patch)
 	case types.JSONPatchType:
 		after, err = jsonPatch(before, patch)
 	default:
-		return nil, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", t.resource.GroupResource(), t.name,
-			fmt.Sprintf("patches of type %q are not served", kind), 0, false)
+		return nil, unsupportedPatch(t, kind)
 	}
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
@@ -68,7 +70,12 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 	if patched.GetName() != t.name {
 		return nil, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
 	}
-	return s.store.Update(r.Context(), t.resource.GroupVersionResource, patched, store.Part(t.sub))
+	return s.store.Update(r.Context(), t.resource.GroupVersionResource, patched, t.part())
+}
+
+func unsupportedPatch(t target, kind types.PatchType) error {
+	return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", t.resource.GroupResource(), t.name,
+		fmt.Sprintf("patches of type %q are not served", kind), 0, false)
 }
 
 // mergePatch is RFC 7396.

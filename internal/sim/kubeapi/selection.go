@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
@@ -25,8 +26,11 @@ func selection(r *http.Request, t target) (func(store.Object) bool, error) {
 		return nil, apierrors.NewBadRequest("fieldSelector: " + err.Error())
 	}
 	prototype := selectable(&corev1.Namespace{})
-	if t.resource.GroupVersionResource == store.Pods() {
+	switch t.resource.GroupVersionResource {
+	case store.Pods():
 		prototype = selectable(&corev1.Pod{})
+	case store.CertificateRequests():
+		prototype = selectable(&certificatesv1.CertificateSigningRequest{})
 	}
 	for _, requirement := range byField.Requirements() {
 		if !prototype.Has(requirement.Field) {
@@ -44,12 +48,15 @@ func selection(r *http.Request, t target) (func(store.Object) bool, error) {
 
 func selectable(o store.Object) fields.Set {
 	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
-	if p, ok := o.(*corev1.Pod); ok {
-		set["spec.nodeName"] = p.Spec.NodeName
-		set["spec.schedulerName"] = p.Spec.SchedulerName
-		set["spec.restartPolicy"] = string(p.Spec.RestartPolicy)
-		set["status.phase"] = string(p.Status.Phase)
-		set["status.podIP"] = p.Status.PodIP
+	switch o := o.(type) {
+	case *corev1.Pod:
+		set["spec.nodeName"] = o.Spec.NodeName
+		set["spec.schedulerName"] = o.Spec.SchedulerName
+		set["spec.restartPolicy"] = string(o.Spec.RestartPolicy)
+		set["status.phase"] = string(o.Status.Phase)
+		set["status.podIP"] = o.Status.PodIP
+	case *certificatesv1.CertificateSigningRequest:
+		set["spec.signerName"] = o.Spec.SignerName
 	}
 	return set
 }

@@ -36,6 +36,9 @@ type Options struct {
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
 	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
+	// Storage says what etcd answers to a read now, and may block as long as etcd
+	// does; nil: it always answers.
+	Storage func(context.Context) error
 }
 
 // Server is the API of one cluster, served on as many listeners as there are
@@ -46,11 +49,12 @@ type Server struct {
 	control *control.Manager
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
-	served  []store.Resource
+	built   []store.Resource // served from the start
 
 	closing chan struct{} // closed by Close
 
 	mu       sync.Mutex
+	defined  []store.Resource // custom ones
 	closed   bool
 	handling sync.WaitGroup // requests and Serve calls
 }
@@ -73,7 +77,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	}
 	return &Server{
 		o: o, store: o.Store, control: m,
-		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), served: store.Resources(),
+		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
 		closing: make(chan struct{}),
 	}, nil
 }

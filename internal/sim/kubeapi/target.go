@@ -33,13 +33,14 @@ func (s *Server) target(path string) target {
 	if len(parts) >= 3 && parts[0] == "namespaces" && parts[2] != "status" && parts[2] != "finalize" {
 		t.namespace, parts = parts[1], parts[2:]
 	}
-	i := slices.IndexFunc(s.served, func(r store.Resource) bool {
+	served := s.serves()
+	i := slices.IndexFunc(served, func(r store.Resource) bool {
 		return r.Group == group && r.Version == version && r.Resource == parts[0]
 	})
 	if i < 0 || len(parts) > 3 {
 		return target{}
 	}
-	t.resource = s.served[i]
+	t.resource = served[i]
 	if len(parts) > 1 {
 		t.name = parts[1]
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -23,6 +24,11 @@ func (s *Server) answer(r *http.Request, u user, t target) answer {
 	}
 	if t.resource.Namespaced && t.name != "" && t.namespace == "" {
 		return s.unserved(r)
+	}
+	if s.o.Storage != nil {
+		if err := s.o.Storage(r.Context()); err != nil {
+			return unstored(err)
+		}
 	}
 	a, err := s.serve(r, t)
 	if err != nil {
@@ -79,22 +85,26 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	}
 	items := []runtime.Object{}
 	for _, o := range objects {
-		if match(o) {
+		switch {
+		case !match(o):
+		case isCustom(o): // each says what it is; the others don't
+			items = append(items, s.typed(o, t.resource.GVK()))
+		default:
 			items = append(items, o)
 		}
 	}
-	gvk := t.resource.GVK()
-	gvk.Kind += "List"
-	list, err := s.scheme.New(gvk)
+	list, err := s.newList(t.resource.GVK())
 	if err != nil {
-		return answer{}, fmt.Errorf("make %s: %w", gvk.Kind, err)
+		return answer{}, fmt.Errorf("make list of %s: %w", t.resource.Kind, err)
 	}
 	if err := meta.SetList(list, items); err != nil {
-		return answer{}, fmt.Errorf("fill %s: %w", gvk.Kind, err)
+		return answer{}, fmt.Errorf("fill list of %s: %w", t.resource.Kind, err)
 	}
 	if l, ok := list.(metav1.ListInterface); ok {
 		l.SetResourceVersion(revision)
 	}
+	gvk := t.resource.GVK()
+	gvk.Kind += "List"
 	list.GetObjectKind().SetGroupVersionKind(gvk)
 	return ok(list), nil
 }
@@ -136,7 +146,12 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 	if obj.GetName() != t.name {
 		return answer{}, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
 	}
-	obj, err = s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, store.Part(t.sub))
+	if isCustom(obj) && obj.GetResourceVersion() == "" {
+		return answer{}, apierrors.NewInvalid(t.resource.GVK().GroupKind(), t.name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
+		})
+	}
+	obj, err = s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())
 	return answer{code: http.StatusOK, body: obj}, err
 }
 

@@ -64,7 +64,7 @@ func (s *Server) watch(r *http.Request, t target) (answer, error) {
 }
 
 func (s *Server) bookmark(gvk schema.GroupVersionKind, revision string) (store.Object, error) {
-	obj, err := s.scheme.New(gvk)
+	obj, err := s.newObject(gvk)
 	if err != nil {
 		return nil, fmt.Errorf("make %s: %w", gvk.Kind, err)
 	}
@@ -78,7 +78,8 @@ func (s *Server) bookmark(gvk schema.GroupVersionKind, revision string) (store.O
 func (s *Server) stream(rw http.ResponseWriter, r *http.Request, w *watching) {
 	defer w.changes.Stop()
 	info, err := s.serializer(r)
-	if err != nil || info.StreamSerializer == nil {
+	custom := !s.scheme.Recognizes(w.gvk)
+	if err != nil || info.StreamSerializer == nil || custom && info.MediaType != runtime.ContentTypeJSON {
 		http.Error(rw, "no streaming in the accepted media types", http.StatusNotAcceptable)
 		return
 	}

@@ -2,8 +2,10 @@ package pveapi
 
 import (
 	"fmt"
-	"net/http"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -20,25 +22,12 @@ func clusterRoutes() []route {
 		{method: "GET", path: "/cluster/status", handle: clusterStatus},
 		{method: "GET", path: "/cluster/resources", params: []string{"type"}, handle: resources},
 		{method: "GET", path: "/cluster/nextid", params: []string{"vmid"}, handle: nextID},
-		{method: "GET", path: "/cluster/ha/resources", params: []string{"type"}, handle: haResources},
-		{method: "GET", path: "/cluster/ha/resources/{sid}", handle: haResource},
-		{method: "GET", path: "/cluster/replication", handle: emptyList},
-		{method: "GET", path: "/cluster/backup", handle: backupJobs},
 		{method: "GET", path: "/pools", params: []string{"poolid", "type"}, handle: pools},
 	}
 }
 
 func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil
-}
-
-func emptyList(*call) (any, error) { return []any{}, nil }
-
-func backupJobs(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
-	return []any{}, nil
 }
 
 // clusterStatus has an entry for the cluster only where there is one: a host by itself is just a node.
@@ -55,7 +44,7 @@ func clusterStatus(c *call) (any, error) {
 	}
 	for i, host := range hosts {
 		list = append(list, object{
-			"type": "node", "id": "node/" + host, "name": host, "nodeid": i + 1, "online": 1, "level": "",
+			"type": "node", "id": "node/" + host, "name": host, "nodeid": i + 1, "online": bit(!c.HostDown(host)), "level": "",
 			"local": bit(host == c.host), "ip": fmt.Sprintf("192.0.2.%d", i+1),
 		})
 	}
@@ -64,23 +53,26 @@ func clusterStatus(c *call) (any, error) {
 
 func resources(c *call) (any, error) {
 	kind := c.params["type"]
+	if kinds := []string{"vm", "storage", "node", "sdn"}; kind != "" && !slices.Contains(kinds, kind) {
+		return nil, world.BadParam("type", "value '%s' does not have a value in the enumeration '%s'", kind, strings.Join(kinds, ", "))
+	}
 	list := []object{}
 	if kind == "" || kind == "vm" {
 		for _, vm := range c.VMs() {
 			if c.may(vmPath(vm.ID), "VM.Audit") {
-				list = append(list, vmResource(vm))
+				list = append(list, vmResource(c, vm))
 			}
 		}
 	}
 	for _, host := range c.Hosts() {
 		if kind == "" || kind == "node" {
-			list = append(list, hostEntry(host))
+			list = append(list, hostEntry(c, host))
 		}
 		if kind == "" || kind == "storage" {
 			list = append(list, storageResources(c, host)...)
 		}
 	}
-	if kind == "" || kind == "pool" {
+	if kind == "" {
 		for name := range c.Pools() {
 			if c.may("/pool/"+name, "Pool.Audit") {
 				list = append(list, object{"id": "/pool/" + name, "type": "pool", "pool": name})
@@ -90,7 +82,7 @@ func resources(c *call) (any, error) {
 	return list, nil
 }
 
-func vmResource(vm world.VM) object {
+func vmResource(c *call, vm world.VM) object {
 	out := vmEntry(vm)
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
 	out["template"], out["maxcpu"] = bit(vm.Config["template"] == "1"), out["cpus"]
@@ -98,18 +90,26 @@ func vmResource(vm world.VM) object {
 	if vm.Pool != "" {
 		out["pool"] = vm.Pool
 	}
-	if vm.HA {
-		out["hastate"] = "started"
+	if c.HostDown(vm.Host) { // nobody reports figures
+		kept := []string{"id", "type", "node", "vmid", "name", "template", "tags", "lock", "pool"}
+		maps.DeleteFunc(out, func(key string, _ any) bool { return !slices.Contains(kept, key) })
+		out["status"] = "unknown"
+	}
+	if vm.HA.State != "" {
+		out["hastate"] = vm.HA.State
+	} else if vm.HA.Configured && !vm.HA.Managed {
+		out["hastate"] = "ignored"
 	}
 	return out
 }
 
 func storageResources(c *call, host string) []object {
+	status := map[bool]string{false: "available", true: "unknown"}
 	var list []object
 	for _, s := range c.Storages(host) {
 		if c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
 			list = append(list, object{
-				"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": "available",
+				"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": status[c.HostDown(host)],
 				"plugintype": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "disk": s.Used, "maxdisk": s.Capacity,
 			})
 		}
@@ -117,7 +117,10 @@ func storageResources(c *call, host string) []object {
 	return list
 }
 
-func hostEntry(host string) object {
+func hostEntry(c *call, host string) object {
+	if c.HostDown(host) {
+		return object{"id": "node/" + host, "type": "node", "node": host, "status": "offline", "level": ""}
+	}
 	return object{
 		"id": "node/" + host, "type": "node", "node": host, "status": "online", "level": "",
 		"cpu": 0.05, "maxcpu": hostCores, "mem": hostMemory / 4, "maxmem": hostMemory, "disk": hostDisk / 10, "maxdisk": hostDisk, "uptime": 86400,
@@ -143,37 +146,6 @@ func nextID(c *call) (any, error) {
 	return strconv.Itoa(id), nil
 }
 
-func haResources(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
-	list := []object{}
-	for _, r := range c.HA() {
-		list = append(list, haEntry(r))
-	}
-	return list, nil
-}
-
-func haResource(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
-	for _, r := range c.HA() {
-		if r.SID == c.vars["sid"] {
-			return haEntry(r), nil
-		}
-	}
-	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("no such resource '%s'", c.vars["sid"])}
-}
-
-func haEntry(r world.HAResource) object {
-	out := object{"sid": r.SID, "type": "vm", "state": r.State}
-	if r.Group != "" {
-		out["group"] = r.Group
-	}
-	return out
-}
-
 func pools(c *call) (any, error) {
 	list := []object{}
 	for name, ids := range c.Pools() {
@@ -185,7 +157,7 @@ func pools(c *call) (any, error) {
 			members := []object{}
 			for _, vm := range c.VMs() {
 				if vm.Pool == name && len(ids) > 0 {
-					members = append(members, vmResource(vm))
+					members = append(members, vmResource(c, vm))
 				}
 			}
 			entry["members"] = members

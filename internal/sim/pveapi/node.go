@@ -11,9 +11,9 @@ func nodeRoutes() []route {
 func nodes(c *call) (any, error) {
 	list := []object{}
 	for _, host := range c.Hosts() {
-		entry := hostEntry(host)
+		entry := hostEntry(c, host)
 		if !c.may("/nodes/"+host, "Sys.Audit") {
-			entry = object{"id": entry["id"], "type": "node", "node": host, "status": "online", "level": ""}
+			entry = object{"id": entry["id"], "type": "node", "node": host, "status": entry["status"], "level": ""}
 		}
 		list = append(list, entry)
 	}

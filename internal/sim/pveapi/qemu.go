@@ -40,8 +40,7 @@ func qemuRoutes() []route {
 		{method: "PUT", path: vm + "/resize", params: []string{"disk", "size", "digest", "skiplock"}, need: []string{"disk", "size"}, handle: resize},
 		{method: "GET", path: vm + "/agent/network-get-interfaces", handle: agentInterfaces},
 		{method: "GET", path: vm + "/snapshot", handle: snapshots},
-		{method: "GET", path: vm + "/firewall/rules", handle: firewall([]any{})},
-		{method: "GET", path: vm + "/firewall/options", handle: firewall(object{})},
+		{method: "GET", path: vm + "/snapshot/{snapname}/config", handle: snapshotConfig},
 	}
 }
 
@@ -109,7 +108,7 @@ func current(c *call) (any, error) {
 		return nil, err
 	}
 	out := vmEntry(vm)
-	out["qmpstatus"], out["ha"] = vm.QMP, object{"managed": bit(vm.HA)}
+	out["qmpstatus"], out["ha"] = vm.QMP, haOf(vm.HA)
 	if agent := vm.Config["agent"]; agent == "1" || strings.HasPrefix(agent, "1,") || strings.Contains(agent, "enabled=1") {
 		out["agent"] = 1
 	}
@@ -125,14 +124,23 @@ func config(c *call) (any, error) {
 		return nil, err
 	}
 	values := vm.Merged()
-	if c.flag("current") {
+	switch name, asked := c.params["snapshot"]; {
+	case asked && c.flag("current"):
+		return nil, world.BadParam("snapshot", "cannot use 'snapshot' parameter with 'current'")
+	case asked:
+		return snapshotOf(vm, name)
+	case c.flag("current"):
 		values = vm.Config
 	}
+	return configObject(vm, values), nil
+}
+
+func configObject(vm world.VM, values map[string]string) object {
 	out := object{"digest": vm.Digest}
 	for key, value := range values {
 		out[key] = typed(key, value)
 	}
-	return out, nil
+	return out
 }
 
 // typed is a value as the API shows it: some are numbers, "memory" and "agent" are not.
@@ -165,35 +173,6 @@ func pending(c *call) (any, error) {
 		list = append(list, entry)
 	}
 	return append(list, object{"key": "digest", "value": vm.Digest}), nil
-}
-
-func snapshots(c *call) (any, error) {
-	vm, err := c.look()
-	if err != nil {
-		return nil, err
-	}
-	list, parent := []object{}, ""
-	for _, name := range vm.Snapshots {
-		entry := object{"name": name, "description": ""}
-		if parent != "" {
-			entry["parent"] = parent
-		}
-		list, parent = append(list, entry), name
-	}
-	now := object{"name": "current", "description": "You are here!", "running": bit(vm.Running), "digest": vm.Digest}
-	if parent != "" {
-		now["parent"] = parent
-	}
-	return append(list, now), nil
-}
-
-func firewall(nothing any) func(*call) (any, error) {
-	return func(c *call) (any, error) {
-		if _, err := c.look(); err != nil {
-			return nil, err
-		}
-		return nothing, nil
-	}
 }
 
 func agentInterfaces(c *call) (any, error) {

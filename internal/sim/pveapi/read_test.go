@@ -12,6 +12,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// Checksums of the file with that one HA resource, and of no firewall file.
+const (
+	haDigest   = "a8aa4cbd08aaaef82dc79c5be359e3a2987b7da5"
+	noFirewall = "0d196bfc774ea7b4cd02823a52d93e4c2ff1aea2"
+)
+
 func TestReads(t *testing.T) {
 	t.Parallel()
 	volume := func(key string, n, size float64) map[string]any {
@@ -31,7 +37,7 @@ func TestReads(t *testing.T) {
 			"maxcpu": 2.0, "maxmem": 2147483648.0, "maxdisk": 0.0, "cpu": 0.0, "mem": 0.0, "disk": 0.0,
 			"netin": 0.0, "netout": 0.0, "diskread": 0.0, "diskwrite": 0.0, "uptime": 0.0,
 		}}},
-		"pools": {"/cluster/resources?type=pool", []any{map[string]any{"id": "/pool/talos", "type": "pool", "pool": "talos"}}},
+		"pools": {"/pools", []any{map[string]any{"poolid": "talos"}}},
 		"pool":  {"/pools?poolid=talos", []any{map[string]any{"poolid": "talos", "members": []any{}}}},
 		"one storage": {"/nodes/pve2/storage?storage=isos", []any{map[string]any{
 			"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0, "active": 1.0, "enabled": 1.0,
@@ -43,14 +49,14 @@ func TestReads(t *testing.T) {
 		"disks elsewhere":  {"/nodes/pve2/storage/fast/content", []any{}},
 		"disks of another": {"/nodes/pve1/storage/fast/content?vmid=500", []any{}},
 		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/isos:iso/boot.iso", "size": 3.0, "used": 3.0, "format": "iso"}},
-		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g"}}},
-		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g"}},
+		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}}},
+		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}},
 		"next VMID":        {"/cluster/nextid", "100"},
 		"that VMID":        {"/cluster/nextid?vmid=9012", "9012"},
 		"replication":      {"/cluster/replication", []any{}},
 		"backup jobs":      {"/cluster/backup", []any{}},
 		"firewall rules":   {vm + "/firewall/rules", []any{}},
-		"firewall options": {vm + "/firewall/options", map[string]any{}},
+		"firewall options": {vm + "/firewall/options", map[string]any{"digest": noFirewall}},
 		"tasks":            {"/nodes/pve1/tasks", []any{}},
 		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:0:0:0:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
 	}
@@ -71,7 +77,7 @@ func TestReads(t *testing.T) {
 func TestSnapshotsAndStatus(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.AddSnapshot(9011, "before"))
+		must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
 		var names []any
 		for _, s := range l.do("GET", vm+"/snapshot").Data.([]any) {
 			names = append(names, s.(map[string]any)["name"])

@@ -153,7 +153,7 @@ func TestRefusedMoves(t *testing.T) {
 		"move with snapshot": {
 			set: func(t *testing.T, w *world.World) {
 				must(t, w.DefineVM("pve1", 9090, nil, nil))
-				must(t, w.AddSnapshot(9011, "before"))
+				must(t, w.AddSnapshot(9011, world.Snapshot{Name: "before"}))
 			},
 			method: "POST", path: vm + "/move_disk", form: []string{"disk=scsi1", "target-vmid=9090"}, want: "500 Can't move disk used by a snapshot to another VM",
 		},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -64,7 +65,7 @@ func (c *call) number(name string, otherwise int) int {
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
 func routes() []route {
-	return slices.Concat(clusterRoutes(), nodeRoutes(), storageRoutes(), qemuRoutes(), taskRoutes(), accessRoutes())
+	return slices.Concat(clusterRoutes(), nodeRoutes(), storageRoutes(), qemuRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 }
 
 func notImplemented(method, path string) error {
@@ -75,6 +76,9 @@ func notImplemented(method, path string) error {
 func (s *Server) dispatch(user string, q request) (answer, error) {
 	path := "/" + strings.Join(q.path, "/")
 	if err := s.world.FailRequest(q.method, path); err != nil {
+		return answer{}, err
+	}
+	if err := s.proxy(q.path); err != nil {
 		return answer{}, err
 	}
 	for _, r := range s.routes {
@@ -90,6 +94,17 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		return answer{Data: data, Total: c.total}, err
 	}
 	return answer{}, notImplemented(q.method, path)
+}
+
+// proxy is the way to another host, which fails after a while when that one is down.
+func (s *Server) proxy(path []string) error {
+	if len(path) < 2 || path[0] != "nodes" || path[1] == s.host || !s.world.HostDown(path[1]) {
+		return nil
+	}
+	if !s.world.Delay(3 * time.Second) {
+		return world.ErrClosed
+	}
+	return &earlyError{595, "No route to host"}
 }
 
 func match(pattern, path []string) (vars map[string]string, ok bool) {

@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Server is the API as one Proxmox host serves it. What is asked about another
-// host of the cluster it answers just as well.
+// Server is the API as one Proxmox host serves it, while that host is up. What is
+// asked about another host of the cluster it answers just as well.
 type Server struct {
 	world    *world.World
 	recorder *record.Recorder
@@ -76,6 +76,9 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer s.running.Done()
+	if s.world.HostDown(s.host) {
+		panic(http.ErrAbortHandler)
+	}
 	q, err := readRequest(r)
 	if err != nil {
 		q = request{method: r.Method}

@@ -12,6 +12,8 @@ import (
 func storageRoutes() []route {
 	const at = "/nodes/{node}/storage/{storage}"
 	return []route{
+		{method: "GET", path: "/storage", params: []string{"type"}, handle: storageConfigs},
+		{method: "GET", path: "/storage/{storage}", handle: storageConfig},
 		{method: "GET", path: "/nodes/{node}/storage", params: []string{"content", "enabled", "format", "storage", "target"}, handle: storages},
 		{method: "GET", path: at + "/status", handle: storageStatus},
 		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, handle: content},
@@ -25,6 +27,41 @@ func storageRoutes() []route {
 }
 
 func contentTypes(s world.StorageStatus) string { return strings.Join(s.Content, ",") }
+
+func storageConfigs(c *call) (any, error) {
+	list := []object{}
+	for _, s := range c.StorageConfig() {
+		wrongType := c.params["type"] != "" && s.Type != c.params["type"]
+		if !wrongType && c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			list = append(list, configEntry(s))
+		}
+	}
+	return list, nil
+}
+
+func storageConfig(c *call) (any, error) {
+	if err := c.Check(c.user, "/storage/"+c.storage(), "Datastore.Allocate"); err != nil {
+		return nil, err
+	}
+	for _, s := range c.StorageConfig() {
+		if s.ID == c.storage() {
+			return configEntry(s), nil
+		}
+	}
+	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("storage '%s' does not exist", c.storage())}
+}
+
+// configEntry is a section of storage.cfg; what is not set there is not shown.
+func configEntry(s world.Storage) object {
+	out := object{"storage": s.ID, "type": s.Type, "content": strings.Join(s.Content, ",")}
+	if s.Shared {
+		out["shared"] = 1
+	}
+	if len(s.Hosts) > 0 {
+		out["nodes"] = strings.Join(s.Hosts, ",")
+	}
+	return out
+}
 
 func storageEntry(s world.StorageStatus) object {
 	return object{
@@ -80,7 +117,7 @@ func content(c *call) (any, error) {
 	list := []object{}
 	for _, v := range volumes {
 		wrongContent := c.params["content"] != "" && v.Content != c.params["content"]
-		wrongOwner := c.params["vmid"] != "" && v.Owner != c.vmid()
+		wrongOwner := c.params["vmid"] != "" && v.Content == "images" && v.Owner != c.vmid() // files have no owner and are listed always
 		if wrongContent || wrongOwner || !c.MaySee(c.user, v.Volid) {
 			continue
 		}

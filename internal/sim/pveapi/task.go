@@ -59,7 +59,9 @@ func (c *call) wantsTask(t world.Task) bool {
 	return (c.params["vmid"] == "" || t.ID == strconv.Itoa(c.vmid())) &&
 		(c.params["typefilter"] == "" || t.Type == c.params["typefilter"]) &&
 		(!c.flag("errors") || failed) &&
-		int(t.Start.Unix()) >= c.number("since", 0)
+		strings.Contains(t.User, c.params["userfilter"]) &&
+		int(t.Start.Unix()) >= c.number("since", 0) &&
+		(c.params["until"] == "" || int(t.Start.Unix()) <= c.number("until", 0))
 }
 
 func page[T any](list []T, start, limit int) []T {

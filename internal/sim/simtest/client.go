@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -28,6 +29,8 @@ type Client struct {
 
 	Run string // ID of the run that a roll begins
 
+	pid int // of the process that it stands for
+
 	// JournalSync is handed to the roll.
 	JournalSync func(point string) error
 }
@@ -35,11 +38,27 @@ type Client struct {
 // Client makes a new one, with the lab's own token. Its runs have the same ID in
 // every lab, so that two worlds can be compared.
 func (l *Lab) Client() *Client {
-	return &Client{lab: l, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed"}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clients++
+	return &Client{lab: l, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
 }
 
-// Kill makes the world refuse every later call of this client.
-func (c *Client) Kill() { c.dialer.Cut() }
+// Kill makes the world refuse every later call of this client. Others on the
+// same machine see that its process is gone.
+func (c *Client) Kill() {
+	c.dialer.Cut()
+	c.lab.mu.Lock()
+	defer c.lab.mu.Unlock()
+	c.lab.killed = append(c.lab.killed, c.pid)
+}
+
+// isKilled is what a process of the same machine knows about another.
+func (l *Lab) isKilled(h cluster.Holder) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Contains(l.killed, h.PID)
+}
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
@@ -167,7 +186,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return pipeline.Status(ctx, s.project, s.machines.Proxmox)
+	return pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes})
 }
 
 // Roll is recast roll --yes.
@@ -180,5 +199,6 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 	return pipeline.Roll(ctx, s.project, s.images, s.machines, &step.Runner{Emit: c.Emit}, pipeline.RollOptions{
 		Policy: policy, Confirm: func(cluster.Plan) (bool, error) { return true, nil },
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
+		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	})
 }

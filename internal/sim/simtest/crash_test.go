@@ -2,8 +2,12 @@ package simtest
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -16,33 +20,67 @@ import (
 var (
 	crashAll   = flag.Bool("crash.all", false, "kill at every point instead of a slice")
 	crashSeed  = flag.Uint64("crash.seed", 1, "which slice")
-	crashSlice = flag.Int("crash.slice", 6, "how many points a slice has")
+	crashSlice = flag.Int("crash.slice", 1, "how many points a slice of each combination has")
 )
 
 // oneWorker is the smallest lab in which something can be rolled.
 func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} }
 
-// TestCrash kills a roll at every point there is, runs it again, and compares
-// the whole world with that of an undisturbed roll.
-func TestCrash(t *testing.T) {
-	points, want, secrets := undisturbed(t)
-	if len(points) < 30 {
-		t.Fatalf("an undisturbed roll has only %d points: %q", len(points), points)
-	}
-	chosen := slice(len(points))
-	for _, at := range chosen {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { crashAt(t, at, want, secrets) })
-		})
-	}
-	t.Attr("points", strconv.Itoa(len(points)))
-	t.Attr("killed", strconv.Itoa(len(chosen)))
+// reference is what an undisturbed roll passes and ends in.
+type reference struct {
+	points  []string
+	dump    string
+	secrets *talosapi.Cluster // with the same ones two worlds can be compared
 }
 
-// slice chooses points, numbered from 1.
-func slice(n int) []int {
-	all := rand.New(rand.NewPCG(*crashSeed, 0)).Perm(n)
+// crash is a roll of a whole cluster that is killed, and run again by somebody
+// who has its journal or has not.
+type crash struct {
+	whole
+	journal bool
+}
+
+func (c crash) String() string {
+	journal := "without-journal"
+	if c.journal {
+		journal = "with-journal"
+	}
+	return c.whole.String() + "/" + journal
+}
+
+// TestCrash kills a roll of 3 + 2 nodes at points of every kind, runs it again,
+// and compares the whole world with that of an undisturbed roll.
+func TestCrash(t *testing.T) {
+	for _, w := range wholes() {
+		undisturbed := sync.OnceValue(func() reference { return undisturbed(t, w) })
+		for _, journal := range []bool{true, false} {
+			c := crash{w, journal}
+			t.Run(c.String(), func(t *testing.T) {
+				t.Parallel()
+				ref := undisturbed()
+				if len(ref.points) < 30 {
+					t.Fatalf("an undisturbed roll has only %d points: %q", len(ref.points), ref.points)
+				}
+				chosen := c.slice(len(ref.points))
+				for _, at := range chosen {
+					t.Run(strconv.Itoa(at), func(t *testing.T) {
+						synctest.Test(t, func(t *testing.T) { c.at(t, at, ref) })
+					})
+				}
+				t.Attr("points", strconv.Itoa(len(ref.points)))
+				t.Attr("killed", strconv.Itoa(len(chosen)))
+			})
+		}
+	}
+}
+
+// slice chooses points, numbered from 1, others for each combination.
+func (c crash) slice(n int) []int {
+	var seed uint64
+	for _, b := range []byte(c.String()) {
+		seed = seed*31 + uint64(b)
+	}
+	all := rand.New(rand.NewPCG(*crashSeed, seed)).Perm(n)
 	for i := range all {
 		all[i]++
 	}
@@ -52,46 +90,51 @@ func slice(n int) []int {
 	return all[:min(*crashSlice, n)]
 }
 
-// undisturbed also returns the secrets of its cluster: with the same ones two worlds can be compared.
-func undisturbed(t *testing.T) (points []string, dump string, secrets *talosapi.Cluster) {
+func undisturbed(t *testing.T, w whole) (ref reference) {
 	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, oneWorker())
-		lab.Patch(sim.PatchedExtension)
-		var broken []string
-		var err error
-		points, broken, err = lab.rollKilledAt(t.Context(), 0)
+		lab := New(t, w.options())
+		w.prepare(lab)
+		points, broken, err := lab.rollKilledAt(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(broken) > 0 {
 			t.Fatalf("promises broken: %q", broken)
 		}
-		dump, secrets = lab.settledDump(), lab.Talos
+		ref = reference{points, lab.settledDump(), lab.Talos}
 	})
-	return points, dump, secrets
+	return ref
 }
 
-func crashAt(t *testing.T, at int, want string, secrets *talosapi.Cluster) {
-	o := oneWorker()
-	o.Talos = secrets
+func (c crash) at(t *testing.T, at int, ref reference) {
+	o := c.options()
+	o.Talos = ref.secrets
 	lab := New(t, o)
-	lab.Patch(sim.PatchedExtension)
+	c.prepare(lab)
+	members := fmt.Sprint(lab.EtcdMembers())
 	points, broken, err := lab.rollKilledAt(t.Context(), at)
 	if err == nil {
 		t.Fatalf("killed at %q, yet the roll says that it succeeded", points[at-1])
 	}
+	where := fmt.Sprintf("killed at point %d of %d, %q", at, len(ref.points), points[at-1])
+	if !c.journal {
+		if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
+			t.Fatal(err)
+		}
+	}
 	_, more, err := lab.rollKilledAt(t.Context(), 0)
 	if err != nil {
-		t.Fatalf("killed at point %d, %q: the next roll: %v", at, points[at-1], err)
+		t.Fatalf("%s: the next roll: %v", where, err)
 	}
 	for _, b := range append(broken, more...) {
-		t.Errorf("promise broken: %s", b)
+		t.Errorf("%s: promise broken: %s", where, b)
 	}
-	if diff := cmp.Diff(want, lab.settledDump()); diff != "" {
-		t.Errorf("killed at point %d, %q: the world differs from an undisturbed one:\n%s", at, points[at-1], diff)
+	if diff := cmp.Diff(ref.dump, lab.settledDump()); diff != "" {
+		t.Errorf("%s: the world differs from an undisturbed one:\n%s", where, diff)
 	}
 	res, err := lab.Client().Drift(t.Context())
 	if err != nil || !res.InSync {
-		t.Errorf("drift after all: %+v, %v", res, err)
+		t.Errorf("%s: drift after all: %+v, %v", where, res, err)
 	}
+	requireMembers(t, lab, members, c.keepsEtcd())
 }

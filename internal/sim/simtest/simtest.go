@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -25,6 +26,10 @@ type Lab struct {
 	t   testing.TB
 
 	persistent []content // of the persistent disks when the lab was new
+
+	mu      sync.Mutex
+	clients int   // how many there were
+	killed  []int // their PIDs
 }
 
 type content struct{ serial, sha256 string }

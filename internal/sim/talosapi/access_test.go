@@ -64,11 +64,12 @@ func TestRoles(t *testing.T) {
 				return err
 			},
 			"rollback": func(c *client.Client) error { return c.Rollback(ctx) },
-			"apply in a mode that is gone": func(c *client.Client) error {
-				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: conf})
+			"lifecycle upgrade": func(c *client.Client) error {
+				_, err := install(ctx, c, oldRef)
 				return err
 			},
+			"upgrade": func(c *client.Client) error { _, err := legacy(ctx, c, "/"); return err },
+			"pull":    func(c *client.Client) error { return pull(ctx, c, "registry.example/none:v1") },
 			"apply rubbish": func(c *client.Client) error {
 				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: []byte("machine: [")})
 				return err
@@ -84,7 +85,8 @@ func TestRoles(t *testing.T) {
 		want := map[string]string{
 			"status": "OK OK ", "version": "OK OK ", "config": "OK PermissionDenied ", "watch config": "OK PermissionDenied ",
 			"file": "OK PermissionDenied ", "unknown kind": "NotFound NotFound ", "write": "PermissionDenied PermissionDenied ",
-			"rollback": "Unimplemented PermissionDenied ", "apply in a mode that is gone": "Unimplemented PermissionDenied ",
+			"rollback": "Unknown PermissionDenied ", "lifecycle upgrade": "Internal PermissionDenied ",
+			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
 			"apply rubbish": "InvalidArgument PermissionDenied ",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

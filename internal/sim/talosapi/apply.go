@@ -66,10 +66,15 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 func (s *machineService) applyRunning(ctx context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot"}
 	active := cfg
-	switch mode := req.GetMode(); mode {
-	case machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT:
-	case machineapi.ApplyConfigurationRequest_STAGED:
+	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
+	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
+	switch mode := req.GetMode(); {
+	case mode == machineapi.ApplyConfigurationRequest_AUTO, mode == machineapi.ApplyConfigurationRequest_NO_REBOOT:
+	case mode == machineapi.ApplyConfigurationRequest_STAGED:
 		answer.Mode, answer.ModeDetails = mode, "Staged configuration to be applied after the next reboot"
+		active = s.boot.config()
+	case mode == reboot && !after(s.boot.med.image.TalosVersion, config.TalosVersion1_13):
+		answer.Mode, answer.ModeDetails = mode, "Applied configuration with a reboot"
 		active = s.boot.config()
 	default:
 		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported", mode)
@@ -86,6 +91,9 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	s.boot.mu.Unlock()
 	if err := s.boot.publishConfig(ctx, active, cfg); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if answer.Mode == reboot {
+		s.boot.order(kexec)
 	}
 	return answer, nil
 }
@@ -117,7 +125,7 @@ func parseConfig(raw []byte) (config.Provider, error) {
 		return nil, err
 	}
 	if cfg.RawV1Alpha1() == nil {
-		return nil, errors.New("the applied machine configuration doesn't contain v1alpha1 config")
+		return nil, errors.New("the applied machine configuration doesn't contain v1alpha1 config, did you mean to patch the machine config instead?")
 	}
 	return cfg, nil
 }

@@ -15,20 +15,27 @@ import (
 type boot struct {
 	m     *machine
 	med   medium
-	id    string // boot ID
+	id    string                                       // boot ID
+	life  func() (context.Context, context.CancelFunc) // ends with this boot
 	store *store
 	tasks sync.WaitGroup
 
-	probing sync.Mutex // one look at the disks at a time
+	probing    sync.Mutex // one look at the disks at a time
+	showing    sync.Mutex // one refresh at a time
+	installing sync.Mutex // one installer at a time
+	settled    sync.Once  // when the machine is running and ready
 
 	orders  chan outcome // from the API: reboot, shut down
 	configs chan []byte  // from the API in maintenance mode
 
-	mu     sync.Mutex
-	api    *api            // nil while the API is down
-	cfg    config.Provider // nil in maintenance mode
-	nodeID string
-	node   string // the name that the kubelet was announced under; empty while it is down
+	mu      sync.Mutex
+	api     *api            // nil while the API is down
+	cfg     config.Provider // nil in maintenance mode
+	upgrade upgrade         // what to do when the order is to upgrade
+	nodeID  string
+	status  runtime.MachineStatusSpec // as stage set it
+	etcd    *etcdService              // nil on a worker, and until it is started
+	node    string                    // the name that the kubelet was announced under; empty while it is down
 }
 
 // boot runs one kernel to its end.
@@ -43,6 +50,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	ctx, cancel := context.WithCancel(ctx)
 	b := &boot{
 		m: m, med: med, id: uuid.NewString(),
+		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		orders: make(chan outcome, 1), configs: make(chan []byte, 1),
 	}
 	end, err := b.run(ctx)
@@ -79,9 +87,15 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 		}
 		st = stateData{Config: raw, NodeID: newNodeID()}
 	}
+	if end := b.stumble(ctx); end != carryOn {
+		return end, nil
+	}
 	end, err := b.configured(ctx, st)
 	if err != nil {
 		return b.crash(ctx, err)
+	}
+	if end == upgrading {
+		end = b.runUpgrade(ctx)
 	}
 	return b.leave(ctx, end), nil
 }
@@ -93,6 +107,7 @@ func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 	}
 	b.m.console("kernel panic: %v", err)
 	b.stopAPI()
+	b.etcdService().stop(nil)
 	return b.m.dark(ctx), err
 }
 
@@ -137,19 +152,34 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		b.tasks.Go(func() { b.secureAPI(ctx) })
 	}
 	if _, installed := systemDisk(b.m.devices()); !installed {
+		if b.m.etcdData() != nil {
+			b.startEtcd(ctx) // its volume is there, so it does not wait for the install
+		}
 		return b.install(ctx)
+	}
+	if end := b.runStaged(ctx); end != carryOn {
+		return end, nil
 	}
 	if err := b.provision(ctx); err != nil {
 		return carryOn, err
 	}
+	b.startEtcd(ctx)
 	if end := b.wait(ctx, serviceTime); end != carryOn {
+		return end, nil
+	}
+	b.tasks.Go(func() { b.discover(ctx) })
+	b.announce()
+	if err := b.stage(ctx, runtime.MachineStageBooting, true); err != nil {
+		return carryOn, err
+	}
+	if end := b.awaitEtcd(ctx); end != carryOn {
 		return end, nil
 	}
 	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {
 		return carryOn, err
 	}
-	b.tasks.Go(func() { b.discover(ctx) })
-	b.announce()
+	b.startKubernetes()
+	b.tasks.Go(func() { b.uncordon(ctx) })
 	return b.wait(ctx, 0), nil
 }
 
@@ -164,6 +194,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 		return end
 	}
 	b.gone()
+	b.etcdService().stop(errOrderly)
 	if err := b.stage(ctx, stage, false); err != nil || !b.m.fw.sleep(ctx, leaveTime) {
 		return killed
 	}

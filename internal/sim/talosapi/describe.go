@@ -11,7 +11,8 @@ import (
 
 // Describe says in one line what a disk holds, without what every install makes
 // anew (the UUIDs of the system's own partitions, the node's identity), so that
-// two systems installed alike read alike. Data volumes show UUID and content.
+// two systems installed alike read alike. Data volumes show UUID and content;
+// of a member of etcd its name and whether it votes, not its random ID.
 func Describe(content []byte) string {
 	if len(content) == 0 {
 		return "blank"
@@ -30,7 +31,7 @@ func Describe(content []byte) string {
 func describePartition(p artefact.Partition) string {
 	switch p.Label {
 	case labelMeta:
-		return p.Label
+		return strings.TrimSpace(p.Label + " " + string(p.Data))
 	case labelEFI:
 		var l loader
 		if json.Unmarshal(p.Data, &l) != nil {
@@ -48,7 +49,16 @@ func describePartition(p artefact.Partition) string {
 		}
 		return p.Label + " config " + digest(s.Config)
 	}
-	return fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(p.Data))
+	users, d := splitEtcd(p.Data)
+	text := fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
+	switch {
+	case d == nil:
+	case d.Learner:
+		text += " etcd learner " + d.Name
+	default:
+		text += " etcd voter " + d.Name
+	}
+	return text
 }
 
 func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }

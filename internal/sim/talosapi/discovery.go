@@ -12,15 +12,20 @@ import (
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// hub is where machines meet: the discovery service, and the control planes'
-// trustd that signs the workers' certificates.
+// hub is where machines meet: the discovery service, the control planes'
+// trustd that signs the workers' certificates, etcd, and the Kubernetes API.
 type hub struct {
 	mu         sync.Mutex
 	affiliates map[string]*affiliate // by cluster ID, "/" and node ID
 	issuers    map[*boot]issuer
-	changed    chan struct{} // closed at the next change
+	etcds      map[string][]*etcd.Cluster // that were ever formed, by cluster ID
+	faults     map[int]EtcdFault          // by VMID
+	kubernetes map[*boot]bool             // control planes whose API server runs
+	changed    chan struct{}              // closed at the next change
 }
 
 // affiliate is a machine that discovery knows.
@@ -38,7 +43,10 @@ type issuer struct {
 }
 
 func newHub() *hub {
-	return &hub{affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, changed: make(chan struct{})}
+	return &hub{
+		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
+		faults: map[int]EtcdFault{}, kubernetes: map[*boot]bool{}, changed: make(chan struct{}),
+	}
 }
 
 // notify wants h.mu held.
@@ -60,6 +68,7 @@ func (h *hub) leave(b *boot) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.issuers, b)
+	delete(h.kubernetes, b)
 	for _, a := range h.affiliates {
 		if a.owner == b {
 			a.owner, a.expires = nil, time.Now().Add(b.m.fw.scaled(affiliateTTL))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +15,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
-	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -81,20 +79,16 @@ func extensionStatuses(img artefact.Image) []resource.Resource {
 
 // stage shows where the machine is in its life; each unmet condition is "name" or "name: reason".
 func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) error {
-	r := runtime.NewMachineStatus()
-	spec := r.TypedSpec()
+	var spec runtime.MachineStatusSpec
 	spec.Stage, spec.Status.Ready = s, ready
 	for _, u := range unmet {
 		name, reason, _ := strings.Cut(u, ": ")
 		spec.Status.UnmetConditions = append(spec.Status.UnmetConditions, runtime.UnmetCondition{Name: name, Reason: reason})
 	}
-	rs := []resource.Resource{r}
-	for _, s := range b.services() {
-		svc := v1alpha1.NewService(s.id)
-		svc.TypedSpec().Running, svc.TypedSpec().Healthy, svc.TypedSpec().Unknown = true, s.healthy, !s.healthy
-		rs = append(rs, svc)
-	}
-	return b.store.set(ctx, rs...)
+	b.mu.Lock()
+	b.status = spec
+	b.mu.Unlock()
+	return b.refresh(ctx)
 }
 
 // publishConfig shows the active configuration, the one stored for the next boot, and what follows from the former.
@@ -177,27 +171,4 @@ func (b *boot) gone() {
 	if node != "" && b.m.fw.o.Kubelet != nil {
 		b.m.fw.o.Kubelet.NodeDown(node)
 	}
-}
-
-// service is a system service as the API lists it.
-type service struct {
-	id      string
-	healthy bool
-}
-
-// services are those that run now.
-func (b *boot) services() []service {
-	ids := []string{"apid", "machined"}
-	if cfg := b.config(); cfg != nil {
-		ids = append(ids, "containerd", "cri", "kubelet")
-		if cfg.Machine().Type().IsControlPlane() {
-			ids = append(ids, "etcd", "trustd")
-		}
-	}
-	slices.Sort(ids)
-	all := make([]service, 0, len(ids))
-	for _, id := range ids {
-		all = append(all, service{id: id, healthy: true})
-	}
-	return all
 }

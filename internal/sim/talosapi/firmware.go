@@ -60,7 +60,13 @@ type Options struct {
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
 	// PullInstaller fetches what an installer image of that architecture holds.
+	// One that the registry does not have is ErrNoImage.
 	PullInstaller func(ctx context.Context, ref, arch string) (artefact.Image, error)
+	// ResolveImage is the digest that a tag means now; nil if nobody needs it.
+	ResolveImage func(ctx context.Context, ref string) (digest string, err error)
+	// Drain makes a node unschedulable in Talos' name and empties it, and Uncordon
+	// undoes the former where Talos did it. They may block; nil does nothing.
+	Drain, Uncordon func(ctx context.Context, node string) error
 	// Kubelet may be nil.
 	Kubelet Kubelet
 	// Console gets what a machine prints on its screen; may be nil.
@@ -74,7 +80,10 @@ type Firmware struct {
 	o     Options
 	hub   *hub
 	kinds func() ([]*meta.ResourceDefinition, error)
-	life  func() (context.Context, context.CancelFunc)
+
+	images  imageStore
+	defects defects
+	life    func() (context.Context, context.CancelFunc)
 }
 
 var _ world.Firmware = (*Firmware)(nil)
@@ -86,7 +95,9 @@ func New(ctx context.Context, o Options) *Firmware {
 	}
 	return &Firmware{
 		o: o, hub: newHub(), kinds: sync.OnceValues(definitions),
-		life: func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		life:    func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		images:  imageStore{volumes: map[string]map[imageName]cachedImage{}},
+		defects: defects{what: map[string]Defect{}},
 	}
 }
 

@@ -45,10 +45,11 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if end := b.wait(ctx, pullTime); end != carryOn {
 		return end, nil
 	}
-	img, err := b.m.fw.o.PullInstaller(ctx, ref, b.med.image.Arch)
+	pulled, err := b.m.fetch(ctx, ref, ref, b.med.image.Arch)
 	if err != nil {
-		return carryOn, fmt.Errorf("pull installer %s: %w", ref, err)
+		return carryOn, fmt.Errorf("pull installer: %w", err)
 	}
+	img := pulled.image
 	b.m.console("installing Talos %s to %s", img.TalosVersion, target.path())
 	blank := artefact.Disk{Partitions: []artefact.Partition{newPartition(labelEFI, "vfat", nil), newPartition(labelMeta, "talosmeta", nil)}}
 	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return blank }); err != nil {
@@ -56,6 +57,9 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	}
 	if end := b.wait(ctx, copyTime); end != carryOn {
 		return end, nil
+	}
+	if b.m.fw.defects.of(img, ref) == InstallerFails {
+		return carryOn, installerTask{1}
 	}
 	system, err := b.systemDisk(img)
 	if err != nil {

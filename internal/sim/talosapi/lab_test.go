@@ -3,7 +3,6 @@ package talosapi_test
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,7 +50,10 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 	o := talosapi.Options{
 		Network: l.net, Recorder: l.rec, Kubelet: l,
 		Lease: func(mac string) (netip.Addr, bool) {
-			addr, ok := map[string]string{"02:00:00:00:00:0B": cpAddr, "02:00:00:00:00:1F": workerAddr}[mac]
+			addr, ok := map[string]string{
+				"02:00:00:00:00:0B": cpAddr, "02:00:00:00:00:0C": "127.42.7.12", "02:00:00:00:00:0D": "127.42.7.13",
+				"02:00:00:00:00:1F": workerAddr,
+			}[mac]
 			if !ok {
 				return netip.Addr{}, false
 			}
@@ -62,7 +64,7 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 			defer l.mu.Unlock()
 			img, ok := l.installers[ref]
 			if !ok {
-				return artefact.Image{}, errors.New("manifest unknown")
+				return artefact.Image{}, talosapi.ErrNoImage
 			}
 			return img, nil
 		},
@@ -92,6 +94,13 @@ func (l *lab) NodeDown(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kubelets = append(l.kubelets, "down "+name)
+}
+
+// note records what happened to a node.
+func (l *lab) note(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kubelets = append(l.kubelets, line)
 }
 
 // lines returns what was recorded on a list so far.
@@ -195,8 +204,19 @@ func (l *lab) config(m talosapi.Machine) []byte {
 func (l *lab) controlPlane() *box {
 	l.t.Helper()
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-	b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installed(conf, image("old"))), cdrom(nil))
+	b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
 	b.on()
+	return b
+}
+
+// installedControlPlane is the system disk of cp1, the only member of an etcd that was formed long ago.
+func (l *lab) installedControlPlane(conf []byte, img artefact.Image) []byte {
+	l.t.Helper()
+	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
+	b, err := talosapi.WithEtcd(l.installed(conf, img), member)
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	return b
 }
 

@@ -45,6 +45,7 @@ const (
 	kexec                     // straight into the installed system's kernel
 	powerCycle                // through the firmware
 	powerOff                  // switch the machine off
+	upgrading                 // install a new system first, then reboot
 )
 
 // run is the machine's life; true means that it wants to be switched off.

@@ -39,31 +39,16 @@ func readMedium(d device) (medium, bool) {
 		img, err := artefact.ReadISO(d.bytes())
 		return medium{key: d.Key, image: img}, err == nil
 	}
-	efi, ok := partition(d.disk, labelEFI)
+	l, ok := readLoader(d)
 	if !ok {
 		return medium{}, false
 	}
-	var l loader
-	if err := json.Unmarshal(efi.Data, &l); err != nil {
+	e, ok := l.entry(l.Default)
+	if !ok {
 		return medium{}, false
 	}
-	i := slices.IndexFunc(l.Entries, func(e bootEntry) bool { return e.Name == l.Default })
-	if i < 0 {
-		return medium{}, false
-	}
-	img, err := artefact.ReadUKI(l.Entries[i].UKI)
-	return medium{key: d.Key, image: img, entry: strings.ToLower(l.Default)}, err == nil
-}
-
-// loader is the content of the EFI partition.
-type loader struct {
-	Default string
-	Entries []bootEntry
-}
-
-type bootEntry struct {
-	Name string // "Talos-v1.13.9.efi"
-	UKI  []byte
+	img, err := artefact.ReadUKI(e.UKI)
+	return medium{key: d.Key, image: img, entry: strings.ToLower(e.Name)}, err == nil
 }
 
 // stateData is the content of the STATE partition.
@@ -106,7 +91,7 @@ func efiPartition(img artefact.Image) (artefact.Partition, error) {
 	if err != nil {
 		return artefact.Partition{}, fmt.Errorf("make boot image: %w", err)
 	}
-	name := "Talos-" + img.TalosVersion + ".efi"
+	name := loader{}.nextName(img.TalosVersion)
 	b, err := json.Marshal(loader{Default: name, Entries: []bootEntry{{Name: name, UKI: uki}}})
 	if err != nil {
 		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)

@@ -16,6 +16,7 @@ import (
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
 	"github.com/siderolabs/crypto/x509"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 )
@@ -41,6 +42,10 @@ func (b *boot) startAPI(conf *tls.Config, maintenance bool) error {
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
 	)}
 	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
+	if after(b.med.image.TalosVersion, config.TalosVersion1_12) {
+		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
+		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
+	}
 	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(state.Filter(b.store.st, b.rule)))
 	b.mu.Lock()
 	b.api = a

@@ -38,9 +38,7 @@ func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.V
 func (s *machineService) ServiceList(context.Context, *emptypb.Empty) (*machineapi.ServiceListResponse, error) {
 	list := &machineapi.ServiceList{}
 	for _, svc := range s.boot.services() {
-		list.Services = append(list.Services, &machineapi.ServiceInfo{
-			Id: svc.id, State: "Running", Events: &machineapi.ServiceEvents{}, Health: &machineapi.ServiceHealth{Healthy: svc.healthy},
-		})
+		list.Services = append(list.Services, svc.info())
 	}
 	return &machineapi.ServiceListResponse{Messages: []*machineapi.ServiceList{list}}, nil
 }
@@ -90,6 +88,10 @@ func (b *boot) file(path string) ([]byte, bool) {
 		return []byte(b.id + "\n"), true
 	case "/proc/cmdline":
 		return []byte(b.med.image.Cmdline + "\n"), true
+	case loaderDefaultVar:
+		d, _ := systemDisk(b.m.devices())
+		l, ok := readLoader(d)
+		return efiString(l.Default), ok
 	case "/usr/local/share/schematic/" + b.med.image.SchematicID:
 		return []byte(b.med.image.SchematicYAML), b.med.image.SchematicID != ""
 	}

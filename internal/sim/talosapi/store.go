@@ -14,6 +14,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/etcd"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
@@ -35,7 +36,7 @@ func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, er
 		return nil, fmt.Errorf("register namespaces: %w", err)
 	}
 	for _, ns := range []resource.Namespace{
-		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, cluster.NamespaceName,
+		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, cluster.NamespaceName, etcd.NamespaceName,
 	} {
 		if err := spaces.Register(ctx, ns, ""); err != nil {
 			return nil, fmt.Errorf("register namespace %s: %w", ns, err)
@@ -68,6 +69,7 @@ func resourceKinds() []meta.ResourceWithRD {
 		&block.DiscoveredVolume{}, &block.Disk{}, &block.SystemDisk{}, &block.VolumeStatus{},
 		&cluster.Affiliate{}, &cluster.Identity{}, &cluster.Info{}, &cluster.Member{},
 		&config.MachineConfig{}, &config.MachineType{},
+		&etcd.Member{},
 		&hardware.SystemInformation{},
 		&k8s.Nodename{},
 		&network.HostnameStatus{}, &network.NodeAddress{},

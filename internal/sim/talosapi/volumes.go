@@ -43,6 +43,13 @@ func volumesOf(cfg config.Provider) []volume {
 			vols[2].selector = &expr
 		}
 	}
+	if c, ok := cfg.Volumes().ByName(labelEtcd); ok {
+		v := volume{id: labelEtcd, label: labelEtcd, filesystem: "xfs"}
+		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
+			v.selector = &expr
+		}
+		vols = append(vols, v)
+	}
 	for _, u := range cfg.UserVolumeConfigs() {
 		if u.Type().ValueOr(block.VolumeTypePartition) != block.VolumeTypePartition {
 			continue
@@ -117,7 +124,10 @@ func (m *machine) logBoot(line string) {
 		return
 	}
 	err := m.rewrite(p.dev.Key, func(disk artefact.Disk) artefact.Disk {
-		return edited(disk, labelEphemeral, func(data []byte) []byte { return append(slices.Clone(data), line...) })
+		return edited(disk, labelEphemeral, func(data []byte) []byte {
+			users, d := splitEtcd(data)
+			return joinEtcd(append(slices.Clone(users), line...), d)
+		})
 	})
 	if err != nil {
 		m.console("write to EPHEMERAL: %v", err)

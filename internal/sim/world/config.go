@@ -1,7 +1,6 @@
 package world
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -36,7 +35,8 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.change(w.vms[r.ID], r)
+	defer w.noteNames()
+	return w.change(user, w.vms[r.ID], r)
 }
 
 // SetConfigTask changes a configuration in a task; what can be checked is checked before.
@@ -58,7 +58,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.change(w.vms[r.ID], r)
+		return w.change(user, w.vms[r.ID], r)
 	}), nil
 }
 
@@ -126,6 +126,22 @@ func (w *World) checkRequest(user, host string, r *ChangeRequest) error {
 		if err := w.checkExists(v.host, key, r.Set[key]); err != nil {
 			return err
 		}
+		if err := w.checkReplicated(v.id, key, r.Set[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkReplicated refuses a volume that replication could not copy to a VM that has a job for it.
+func (w *World) checkReplicated(id int, key, value string) error {
+	d, err := parseDrive(key, value)
+	if err != nil || w.replicates(id) == "" || d.empty() || d.cdrom() || d.options["replicate"] == "0" {
+		return err
+	}
+	storageID, _, _ := strings.Cut(d.volid, ":")
+	if s := w.storages[storageID]; s != nil && !s.Shared && !s.replicates() {
+		return failf("cannot add non-replicatable volume to a replicated VM")
 	}
 	return nil
 }
@@ -143,22 +159,27 @@ func (w *World) checkExists(host, key, value string) error {
 	return err
 }
 
-// change is the worker: deletions, then settings become pending, the file is
-// written, and what can be applied now is. What an error leaves behind is
-// Proxmox's: volumes freed stay freed, and without quorum new ones stay, orphaned.
-func (w *World) change(v *vm, r ChangeRequest) error {
-	config, pending, deletions := maps.Clone(v.config), maps.Clone(v.pending), maps.Clone(v.pendingDelete)
-	allocated, err := w.request(v, r)
-	if err != nil {
-		for _, volid := range allocated {
-			err = errors.Join(err, w.freeVolume(volid, v.host))
+// change is the worker: option by option it writes what is asked for as pending
+// into the file, deletions first, and applies all that can be applied at the
+// end. An error in between leaves what came before it pending, volumes
+// allocated included, even on a VM that is stopped (update_vm_api in Qemu.pm,
+// which takes the options in no particular order).
+func (w *World) change(user string, v *vm, r ChangeRequest) error {
+	if len(r.Revert) > 0 {
+		if err := w.edit(v, func() error { return v.revert(r.Revert) }); err != nil {
+			return err
 		}
-	} else {
-		err = w.writeConfig(v)
 	}
-	if err != nil {
-		v.config, v.pending, v.pendingDelete = config, pending, deletions
-		return err
+	for _, key := range r.Delete {
+		if err := w.edit(v, func() error { return w.requestDelete(user, v, key, r.Force) }); err != nil {
+			return err
+		}
+	}
+	order := slices.DeleteFunc(bootOrder(v.config["boot"]), func(key string) bool { return slices.Contains(r.Delete, key) })
+	for _, key := range slices.SortedFunc(maps.Keys(r.Set), compareKeys) {
+		if err := w.edit(v, func() error { return w.requestSet(v, key, r, &order) }); err != nil {
+			return err
+		}
 	}
 	if v.proc != nil {
 		return w.hotplug(v)
@@ -167,93 +188,119 @@ func (w *World) change(v *vm, r ChangeRequest) error {
 	return nil
 }
 
-// request makes a change pending, and returns the volumes allocated for it.
-func (w *World) request(v *vm, r ChangeRequest) (allocated []string, err error) {
-	for _, key := range r.Revert {
+// edit changes a configuration and writes its file. Without quorum the file
+// stays as it was, but not what the change did to volumes.
+func (w *World) edit(v *vm, change func() error) error {
+	config, pending, deletions := maps.Clone(v.config), maps.Clone(v.pending), maps.Clone(v.pendingDelete)
+	err := change()
+	if err == nil {
+		err = w.writeConfig(v)
+	}
+	if err != nil {
+		v.config, v.pending, v.pendingDelete = config, pending, deletions
+	}
+	return err
+}
+
+func (v *vm) revert(keys []string) error {
+	for _, key := range keys {
 		delete(v.pending, key)
 		delete(v.pendingDelete, key)
 	}
-	for _, key := range r.Delete {
-		if err := w.requestDelete(v, key, r.Force); err != nil {
-			return nil, err
-		}
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(r.Set), compareKeys) {
-		volid, err := w.requestSet(v, key, r.Set[key])
-		if volid != "" {
-			allocated = append(allocated, volid)
-		}
-		if err != nil {
-			return allocated, err
-		}
-	}
-	return allocated, nil
+	return nil
 }
 
 // requestDelete marks a key for deletion; an unused volume goes at once.
-func (w *World) requestDelete(v *vm, key string, force bool) error {
+func (w *World) requestDelete(user string, v *vm, key string, force bool) error {
 	value, set := v.config[key]
-	if isDriveKey(key) && set && v.config["protection"] == "1" && !isCDROM(key, value) {
+	waiting, pending := v.pending[key]
+	if !set && !pending {
+		return nil // Proxmox only warns
+	}
+	if isDriveKey(key) && v.config["protection"] == "1" {
+		if strings.HasPrefix(key, "unused") {
+			return failf("can't remove unused disk '%s' - protection mode enabled", value)
+		}
 		return failf("can't remove drive '%s' - protection mode enabled", key)
 	}
 	delete(v.pending, key)
-	if !set {
-		return nil // Proxmox only warns
-	}
 	if strings.HasPrefix(key, "unused") {
-		if v.inSnapshot(value) {
-			return failf("unable to delete '%s' - volume is still in use (snapshot?)", value)
-		}
-		if volumeOwner(value) == v.id {
-			if err := w.freeVolume(value, v.host); err != nil {
-				return err
-			}
-		}
-		delete(v.config, key)
-		return nil
+		return w.deleteUnused(user, v, key, value)
+	}
+	if pending && isDriveKey(key) {
+		w.release(v, waiting, key, false)
 	}
 	v.pendingDelete[key] = force
 	return nil
 }
 
-// requestSet resolves a value and makes it pending; it returns the volume allocated for it.
-func (w *World) requestSet(v *vm, key, value string) (allocated string, err error) {
+// deleteUnused frees an unused volume, if it is the VM's own and no snapshot needs it.
+func (w *World) deleteUnused(user string, v *vm, key, volid string) error {
+	if volumeOwner(volid) == v.id {
+		storageID, _, _ := strings.Cut(volid, ":")
+		if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
+			return err
+		}
+		if v.inSnapshot(volid) {
+			return failf("unable to delete '%s' - volume is still in use (snapshot?)", volid)
+		}
+		if err := w.freeVolume(volid, v.host); err != nil {
+			return err
+		}
+	}
+	delete(v.config, key)
+	return nil
+}
+
+// requestSet resolves a value and makes it pending. order is the boot order
+// that the configuration had before the request, CD-ROM drives that it lacked added.
+func (w *World) requestSet(v *vm, key string, r ChangeRequest, order *[]string) error {
+	value := r.Set[key]
 	switch {
 	case isDriveKey(key):
-		value, allocated, err = w.resolveDrive(v, key, value, NewMedia(nil))
-		if err != nil {
-			return allocated, err
+		if waiting, ok := v.pending[key]; ok {
+			w.release(v, waiting, key, false)
 		}
-		if _, had := v.config[key]; !had && isCDROM(key, value) {
-			v.addToBoot(key)
+		stored, _, err := w.resolveDrive(v, key, value, NewMedia(nil))
+		if err != nil {
+			return err
+		}
+		if value = stored; isCDROM(key, value) {
+			v.addToBoot(key, order)
 		}
 	case optionName(key) == "net":
 		value = withMAC(value)
 	case key == "vmgenid" && value == "1":
 		value = newUUID()
+	case key == "boot":
+		if err := v.checkBoot(r); err != nil {
+			return err
+		}
 	}
 	v.pending[key] = value
 	delete(v.pendingDelete, key)
-	return allocated, nil
+	return nil
 }
 
-// addToBoot appends a new CD-ROM drive to the boot order.
-func (v *vm) addToBoot(key string) {
-	boot, ok := v.pending["boot"]
-	if !ok {
-		boot = v.config["boot"]
+// checkBoot wants the devices of a boot order to be there; only a change asks for that, a create doesn't.
+func (v *vm) checkBoot(r ChangeRequest) error {
+	for _, key := range bootOrder(r.Set["boot"]) {
+		_, has := v.config[key]
+		_, waits := v.pending[key]
+		_, comes := r.Set[key]
+		if !has && !waits && !comes || slices.Contains(r.Delete, key) {
+			return failf("invalid bootorder: device '%s' does not exist'", key)
+		}
 	}
-	order := bootOrder(boot)
-	if len(order) > 0 && !slices.Contains(order, key) {
-		v.pending["boot"] = "order=" + strings.Join(append(order, key), ";")
-	}
+	return nil
 }
 
-func (v *vm) inSnapshot(volid string) bool {
-	return slices.ContainsFunc(v.snapshots, func(s snapshot) bool {
-		return slices.ContainsFunc(driveKeys(s.config), func(key string) bool {
-			d, err := parseDrive(key, s.config[key])
-			return err == nil && d.volid == volid
-		})
-	})
+// addToBoot appends a CD-ROM drive to the boot order, if that lacks it. Proxmox
+// appends to the order from before the request: a boot= of the same request is
+// lost where it was looked at first, which is left to chance (update_vm_api in Qemu.pm).
+func (v *vm) addToBoot(key string, order *[]string) {
+	if len(*order) > 0 && !slices.Contains(*order, key) {
+		*order = append(*order, key)
+		v.pending["boot"] = "order=" + strings.Join(*order, ";")
+	}
 }

@@ -77,7 +77,9 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		delete(w.vms, v.id)
+		if !t.killed { // else the lock stays, and nothing else
+			delete(w.vms, v.id)
+		}
 		return err
 	}
 	allocated, err := w.fill(v, config, nil)

@@ -3,15 +3,7 @@ package world
 import (
 	"fmt"
 	"maps"
-	"slices"
 )
-
-// HAResource is a resource of Proxmox HA.
-type HAResource struct {
-	SID   string // "vm:9011"
-	State string // "started", "stopped", "ignored"
-	Group string
-}
 
 // DefineVM puts a VM into the world without any request: config as the API
 // takes it ("scsi0": "fast:10,serial=s"); content gives freshly allocated disks
@@ -50,18 +42,6 @@ func (w *World) AddISO(storageID, host, name string, content []byte) error {
 	return nil
 }
 
-// AddSnapshot gives a VM a snapshot of its configuration; disk content is not kept.
-func (w *World) AddSnapshot(id int, name string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	v, ok := w.vms[id]
-	if !ok {
-		return fmt.Errorf("add snapshot %s: no VM %d", name, id)
-	}
-	v.snapshots = append(v.snapshots, snapshot{name: name, config: maps.Clone(v.config)})
-	return nil
-}
-
 // AddPool makes a resource pool.
 func (w *World) AddPool(name string) {
 	w.mu.Lock()
@@ -83,31 +63,6 @@ func (w *World) Pools() map[string][]int {
 		}
 	}
 	return pools
-}
-
-// AddHA puts a resource under Proxmox HA.
-func (w *World) AddHA(r HAResource) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ha[r.SID] = r
-}
-
-// HA lists the HA resources by SID.
-func (w *World) HA() []HAResource {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var list []HAResource
-	for _, sid := range slices.Sorted(maps.Keys(w.ha)) {
-		list = append(list, w.ha[sid])
-	}
-	return list
-}
-
-// AddReplication gives a VM a replication job.
-func (w *World) AddReplication(vmid int, job string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.replicated[vmid] = job
 }
 
 // SetLock sets or, with "", clears the lock of a VM's configuration: "backup", "migrate", ….

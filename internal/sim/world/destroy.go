@@ -56,10 +56,10 @@ func (w *World) checkDestroy(host string, r DestroyRequest) error {
 	if v.config["protection"] == "1" {
 		return failf("can't remove VM %d - protection mode enabled", r.ID)
 	}
-	if _, managed := w.ha["vm:"+strconv.Itoa(r.ID)]; managed && !r.Purge {
+	if w.haStatus(r.ID).Configured && !r.Purge {
 		return failf("unable to remove VM %d - used in HA resources and purge parameter not set.", r.ID)
 	}
-	if job, ok := w.replicated[r.ID]; ok && !r.Purge {
+	if job := w.replicates(r.ID); job != "" && !r.Purge {
 		return failf("There is a replication job '%s' for guest '%d' - Please remove that first.", job, r.ID)
 	}
 	if v.proc != nil {
@@ -74,13 +74,12 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	if err := v.checkLock(); err != nil {
 		return err
 	}
-	w.violateLosses(v)
-	for _, volid := range v.volids() {
+	for _, volid := range v.destroyedVolids() {
 		if volumeOwner(volid) != v.id {
 			continue
 		}
 		if err := w.freeVolume(volid, v.host); err != nil {
-			t.warnf("%v", err)
+			t.warnf("Could not remove disk '%s', check manually: %v", volid, err)
 		}
 	}
 	if r.Unreferenced {
@@ -90,9 +89,13 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 		return err
 	}
 	if r.Purge {
-		delete(w.ha, "vm:"+strconv.Itoa(v.id))
-		delete(w.replicated, v.id)
+		if w.ha[haSID(v.id)] != nil {
+			w.letGo(haSID(v.id))
+			t.logf("NOTE: removed VM %d from HA resource configuration.", v.id)
+		}
+		w.purgeJobs(v.id)
 	}
+	delete(w.firewalls, v.id)
 	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
 	delete(w.vms, v.id)
 	return nil
@@ -101,13 +104,20 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 func (w *World) freeUnreferenced(v *vm) {
 	for _, s := range w.storages {
 		if s.on(v.host) {
-			maps.DeleteFunc(s.at(v.host), func(name string, _ *volume) bool { return volumeOwner(name) == v.id })
+			for name := range s.at(v.host) {
+				if volumeOwner(name) == v.id {
+					_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox warns at most
+				}
+			}
 		}
 	}
 }
 
-// volids lists every volume that the configuration names, pending changes and snapshots included, once each.
-func (v *vm) volids() []string {
+// destroyedVolids lists the volumes that go with the VM if they are its own:
+// all that the configuration names, pending changes included, and the memory
+// kept in snapshots. What only a snapshot's disks name is left behind
+// (destroy_vm in QemuServer.pm).
+func (v *vm) destroyedVolids() []string {
 	seen := map[string]bool{}
 	add := func(config map[string]string) {
 		for _, key := range driveKeys(config) {
@@ -119,7 +129,9 @@ func (v *vm) volids() []string {
 	add(v.config)
 	add(v.pending)
 	for _, s := range v.snapshots {
-		add(s.config)
+		if state := s.Config["vmstate"]; state != "" {
+			seen[state] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(seen))
 }
@@ -141,9 +153,12 @@ func (w *World) DeleteVolume(user, host, volid string) (string, error) {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if err := w.freeVolume(volid, host); err != nil {
+		if _, _, err := w.volume(volid, host); err != nil {
 			t.logf("%v", err)
 			return nil
+		}
+		if err := w.freeVolume(volid, host); err != nil {
+			return err
 		}
 		t.logf("Removed volume '%s'", volid)
 		return nil

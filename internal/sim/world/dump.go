@@ -87,7 +87,7 @@ func (w *World) dumpVM(d *dumper, v *vm) {
 		d.linef("  pending delete %s", key)
 	}
 	for _, s := range v.snapshots {
-		section("snapshot "+s.name+" ", s.config)
+		section("snapshot "+s.Name+" ", s.Config)
 	}
 	if !d.skip["digest"] {
 		d.linef("  digest %s", v.digest())
@@ -137,10 +137,19 @@ func (w *World) dumpAccess(d *dumper) {
 		d.linef("pool %s: %v", name, pools[name])
 	}
 	for _, sid := range slices.Sorted(maps.Keys(w.ha)) {
-		d.linef("HA %s: %s group %q", sid, w.ha[sid].State, w.ha[sid].Group)
+		d.linef("HA %s: %v", sid, w.ha[sid].options)
 	}
-	for _, id := range slices.Sorted(maps.Keys(w.replicated)) {
-		d.linef("replication of VM %d: %s", id, w.replicated[id])
+	for _, r := range w.haRules {
+		d.linef("HA rule %s: %s %v %v", r.ID, r.Type, r.Resources, r.Options)
+	}
+	for _, j := range w.replication {
+		d.linef("replication %+v", j)
+	}
+	for _, j := range w.backups {
+		d.linef("backup %+v", j)
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.firewalls)) {
+		d.linef("firewall of VM %d: %+v", id, w.firewalls[id])
 	}
 	var lines []string
 	for _, a := range w.acls {

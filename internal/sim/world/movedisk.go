@@ -20,13 +20,8 @@ type MoveRequest struct {
 // at once and again in the task that does it.
 func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
-	unlock, err := w.lockBoth(r.ID, r.Target)
-	if err != nil {
-		return "", err
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	defer unlock()
 	if err := w.checkMoveRights(user, r); err != nil {
 		return "", err
 	}
@@ -79,41 +74,41 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 	if r.ID == r.Target {
 		return BadParam("target-vmid", "must be different than source VMID to reassign disk")
 	}
-	source, err := w.vmOn(host, r.ID)
-	if err != nil {
-		return err
+	source, target := w.vms[r.ID], w.vms[r.Target]
+	switch {
+	case source == nil:
+		return failf("could not find VM %d", r.ID)
+	case target == nil:
+		return failf("could not find target VM %d", r.Target)
+	case source.host != target.host:
+		return failf("Both VMs need to be on the same node (%s != %s)", source.host, target.host)
+	case source.host != host:
+		return noConfigFile(host, r.ID)
 	}
-	target, ok := w.vms[r.Target]
-	if !ok {
-		return noConfigFile(host, r.Target)
-	}
-	if target.host != host {
-		return failf("Both VMs need to be on the same node (%s != %s)", host, target.host)
-	}
-	for _, side := range []struct {
-		vm     *vm
-		digest string
-	}{{source, r.Digest}, {target, r.TargetDigest}} {
-		if err := side.vm.checkMovable(side.digest); err != nil {
+	for _, v := range []*vm{source, target} {
+		if err := v.checkLock(); err != nil {
 			return err
 		}
 	}
-	if err := w.checkMoveDisk(user, source, r); err != nil {
+	if source.config["template"] == "1" || target.config["template"] == "1" {
+		return failf("Can't move disks from or to template VMs")
+	}
+	if err := source.checkMoveDigest(r.Digest); err != nil {
 		return err
+	}
+	if err := target.checkMoveDigest(r.TargetDigest); err != nil {
+		return err
+	}
+	if _, ok := source.config[r.Disk]; !ok {
+		return failf("Disk '%s' for VM '%d' does not exist", r.Disk, r.ID)
 	}
 	if _, taken := target.config[r.TargetDisk]; taken {
 		return failf("Target disk key '%s' is already in use for VM '%d'", r.TargetDisk, r.Target)
 	}
-	return nil
+	return w.checkMoveDisk(user, source, r)
 }
 
-func (v *vm) checkMovable(digest string) error {
-	if err := v.checkLock(); err != nil {
-		return err
-	}
-	if v.config["template"] == "1" {
-		return failf("Templates can't be used as source or target for disk reassignment")
-	}
+func (v *vm) checkMoveDigest(digest string) error {
 	if digest != "" && digest != v.digest() {
 		return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
 	}
@@ -121,29 +116,27 @@ func (v *vm) checkMovable(digest string) error {
 }
 
 func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
-	value, ok := source.config[r.Disk]
-	if !ok {
-		return failf("Disk '%s' for VM '%d' does not exist", r.Disk, r.ID)
-	}
-	d, err := parseDrive(r.Disk, value)
-	switch {
-	case err != nil:
-		return err
-	case d.cdrom():
-		return failf("CD drive contents can't be moved to another VM")
-	case source.inSnapshot(d.volid):
-		return failf("Can't move disk used by a snapshot to another VM")
-	case source.proc != nil && !strings.HasPrefix(r.Disk, "unused"):
-		return failf("Cannot move disk to another VM while the source VM is running - detach first")
-	case !isDriveKey(r.TargetDisk):
-		return BadParam("target-disk", "value '%s' does not have a value in the enumeration", r.TargetDisk)
-	}
-	s, _, err := w.volume(d.volid, source.host)
+	d, err := parseDrive(r.Disk, source.config[r.Disk])
 	if err != nil {
 		return err
 	}
-	if s.NoRename {
-		return failf("Storage does not support moving this disk to another VM")
+	storageID, _, _ := strings.Cut(d.volid, ":")
+	s, known := w.storages[storageID]
+	switch {
+	case !isDriveKey(r.TargetDisk):
+		return BadParam("target-disk", "value '%s' does not have a value in the enumeration", r.TargetDisk)
+	case d.cdrom():
+		return failf("CD drive contents can't be moved to another VM")
+	case !known:
+		return failf("storage '%s' does not exist", storageID)
+	case source.inSnapshot(d.volid):
+		return failf("Can't move disk used by a snapshot to another VM")
+	case !s.renames():
+		return failf("Storage does not support moving of this disk to another VM")
+	case source.proc != nil && !strings.HasPrefix(r.Disk, "unused"):
+		return failf("Cannot move disk to another VM while the source VM is running - detach first")
+	case w.replicates(r.Target) != "" && !s.replicates():
+		return failf("Cannot move disk to a replicated VM. Storage does not support replication!")
 	}
 	return w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace")
 }
@@ -161,28 +154,33 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 		return err
 	}
 	t.logf("moving disk '%s' from VM '%d' to '%d'", r.Disk, r.ID, r.Target)
+	w.violateRename(d.volid, vol)
 	delete(s.at(source.host), vol.name)
 	vol.name = s.freeName(source.host, target.id, vol.format)
 	s.at(source.host)[vol.name] = vol
 	d.volid = s.ID + ":" + vol.name
-	if err := w.writeConfig(source); err != nil {
-		return err
+	if w.stopsMove(t, AfterRename) {
+		return errInterrupted
 	}
-	delete(source.config, r.Disk)
-	delete(source.pending, r.Disk)
-	delete(source.pendingDelete, r.Disk)
-	source.dropFromBoot(r.Disk)
-	t.logf("removing disk '%s' from VM '%d' config", r.Disk, r.ID)
-	value, _, err := w.resolveDrive(target, r.TargetDisk, d.String(), nil)
+	err = w.edit(source, func() error {
+		delete(source.config, r.Disk)
+		source.dropFromBoot(r.Disk)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	target.pending[r.TargetDisk] = value
-	if target.proc == nil {
-		w.applyPending(target)
-	} else if err := w.hotplug(target); err != nil {
+	t.logf("removing disk '%s' from VM '%d' config", r.Disk, r.ID)
+	if w.stopsMove(t, AfterSource) {
+		return errInterrupted
+	}
+	if strings.HasPrefix(r.TargetDisk, "unused") {
+		return w.edit(target, func() error { target.config[r.TargetDisk] = d.volid; return nil })
+	}
+	set := map[string]string{r.TargetDisk: d.String()}
+	if err := w.change("", target, ChangeRequest{ID: target.id, Set: set}); err != nil {
 		return err
 	}
-	t.logf("update VM %d: -%s %s", r.Target, r.TargetDisk, value)
+	t.logf("update VM %d: -%s %s", r.Target, r.TargetDisk, d)
 	return nil
 }

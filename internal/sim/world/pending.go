@@ -39,6 +39,7 @@ func (w *World) applySet(v *vm, key string) {
 		w.release(v, old, key, false)
 	}
 	v.tidyUnused()
+	w.violateSharing(v)
 }
 
 // dropFromBoot takes a key that is gone out of the boot order.

@@ -40,7 +40,8 @@ func (w *World) PowerOff(id int) error {
 	return nil
 }
 
-// Start starts a VM in a task. That the VM exists is checked only there.
+// Start starts a VM in a task. That the VM exists is checked only there. Of a
+// VM under HA it asks HA to do so, and the task ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -50,6 +51,14 @@ func (w *World) Start(user, host string, id int) (string, error) {
 	if err := w.checkQuorum(); err != nil {
 		return "", err
 	}
+	if w.haStatus(id).Managed {
+		return w.requestHA(user, host, id, "started", func(*haService) {}), nil
+	}
+	return w.startVM(user, host, id), nil
+}
+
+// startVM starts the task that starts a VM; mu must be held.
+func (w *World) startVM(user, host string, id int) (upid string) {
 	return w.startTask(host, "qmstart", strconv.Itoa(id), user, func(t *task) error {
 		return w.withVM(t, host, id, func(v *vm) error {
 			p, err := w.launch(v)
@@ -60,22 +69,29 @@ func (w *World) Start(user, host string, id int) (string, error) {
 			w.mu.Lock()
 			return err
 		})
-	}), nil
+	})
 }
 
-// Stop pulls a VM's plug in a task; stopping a stopped VM is fine.
+// Stop pulls a VM's plug in a task; stopping a stopped VM is fine. Under HA it is a request, as in Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
 		return "", err
 	}
+	if w.haStatus(id).Managed {
+		return w.requestHA(user, host, id, "stopped", func(s *haService) { s.now = true }), nil
+	}
+	return w.stopVM(user, host, id), nil
+}
+
+func (w *World) stopVM(user, host string, id int) (upid string) {
 	return w.startTask(host, "qmstop", strconv.Itoa(id), user, func(t *task) error {
 		return w.withVM(t, host, id, func(v *vm) error {
 			w.cut(v, v.proc)
 			return nil
 		})
-	}), nil
+	})
 }
 
 // ShutdownRequest asks for a clean end.
@@ -92,12 +108,19 @@ func (w *World) Shutdown(user, host string, r ShutdownRequest) (string, error) {
 	if err := w.check(user, vmPath(r.ID), "VM.PowerMgmt"); err != nil {
 		return "", err
 	}
+	if w.haStatus(r.ID).Managed {
+		return w.requestHA(user, host, r.ID, "stopped", func(s *haService) { s.timeout = int(r.Timeout.Seconds()) }), nil
+	}
+	return w.shutdownVM(user, host, r), nil
+}
+
+func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 	if r.Timeout == 0 {
 		r.Timeout = time.Minute
 	}
 	return w.startTask(host, "qmshutdown", strconv.Itoa(r.ID), user, func(t *task) error {
 		return w.withVM(t, host, r.ID, func(v *vm) error { return w.powerButton(t, v, r) })
-	}), nil
+	})
 }
 
 // Reset restarts a VM's guest in a task, without the process ending.

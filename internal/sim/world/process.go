@@ -39,6 +39,7 @@ func (w *World) launch(v *vm) (*process, error) {
 	if v.proc != nil {
 		return nil, failf("VM %d already running", v.id)
 	}
+	w.applyPending(v)
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
 		if err != nil {
@@ -54,6 +55,7 @@ func (w *World) launch(v *vm) (*process, error) {
 	p := &process{started: time.Now(), gone: make(chan struct{}), booted: make(chan struct{})}
 	p.hw = w.hardware(v, p)
 	v.proc, v.qmp = p, ""
+	w.violateSharing(v)
 	return p, nil
 }
 
@@ -125,5 +127,6 @@ func (w *World) endProcess(v *vm, p *process) bool {
 	if w.writeConfig(v) == nil {
 		w.applyPending(v)
 	}
+	w.guestEnded(haSID(v.id))
 	return true
 }

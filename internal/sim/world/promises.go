@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Protected is a persistent disk: its volume must never be freed, never be
@@ -13,28 +14,57 @@ import (
 type Protected struct {
 	Serial string // as the lab calls it; what its drive should carry
 	Media  *Media
-	// Want is the SHA-256 that the content should have, for disks whose own
+	// Identity is what of the content must stay, where the disk's own guest writes
+	// on the rest; nil: all of it.
+	Identity func(content []byte) string
+	// Want is the checksum that Identity should have, for disks whose own
 	// guest writes; nil: the one at the time of Protect, for ever.
 	Want func() string
+	// Held says that the volume belongs to a VM that only holds it for others:
+	// it must keep its name too, for that is how they refer to it.
+	Held bool
+}
+
+// guarded is a persistent disk with what is known of its past.
+type guarded struct {
+	Protected
+	volid   string        // at the time of Protect
+	unnamed time.Time     // since when no configuration names it; zero: one does
+	longest time.Duration // that it was without a name, earlier
+}
+
+// checksum is the SHA-256 of what must stay.
+func (p Protected) checksum() string {
+	if p.Identity == nil {
+		return p.Media.SHA256()
+	}
+	return NewMedia([]byte(p.Identity(p.Media.Bytes()))).SHA256()
 }
 
 // DiskState is a persistent disk as it is now.
 type DiskState struct {
-	Serial, SHA256 string
+	Serial, SHA256 string // the latter of what must stay of it
 	Volid          string // "" once the volume is gone
 	VMID           int    // whose configuration names it; 0: nobody's
 	Key            string // under which key: "scsi1", "unused0"
+	// How long no configuration has named the volume: now, and at the longest
+	// since the world began. A move that isn't interrupted takes no time.
+	Unnamed, LongestUnnamed time.Duration
 }
 
 // Protect registers a persistent disk.
 func (w *World) Protect(p Protected) {
 	if p.Want == nil {
-		sum := p.Media.SHA256()
+		sum := p.checksum()
 		p.Want = func() string { return sum }
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.protected = append(w.protected, p)
+	g := &guarded{Protected: p}
+	if places := w.places(p.Media); len(places) > 0 {
+		g.volid = places[0]
+	}
+	w.protected = append(w.protected, g)
 }
 
 // Violations lists every promise that was broken since the world began or is
@@ -44,11 +74,15 @@ func (w *World) Violations() []string {
 	list := slices.Clone(w.violations)
 	protected := slices.Clone(w.protected)
 	for _, p := range protected {
-		list = append(list, w.brokenNow(p)...)
+		for _, broken := range w.brokenNow(p) {
+			if !slices.Contains(list, broken) {
+				list = append(list, broken)
+			}
+		}
 	}
 	w.mu.Unlock()
 	for _, p := range protected { // Want is foreign code
-		if got, want := p.Media.SHA256(), p.Want(); got != want {
+		if got, want := p.checksum(), p.Want(); got != want {
 			list = append(list, fmt.Sprintf("disk %s: content is %s, was %s", p.Serial, got, want))
 		}
 	}
@@ -59,9 +93,14 @@ func (w *World) Violations() []string {
 func (w *World) Persistent() []DiskState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.noteNames()
 	var list []DiskState
 	for _, p := range w.protected {
-		d := DiskState{Serial: p.Serial, SHA256: p.Media.SHA256()}
+		d := DiskState{Serial: p.Serial, SHA256: p.checksum(), LongestUnnamed: p.longest}
+		if !p.unnamed.IsZero() {
+			d.Unnamed = time.Since(p.unnamed)
+			d.LongestUnnamed = max(d.LongestUnnamed, d.Unnamed)
+		}
 		if places := w.places(p.Media); len(places) > 0 {
 			d.Volid = places[0]
 		}
@@ -74,7 +113,7 @@ func (w *World) Persistent() []DiskState {
 	return list
 }
 
-func (w *World) brokenNow(p Protected) []string {
+func (w *World) brokenNow(p *guarded) []string {
 	var list []string
 	if places := w.places(p.Media); len(places) != 1 {
 		list = append(list, fmt.Sprintf("disk %s: is in %d volumes %v", p.Serial, len(places), places))
@@ -83,16 +122,26 @@ func (w *World) brokenNow(p Protected) []string {
 	if len(refs) == 0 {
 		list = append(list, fmt.Sprintf("disk %s: no VM's configuration names its volume", p.Serial))
 	}
-	var running []int
-	for _, r := range refs {
-		if r.vm.proc != nil && !slices.Contains(running, r.vm.id) {
-			running = append(running, r.vm.id)
-		}
+	if p.Held && !slices.Contains(w.places(p.Media), p.volid) {
+		list = append(list, fmt.Sprintf("disk %s: is not %s any more, as its holder called it", p.Serial, p.volid))
 	}
-	if len(running) > 1 {
+	if running := runningIn(refs); len(running) > 1 {
 		list = append(list, fmt.Sprintf("disk %s: is in the running VMs %v", p.Serial, running))
 	}
 	return list
+}
+
+// runningIn lists the running VMs among those that have a disk plugged in.
+func runningIn(refs []reference) []int {
+	var running []int
+	for _, r := range refs {
+		_, plugged := r.vm.config[r.key]
+		plugged = plugged && !strings.HasPrefix(r.key, "unused")
+		if plugged && r.vm.proc != nil && !slices.Contains(running, r.vm.id) {
+			running = append(running, r.vm.id)
+		}
+	}
+	return running
 }
 
 // places lists the volids that hold this content.
@@ -136,17 +185,57 @@ func (w *World) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf(format, args...))
 }
 
-// violateLosses records the persistent disks that the destruction of v frees.
-func (w *World) violateLosses(v *vm) {
-	for _, volid := range v.volids() {
-		_, vol, err := w.volume(volid, v.host)
-		if err != nil || volumeOwner(volid) != v.id {
+// violateLoss records that a persistent disk's volume is freed.
+func (w *World) violateLoss(volid string, v *volume) {
+	for _, p := range w.protected {
+		if p.Media == v.media {
+			w.violate("disk %s: its volume %s was freed", p.Serial, volid)
+		}
+	}
+}
+
+// violateRename records that a volume which others refer to gets another name.
+func (w *World) violateRename(volid string, v *volume) {
+	for _, p := range w.protected {
+		if p.Held && p.Media == v.media {
+			w.violate("disk %s: its holder's volume %s was renamed", p.Serial, volid)
+		}
+	}
+}
+
+// violateSharing records disks of a VM that now runs with them while another one does too.
+func (w *World) violateSharing(v *vm) {
+	if v.proc == nil {
+		return
+	}
+	for _, key := range driveKeys(v.config) {
+		_, vol, err := w.volume(driveVolid(key, v.config[key]), v.host)
+		if err != nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
 			continue
 		}
-		for _, p := range w.protected {
-			if p.Media == vol.media {
-				w.violate("VM %d was deleted while it owned disk %s", v.id, p.Serial)
-			}
+		running := runningIn(w.references(vol.media))
+		if len(running) < 2 {
+			continue
+		}
+		name := "volume " + driveVolid(key, v.config[key])
+		if i := slices.IndexFunc(w.protected, func(p *guarded) bool { return p.Media == vol.media }); i >= 0 {
+			name = "disk " + w.protected[i].Serial
+		}
+		if broken := fmt.Sprintf("%s: is in the running VMs %v", name, running); !slices.Contains(w.violations, broken) {
+			w.violations = append(w.violations, broken)
+		}
+	}
+}
+
+// noteNames notes which persistent disks have lost, or got back, their name in
+// a configuration; mu must be held. It runs whenever a task or a change ends.
+func (w *World) noteNames() {
+	for _, p := range w.protected {
+		switch named := len(w.references(p.Media)) > 0; {
+		case named && !p.unnamed.IsZero():
+			p.longest, p.unnamed = max(p.longest, time.Since(p.unnamed)), time.Time{}
+		case !named && p.unnamed.IsZero():
+			p.unnamed = time.Now()
 		}
 	}
 }

@@ -2,6 +2,7 @@ package world
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -12,12 +13,12 @@ import (
 // Storage is a Proxmox storage as it is defined for the whole cluster.
 type Storage struct {
 	ID       string
-	Type     string   // "dir", "cephfs", "nfs", "lvmthin", "zfspool", "rbd"
+	Type     string   // "dir", "nfs", "cephfs", "btrfs", "lvm", "lvmthin", "zfspool", "rbd", "iscsi", "pbs"
 	Content  []string // "images", "iso", "vztmpl", "snippets"
 	Shared   bool     // the same volumes on every host; else each host has its own
 	Hosts    []string // where it is; nil: everywhere
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
-	NoRename bool     // volumes can't be given to another VM
+	NoRename bool     // volumes can't be given to another VM, whatever the type
 }
 
 // VolumeInfo is a volume as the content listing of a storage shows it.
@@ -63,8 +64,19 @@ func (w *World) AddStorage(s Storage) {
 
 // block says that volumes have neither directory nor extension in their names.
 func (s *storage) block() bool {
-	return slices.Contains([]string{"lvm", "lvmthin", "zfspool", "rbd"}, s.Type)
+	return slices.Contains([]string{"lvm", "lvmthin", "zfspool", "zfs", "rbd", "iscsi", "iscsidirect"}, s.Type)
 }
+
+// fixed says that volumes are neither made nor freed by Proxmox: they are somebody's LUNs.
+func (s *storage) fixed() bool { return s.Type == "iscsi" || s.Type == "iscsidirect" }
+
+// renames is what volume_has_feature says of "rename" in the plugins of pve-storage.
+func (s *storage) renames() bool {
+	return !s.NoRename && !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
+}
+
+// replicates is storage_can_replicate: nothing but local ZFS does.
+func (s *storage) replicates() bool { return s.Type == "zfspool" }
 
 func (s *storage) on(host string) bool {
 	return len(s.Hosts) == 0 || slices.Contains(s.Hosts, host)
@@ -136,6 +148,9 @@ func (w *World) allocate(s *storage, host string, owner int, format string, size
 }
 
 func (w *World) allocateNamed(s *storage, host, name string, size int64, media *Media) (string, error) {
+	if s.fixed() {
+		return "", failf("can't allocate space in iscsi storage")
+	}
 	if !s.holds("images") {
 		return "", failf("storage '%s' does not support content-type 'images'", s.ID)
 	}
@@ -147,14 +162,44 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 	return s.ID + ":" + name, nil
 }
 
-// freeVolume deletes a volume; that it is in use somewhere matters to nobody, as in Proxmox.
+// freeVolume deletes a volume; that it is in use somewhere matters to nobody,
+// as in Proxmox. A file that is not there any more counts as deleted.
 func (w *World) freeVolume(volid, host string) error {
 	s, v, err := w.volume(volid, host)
-	if err != nil {
+	switch {
+	case s != nil && s.fixed():
+		return failf("can't free space in iscsi storage")
+	case s != nil && v == nil && !s.block():
+		return nil
+	case err != nil:
 		return err
 	}
+	w.violateLoss(volid, v)
 	delete(s.at(host), v.name)
 	return nil
+}
+
+// AddLUN puts a LUN on an iSCSI storage: a volume that belongs to no VM.
+func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(storageID, host)
+	if err != nil {
+		return fmt.Errorf("add LUN %s: %w", name, err)
+	}
+	s.at(host)[name] = &volume{name: name, content: "images", format: "raw", size: size, media: m, created: time.Now()}
+	return nil
+}
+
+// StorageConfig lists the storages of the whole cluster, by name.
+func (w *World) StorageConfig() []Storage {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []Storage
+	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
+		list = append(list, w.storages[id].Storage)
+	}
+	return list
 }
 
 // Storages lists what a host has, by name.

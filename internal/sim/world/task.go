@@ -25,6 +25,7 @@ type task struct {
 	world    *World
 	stop     chan struct{}
 	stopped  bool
+	killed   bool // by kill -9 or with its host: nothing cleans up
 	warnings int
 	failure  string // a switched-on failure
 	done     chan struct{}
@@ -67,7 +68,7 @@ func (t *task) finish(err error) {
 	defer t.world.mu.Unlock()
 	t.Running, t.End = false, time.Now()
 	switch {
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrClosed), t.killed:
 		t.ExitStatus = "unexpected status"
 	case err != nil:
 		t.ExitStatus = taskMessage(err)
@@ -80,7 +81,10 @@ func (t *task) finish(err error) {
 	if err != nil {
 		line = "TASK ERROR: " + t.ExitStatus
 	}
-	t.Log = append(t.Log, line)
+	if !t.killed {
+		t.Log = append(t.Log, line)
+	}
+	t.world.noteNames()
 	close(t.done)
 }
 
@@ -129,6 +133,24 @@ func (w *World) Tasks() []Task {
 		list = append(list, t.view())
 	}
 	return list
+}
+
+// kill ends a worker where it is; mu must be held.
+func (t *task) kill() {
+	t.killed = true
+	if !t.stopped {
+		t.stopped = true
+		close(t.stop)
+	}
+}
+
+// KillTask ends a running task's worker as kill -9 does.
+func (w *World) KillTask(upid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t := w.task(upid); t != nil && t.Running {
+		t.kill()
+	}
 }
 
 // StopTask ends a running task.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -21,11 +20,11 @@ type VM struct {
 	PendingDelete map[string]bool   // keys that go when it stops; true: freed instead of detached
 	Digest        string
 	Pool          string
-	HA            bool
+	HA            HAStatus
 	Running       bool
 	QMP           string // qmpstatus
 	Started       time.Time
-	Snapshots     []string
+	Snapshots     []Snapshot // oldest first
 }
 
 // Merged is the configuration with pending changes applied: what the API shows by default.
@@ -38,19 +37,13 @@ func (v VM) Merged() map[string]string {
 	return config
 }
 
-// Snapshot is a snapshot of a VM: the configuration it had.
-type snapshot struct {
-	name   string
-	config map[string]string
-}
-
 type vm struct {
 	id            int
 	host          string
 	config        map[string]string
 	pending       map[string]string
 	pendingDelete map[string]bool
-	snapshots     []snapshot
+	snapshots     []Snapshot
 	pool          string
 	proc          *process
 	qmp           string // while running
@@ -77,8 +70,8 @@ func (v *vm) render() string {
 		}
 	}
 	for _, s := range v.snapshots {
-		fmt.Fprintf(&b, "\n[%s]\n", s.name)
-		section(s.config)
+		fmt.Fprintf(&b, "\n[%s]\n", s.Name)
+		section(s.Config)
 	}
 	return b.String()
 }
@@ -163,17 +156,13 @@ func (w *World) VMs() []VM {
 }
 
 func (w *World) view(v *vm) VM {
-	_, ha := w.ha["vm:"+strconv.Itoa(v.id)]
 	out := VM{
 		ID: v.id, Host: v.host, Config: maps.Clone(v.config), Pending: maps.Clone(v.pending),
-		PendingDelete: maps.Clone(v.pendingDelete), Digest: v.digest(), Pool: v.pool, HA: ha,
-		Running: v.proc != nil, QMP: "stopped",
+		PendingDelete: maps.Clone(v.pendingDelete), Digest: v.digest(), Pool: v.pool, HA: w.haStatus(v.id),
+		Running: v.proc != nil, QMP: "stopped", Snapshots: slices.Clone(v.snapshots),
 	}
 	if v.proc != nil {
 		out.QMP, out.Started = cmp.Or(v.qmp, "running"), v.proc.started
-	}
-	for _, s := range v.snapshots {
-		out.Snapshots = append(out.Snapshots, s.name)
 	}
 	return out
 }

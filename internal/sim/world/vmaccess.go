@@ -133,10 +133,12 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 		return nil
 	}
 	owner := volumeOwner(volid)
-	switch owner {
-	case 0:
+	switch {
+	case isFile(volid):
 		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
-	case id:
+	case owner == 0:
+		return failf("missing privileges to access %s", volid)
+	case owner == id:
 		return nil
 	}
 	if err := w.check(user, path, "Datastore.Audit"); err != nil {

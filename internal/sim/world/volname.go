@@ -41,6 +41,13 @@ func isCloudInit(volid string) bool {
 	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
 }
 
+// isFile says that a volid is an ISO or a template, which belong to nobody.
+func isFile(volid string) bool {
+	_, name, _ := strings.Cut(volid, ":")
+	kind, _, _ := strings.Cut(name, "/")
+	return kind == "iso" || kind == "vztmpl" || kind == "import" || kind == "snippets"
+}
+
 // volumeOwner is the VMID in a volume's name or volid, 0 for an ISO. The name
 // alone decides who owns a volume, never the configuration that refers to it.
 func volumeOwner(volid string) int {

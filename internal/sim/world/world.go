@@ -53,10 +53,17 @@ type World struct {
 	tokens      map[string]Token
 	acls        []ACL
 	pools       map[string]bool
-	ha          map[string]HAResource
-	replicated  map[int]string // VMID -> replication job
+	down        map[string]bool // hosts without power
+	ha          map[string]*haService
+	haLeaving   map[string]*haService // removed since the manager's last round
+	haGroups    map[string]bool
+	haRules     []HARule
+	replication []ReplicationJob
+	backups     []BackupJob
+	firewalls   map[int]Firewall
 	failures    []failure
-	protected   []Protected
+	moveStops   []moveStop
+	protected   []*guarded
 	violations  []string
 }
 
@@ -69,7 +76,7 @@ func New(o Options) *World {
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, pools: map[string]bool{},
-		ha: map[string]HAResource{}, replicated: map[int]string{},
+		down: map[string]bool{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 	}
 }
 
@@ -102,7 +109,11 @@ func (w *World) Cluster() string { return w.cluster }
 func (w *World) SetQuorum(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.quorate = ok
+	if w.quorate = ok; ok {
+		for sid := range w.ha {
+			w.manage(sid)
+		}
+	}
 }
 
 // Quorate says whether the Proxmox cluster has quorum.

@@ -160,17 +160,28 @@ func TestFullStorage(t *testing.T) {
 	})
 }
 
-// TestFailedChange frees what the change had allocated and forgets the rest of it.
+// TestFailedChange: what came before the option that failed stays pending,
+// allocated volumes too, and the next change, or start, applies it.
 func TestFailedChange(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
-		before := w.Dump(nil)
-		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000"}}
+		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
+		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
 		if err := w.SetConfig("", "pve1", change); err == nil {
 			t.Error("more than there is")
 		}
-		if diff := cmp.Diff(before, w.Dump(nil)); diff != "" {
+		vm, err := w.LookupVM("pve1", 200)
+		must(t, err)
+		pending := map[string]string{"memory": "1024", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G"}
+		if diff := cmp.Diff(pending, vm.Pending); diff != "" {
+			t.Error(diff)
+		}
+		must(t, w.PowerOn(200))
+		want := map[string]string{
+			"memory": "1024", "boot": "order=scsi0",
+			"scsi0": "fast:200/vm-200-disk-0.raw,size=1G", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G",
+		}
+		if diff := cmp.Diff(want, config(t, w, 200)); diff != "" {
 			t.Error(diff)
 		}
 	})

@@ -2,8 +2,10 @@ package store
 
 import (
 	"reflect"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 func duplicate(obj Object) Object { return obj.DeepCopyObject().(Object) }
@@ -17,7 +19,9 @@ func merge(old, obj Object, part Part) (Object, bool) {
 		copyField(fresh, duplicate(obj), "Status")
 	} else {
 		fresh = duplicate(obj)
-		copyField(fresh, duplicate(old), "Status")
+		if part != Whole {
+			copyField(fresh, duplicate(old), "Status")
+		}
 		fresh.SetUID(old.GetUID())
 		fresh.SetCreationTimestamp(old.GetCreationTimestamp())
 		fresh.SetDeletionTimestamp(old.GetDeletionTimestamp())
@@ -32,8 +36,11 @@ func merge(old, obj Object, part Part) (Object, bool) {
 	return fresh, !equality.Semantic.DeepEqual(old, fresh)
 }
 
-// field is a field of the object's struct, nil where its type has none.
+// field is a field of the object, nil where its type has none.
 func field(obj Object, name string) any {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return u.Object[strings.ToLower(name)]
+	}
 	f := reflect.ValueOf(obj).Elem().FieldByName(name)
 	if !f.IsValid() {
 		return nil
@@ -42,6 +49,14 @@ func field(obj Object, name string) any {
 }
 
 func copyField(to, from Object, name string) {
+	if u, ok := to.(*unstructured.Unstructured); ok {
+		if v := field(from, name); v != nil {
+			u.Object[strings.ToLower(name)] = v
+		} else {
+			delete(u.Object, strings.ToLower(name))
+		}
+		return
+	}
 	if f := reflect.ValueOf(to).Elem().FieldByName(name); f.IsValid() {
 		f.Set(reflect.ValueOf(from).Elem().FieldByName(name))
 	}
@@ -49,6 +64,10 @@ func copyField(to, from Object, name string) {
 
 // ClearStatus empties the status, which a client may not set when it creates an object.
 func ClearStatus(obj Object) {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		delete(u.Object, "status")
+		return
+	}
 	if f := reflect.ValueOf(obj).Elem().FieldByName("Status"); f.IsValid() {
 		f.SetZero()
 	}

@@ -61,7 +61,11 @@ func Attachments() schema.GroupVersionResource {
 	return storagev1.SchemeGroupVersion.WithResource("volumeattachments")
 }
 
-// Resources lists everything that is served, in discovery's order.
+func CertificateRequests() schema.GroupVersionResource {
+	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
+}
+
+// Resources lists everything that is served from the start, in discovery's order.
 func Resources() []Resource {
 	core := corev1.SchemeGroupVersion.WithResource
 	return []Resource{
@@ -80,7 +84,7 @@ func Resources() []Resource {
 		{GroupVersionResource: ReplicaSets(), Kind: "ReplicaSet", Short: []string{"rs"}, Namespaced: true, Status: true},
 		{GroupVersionResource: StatefulSets(), Kind: "StatefulSet", Short: []string{"sts"}, Namespaced: true, Status: true},
 		{
-			GroupVersionResource: certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests"),
+			GroupVersionResource: CertificateRequests(),
 			Kind:                 "CertificateSigningRequest", Short: []string{"csr"}, Status: true,
 		},
 		{GroupVersionResource: coordinationv1.SchemeGroupVersion.WithResource("leases"), Kind: "Lease", Namespaced: true},

@@ -24,6 +24,7 @@ type Part string
 const (
 	Main   Part = ""
 	Status Part = "status"
+	Whole  Part = "whole" // both: a custom resource without a status subresource
 )
 
 // Store reads and writes objects as an API server would: it gives UIDs,

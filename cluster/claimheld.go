@@ -1,0 +1,200 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Held is a claim that is ours for as long as Check says so. Its heartbeat ends
+// with Release, with the context given to Acquire, or when the claim is lost.
+type Held struct {
+	claim Claim
+	stop  context.CancelFunc
+	beats sync.WaitGroup
+
+	mu    sync.Mutex
+	alive time.Time // when the last change was sent that is known to have arrived
+	fault error     // why there was none since
+	lost  error     // for good; nothing is written after it
+}
+
+func hold(ctx context.Context, c Claim, sent time.Time) *Held {
+	ctx, cancel := context.WithCancel(ctx)
+	h := &Held{claim: c, stop: cancel, alive: sent}
+	h.beats.Go(func() { h.beatOn(ctx) })
+	return h
+}
+
+// Check reads the claim afresh and fails with fault.Claimed when it is no longer
+// ours. It refuses as well while no heartbeat has arrived for half the time
+// after which others may take the claim over.
+func (h *Held) Check(ctx context.Context) error {
+	if _, err := h.current(ctx); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if silent := elapsed(h.alive); silent > h.claim.watch()/2 {
+		err := fault.Refusedf("can't prove that we still hold the claim of cluster %s: no heartbeat has arrived for %s", h.claim.Cluster, silent.Round(time.Second))
+		if h.fault != nil {
+			err = fault.Refusedf("%w: %w", err, h.fault)
+		}
+		return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
+	}
+	return nil
+}
+
+// elapsed is the time since then by whichever clock says more: a monotonic
+// clock stands still while a machine sleeps, a wall clock can be set back.
+func elapsed(then time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
+}
+
+// current reads the claim if it is ours. Once it was not, it never is again.
+func (h *Held) current(ctx context.Context) (ClaimState, error) {
+	if err := h.isLost(); err != nil {
+		return ClaimState{}, err
+	}
+	vm, err := h.claim.Proxmox.VM(ctx, h.claim.VMID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return ClaimState{}, h.lose(fmt.Errorf("VM %d was deleted", h.claim.VMID))
+	case err != nil:
+		return ClaimState{}, fmt.Errorf("read the claim of cluster %s: %w", h.claim.Cluster, err)
+	}
+	s, err := claimOf(vm, h.claim.Cluster)
+	switch {
+	case err != nil:
+		return ClaimState{}, h.lose(err)
+	case !s.heldBy(h.claim.Run, h.claim.Holder):
+		return ClaimState{}, h.lose(fmt.Errorf("to %s", s))
+	}
+	return s, nil
+}
+
+func (h *Held) isLost() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost
+}
+
+func (h *Held) lose(how error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lost == nil {
+		err := fault.As(fault.Claimed, fmt.Errorf("lost the claim of cluster %s: %w", h.claim.Cluster, how))
+		h.lost = fault.WithHint(err, "this run must not go on; recast status shows what it left")
+	}
+	return h.lost
+}
+
+// beatOn keeps the claim alive until ctx ends or the claim is lost.
+func (h *Held) beatOn(ctx context.Context) {
+	pause, failing := h.claim.heartbeat(), false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		err := h.beat(ctx)
+		pause = h.claim.heartbeat()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case h.isLost() != nil:
+			h.claim.say("%v", h.isLost())
+			return
+		case err != nil:
+			pause /= 3
+			if !failing {
+				h.claim.say("heartbeat of the claim of cluster %s: %v; trying again", h.claim.Cluster, err)
+			}
+		}
+		failing = err != nil
+	}
+}
+
+// beat moves the counter on once.
+func (h *Held) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, h.claim.heartbeat())
+	defer cancel()
+	s, err := h.current(ctx)
+	if err == nil {
+		s.Beat++
+		sent := time.Now()
+		if err = writeClaim(ctx, h.claim.Proxmox, s.VM, s); err == nil {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.alive, h.fault = sent, nil
+			return nil
+		}
+	}
+	if errors.Is(err, ErrChanged) {
+		if _, lost := h.current(ctx); lost != nil {
+			err = lost
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fault = err
+	return err
+}
+
+// Release stops the heartbeat and deletes the claim's VM if it is still ours.
+// It may be called again after an error, and does nothing after a success.
+func (h *Held) Release(ctx context.Context) error {
+	h.stop()
+	h.beats.Wait()
+	if h.isLost() != nil {
+		return nil
+	}
+	err := h.release(ctx)
+	for range 2 {
+		// A heartbeat whose answer nobody waited for may still have arrived.
+		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) {
+			err = h.release(ctx)
+		}
+	}
+	if h.isLost() != nil {
+		return nil // somebody else's now, or gone
+	}
+	if err == nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.lost = fault.Refusedf("the claim of cluster %s was given back", h.claim.Cluster)
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("give the claim of cluster %s back: %w", h.claim.Cluster, err),
+		"nothing needs to be done: the next run takes it over once it has stood still for %s", h.claim.watch())
+}
+
+func (h *Held) release(ctx context.Context) error {
+	s, err := h.current(ctx)
+	if err != nil {
+		return err
+	}
+	disks, err := s.VM.Disks()
+	switch {
+	case err != nil:
+		return err
+	case s.VM.Name != claimName || s.VM.Running || s.VM.Template || len(disks) > 0:
+		return fault.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", s.VM, claimName)
+	}
+	if err := RequireQuorum(ctx, h.claim.Proxmox); err != nil {
+		return err
+	}
+	// Whoever watches it has to begin anew: between this and the delete, which
+	// is not conditional, nobody can take it over.
+	s.Beat++
+	if err := writeClaim(ctx, h.claim.Proxmox, s.VM, s); err != nil {
+		return err
+	}
+	return prefix(fmt.Sprintf("delete %s", s.VM), h.claim.Proxmox.DeleteVM(ctx, s.VM))
+}

@@ -1,0 +1,157 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func TestClaimLeavesOtherVMsAlone(t *testing.T) {
+	t.Parallel()
+	other := orphan(t, "r1")
+	other.Config["description"] = strings.Replace(other.Config["description"], `"cluster":"c1"`, `"cluster":"c2"`, 1)
+	broken := orphan(t, "r1")
+	broken.Config["description"] = claimMark + `{"run":`
+	for name, tc := range map[string]struct {
+		vm   VM
+		want string
+	}{
+		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
+		"a stranger":              {VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newClaimPVE(tc.vm)
+				_, err := claimant(p, "r2").Acquire(t.Context())
+				if message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
+					t.Errorf("err = %v, want %s", err, tc.want)
+				}
+				if _, found, err := PeekClaim([]VM{tc.vm}, "c1", 9000); found || message(err) != tc.want {
+					t.Errorf("peeked: %t, %v", found, err)
+				}
+				if len(p.changes) > 0 {
+					t.Errorf("changed: %q", p.changes)
+				}
+			})
+		})
+	}
+	s, found, err := PeekClaim([]VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
+	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
+		t.Errorf("peeked: %+v, %t, %v", s, found, err)
+	}
+	if _, found, err := PeekClaim([]VM{{ID: 8999}}, "c1", 9000); found || err != nil {
+		t.Errorf("nobody holds it, yet: %t, %v", found, err)
+	}
+}
+
+func TestClaimIsNotDeletedBlindly(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(*claimPVE, *VM)
+		want   string
+	}{
+		"no quorum": {func(p *claimPVE, _ *VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
+		"running":   {func(_ *claimPVE, vm *VM) { vm.Running = true }, "is not as recast made it"},
+		"renamed":   {func(_ *claimPVE, vm *VM) { vm.Name = "mine" }, "is not as recast made it"},
+		"a drive":   {func(_ *claimPVE, vm *VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newClaimPVE()
+				h := acquire(t, claimant(p, "r1"))
+				p.do(func() {
+					vm := p.vms[9000]
+					tc.change(p, &vm)
+					p.vms[9000] = vm
+				})
+				err := h.Release(t.Context())
+				if !strings.Contains(message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
+					t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
+				}
+			})
+		})
+	}
+}
+
+func TestClaimEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		ctx, cancel := context.WithCancel(t.Context())
+		h, err := claimant(p, "r1").Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		time.Sleep(time.Minute)
+		if n := len(p.changes); n != 1 {
+			t.Errorf("%d changes after the context had ended", n-1)
+		}
+		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Refused {
+			t.Errorf("err = %v", err)
+		}
+		if _, err := claimant(p, "r2").Acquire(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("err = %v", err)
+		}
+		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
+			t.Errorf("err = %v, left: %v", err, p.vms)
+		}
+	})
+}
+
+func TestClaimDeletedByAPerson(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		p.do(func() { delete(p.vms, 9000) })
+		time.Sleep(time.Minute)
+		want := "lost the claim of cluster c1: VM 9000 was deleted"
+		if err := h.Check(t.Context()); message(err) != want || fault.KindOf(err) != fault.Claimed {
+			t.Errorf("err = %v, want %s", err, want)
+		}
+		if err := h.Release(t.Context()); err != nil || len(p.changes) != 1 {
+			t.Errorf("err = %v, changes %q", err, p.changes)
+		}
+	})
+}
+
+// The guarded methods are found by reflection, so that one which forgets to check fails here.
+func TestGuardChecksBeforeEveryChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		px := h.Guard(p)
+		if err := px.CreateVM(t.Context(), "pve1", 9001, nil); err != nil || len(p.vms) != 2 {
+			t.Errorf("while it is held: %v, %v", err, p.vms)
+		}
+		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on whatever it does not serve
+		for _, of := range []reflect.Type{reflect.TypeFor[Editor](), reflect.TypeFor[HA](), reflect.TypeFor[Power]()} {
+			for m := range of.Methods() {
+				f := reflect.ValueOf(px).MethodByName(m.Name)
+				args := []reflect.Value{reflect.ValueOf(t.Context())}
+				for i := 1; i < f.Type().NumIn(); i++ {
+					args = append(args, reflect.Zero(f.Type().In(i)))
+				}
+				out := f.Call(args)
+				if err, _ := out[len(out)-1].Interface().(error); fault.KindOf(err) != fault.Claimed {
+					t.Errorf("%s: %v", m.Name, err)
+				}
+			}
+		}
+		if _, err := px.VM(t.Context(), 9001); err != nil {
+			t.Errorf("reading needs no claim: %v", err)
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+	"time"
+)
+
+// claimPVE is a Proxmox cluster as far as a claim sees it: VMs with a digest
+// that every change moves on. It is a Proxmox with nothing behind the rest.
+type claimPVE struct {
+	Proxmox
+
+	mu       sync.Mutex
+	vms      map[VMID]VM
+	changes  []string
+	noQuorum bool
+	down     bool           // no answer to anything
+	lose     map[string]int // so many changes of a kind are made, but not answered
+	onSet    func(set map[string]string)
+	delay    time.Duration // of every change
+}
+
+func newClaimPVE(vms ...VM) *claimPVE {
+	p := &claimPVE{vms: map[VMID]VM{}}
+	for _, vm := range vms {
+		vm.Digest = "d0"
+		p.vms[vm.ID] = vm
+	}
+	return p
+}
+
+var errDown = errors.New("connection refused")
+
+func (p *claimPVE) VM(_ context.Context, id VMID) (VM, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	vm, ok := p.vms[id]
+	switch {
+	case p.down:
+		return VM{}, errDown
+	case !ok:
+		return VM{}, ErrNotFound
+	}
+	vm.Config = maps.Clone(vm.Config)
+	return vm, nil
+}
+
+func (p *claimPVE) Quorate(context.Context) (bool, error) { return !p.noQuorum, nil }
+
+// do changes or looks at the world between two requests.
+func (p *claimPVE) do(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
+func (p *claimPVE) change(what string, id VMID, f func(VM, bool) (VM, error)) error {
+	time.Sleep(p.delay)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return errDown
+	}
+	old, found := p.vms[id]
+	vm, err := f(old, found)
+	if err != nil {
+		return err
+	}
+	p.changes = append(p.changes, what)
+	vm.Digest = fmt.Sprintf("d%d", len(p.changes))
+	if vm.ID == 0 {
+		delete(p.vms, id)
+	} else {
+		p.vms[id] = vm
+	}
+	if p.lose[what] > 0 {
+		p.lose[what]--
+		return ErrLostAnswer
+	}
+	return nil
+}
+
+func (p *claimPVE) CreateVM(_ context.Context, host string, id VMID, config map[string]string) error {
+	return p.change("create", id, func(_ VM, found bool) (VM, error) {
+		if found {
+			return VM{}, ErrExists
+		}
+		return VM{ID: id, Host: host, Name: config["name"], Config: maps.Clone(config)}, nil
+	})
+}
+
+func (p *claimPVE) SetConfig(_ context.Context, vm VM, set map[string]string, _ []string) error {
+	var onSet func(map[string]string)
+	p.do(func() { onSet = p.onSet })
+	if onSet != nil {
+		onSet(set)
+	}
+	return p.change("set", vm.ID, func(now VM, found bool) (VM, error) {
+		if !found || now.Digest != vm.Digest {
+			return VM{}, ErrChanged
+		}
+		now.Config = maps.Clone(now.Config)
+		maps.Copy(now.Config, set)
+		return now, nil
+	})
+}
+
+func (p *claimPVE) DeleteVM(_ context.Context, vm VM) error {
+	return p.change("delete", vm.ID, func(VM, bool) (VM, error) { return VM{}, nil })
+}
+
+func (p *claimPVE) state(t *testing.T) ClaimState {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok, err := readClaim(p.vms[9000])
+	if !ok || err != nil {
+		t.Fatalf("no claim: %v, %v", p.vms[9000], err)
+	}
+	return s
+}
+
+func claimant(p *claimPVE, run string) *Claim {
+	return &Claim{
+		Proxmox: p, Cluster: "c1", VMID: 9000, Host: "pve1", Run: run,
+		Holder: Holder{Host: "ci-" + run, Boot: "b", PID: 7, Start: "1"},
+	}
+}
+
+// orphan is a claim whose holder is gone.
+func orphan(t *testing.T, run string) VM {
+	t.Helper()
+	c := claimant(nil, run)
+	description, err := c.mine(4).description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return VM{ID: 9000, Name: claimName, Host: "pve1", Config: map[string]string{"name": claimName, "description": description + "\n"}}
+}

@@ -1,0 +1,102 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Holder is the process that holds a claim.
+type Holder struct {
+	Host  string `json:"host"`
+	Boot  string `json:"boot"` // kernel boot ID of the host
+	PID   int    `json:"pid"`
+	Start string `json:"start"` // when the process started, so that its PID is not mistaken for another's
+}
+
+func (h Holder) String() string { return fmt.Sprintf("pid %d on %s", h.PID, h.Host) }
+
+// ClaimState is what a claim's VM says about it.
+type ClaimState struct {
+	VM      VM        `json:"-"`
+	Cluster string    `json:"cluster"`
+	Run     string    `json:"run"`
+	Holder  Holder    `json:"holder"`
+	Since   time.Time `json:"since"`
+	Beat    int       `json:"beat"` // goes up for as long as the holder lives
+}
+
+func (s ClaimState) String() string {
+	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
+}
+
+func (s ClaimState) heldBy(run string, by Holder) bool { return s.Run == run && s.Holder == by }
+
+const (
+	claimName = "recast-claim"
+	claimMark = "recast-claim: "
+)
+
+// description renders the claim for people and, on its last line, for recast.
+func (s ClaimState) description() (string, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return "", fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
+	}
+	return fmt.Sprintf("Claim of recast: Talos cluster %s is being worked on by %s. Never start this VM; recast deletes it when the run ends.\n\n%s%s",
+		s.Cluster, s, claimMark, b), nil
+}
+
+// readClaim reads the claim that a VM stands for; ok is false for any other VM.
+func readClaim(vm VM) (s ClaimState, ok bool, err error) {
+	for line := range strings.Lines(vm.Config["description"]) {
+		b, found := strings.CutPrefix(strings.TrimSpace(line), claimMark)
+		if !found {
+			continue
+		}
+		if err := json.Unmarshal([]byte(b), &s); err != nil {
+			err = fault.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
+			return ClaimState{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM")
+		}
+		s.VM = vm
+		return s, true, nil
+	}
+	return ClaimState{}, false, nil
+}
+
+// forming says whether the VM is being created and has no more than that lock
+// yet: Proxmox writes the configuration proper only at the end of the task
+// (qemu-server, API2/Qemu.pm, create_and_lock_config).
+func forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
+
+// claimOf reads a cluster's claim from the VM with the claim's VMID, and
+// refuses what else may be there.
+func claimOf(vm VM, cluster string) (ClaimState, error) {
+	s, ok, err := readClaim(vm)
+	switch {
+	case err != nil:
+		return ClaimState{}, err
+	case !ok:
+		return ClaimState{}, fault.WithHint(fault.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
+			"give recast numbers that nobody else uses: proxmox.vmids")
+	case s.Cluster != cluster:
+		return ClaimState{}, fault.WithHint(fault.Refusedf("%s is the claim of cluster %s, not of %s", vm, s.Cluster, cluster),
+			"give each cluster proxmox.vmids of its own")
+	}
+	return s, nil
+}
+
+// PeekClaim says who holds the claim of a cluster; found is false when nobody
+// does yet. A VM with the claim's VMID that is none is an error.
+func PeekClaim(vms []VM, cluster string, id VMID) (s ClaimState, found bool, err error) {
+	for _, vm := range vms {
+		if vm.ID == id && !forming(vm) {
+			s, err = claimOf(vm, cluster)
+			return s, err == nil, err
+		}
+	}
+	return ClaimState{}, false, nil
+}

@@ -1,0 +1,145 @@
+package cluster
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// rolledNode is a node as a finished roll leaves it.
+func rolledNode() (Wanted, Found) {
+	m := inSync()
+	m.SystemDisk = "sda"
+	m.Disks = []MachineDisk{{Device: "sda", Serial: "sys"}}
+	m.BootEntry, m.NextBoot = "talos-v1.13.9.efi", "talos-v1.13.9.efi"
+	b := wantedBuild()
+	b.Installer = "mirror.example/talos/installer@sha256:cccc"
+	m.InstallImage = b.Installer
+	vm := VM{ID: 9011, Name: "wk1", Host: "pve1", Config: map[string]string{
+		"scsi0": "fast:vm-9011-disk-0,serial=sys,size=10G", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2;net0",
+	}}
+	w := Wanted{Name: "wk1", Build: b, Kubernetes: "v1.35.4", SystemGiB: 10}
+	return w, Found{Name: "wk1", VM: &vm, Machine: &m, Node: &KubeNode{Name: "wk1", KubeletVersion: "v1.35.4"}}
+}
+
+func TestDiffOfBootAndNode(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(*Wanted, *Found)
+		want   []Reason
+		notes  []string
+	}{
+		"as rolled":     {func(*Wanted, *Found) {}, nil, nil},
+		"no boot order": {func(_ *Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
+		"legacy order":  {func(_ *Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
+		"CD first": {
+			func(_ *Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
+			[]Reason{{"boot-order", "it boots from ide2 before its system disk scsi0", "ide2", "scsi0"}},
+			nil,
+		},
+		"unproven system disk": {
+			func(_ *Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" }, nil,
+			[]string{`VM 9011 "wk1" on pve1: system disk can't be proven: the machine does not name it`},
+		},
+		"small system disk": {
+			func(w *Wanted, _ *Found) { w.SystemGiB = 16 },
+			[]Reason{{"system-disk-size", "system disk scsi0: 10G → 16G", "10G", "16G"}},
+			nil,
+		},
+		"large system disk": {
+			func(w *Wanted, _ *Found) { w.SystemGiB = 8 }, nil,
+			[]string{"system disk scsi0 has 10G, more than the 8G wanted: recast never makes one smaller"},
+		},
+		"any size": {func(w *Wanted, _ *Found) { w.SystemGiB = 0 }, nil, nil},
+		"not rebooted yet": {
+			func(_ *Wanted, f *Found) { f.Machine.NextBoot = "talos-v1.14.0.efi" },
+			[]Reason{{
+				"pending-reboot", "talos-v1.14.0.efi is installed, but talos-v1.13.9.efi is running: the next reboot starts the other system",
+				"talos-v1.13.9.efi", "talos-v1.14.0.efi",
+			}},
+			nil,
+		},
+		"next boot unknown": {func(_ *Wanted, f *Found) { f.Machine.NextBoot = "" }, nil, nil},
+		"Kubernetes": {
+			func(w *Wanted, _ *Found) { w.Kubernetes = "v1.36.0" },
+			[]Reason{{"kubernetes-version", "Kubernetes v1.35.4 → v1.36.0", "v1.35.4", "v1.36.0"}},
+			nil,
+		},
+		"any Kubernetes": {func(w *Wanted, _ *Found) { w.Kubernetes = "" }, nil, nil},
+		"a mark": {
+			func(_ *Wanted, f *Found) { f.Node.Mark = &Mark{Run: "r1", Strategy: InPlace} },
+			[]Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
+			nil,
+		},
+		"somebody's cordon": {func(_ *Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
+		"a mark of an open replacement": {
+			func(_ *Wanted, f *Found) {
+				f.Node.Mark = &Mark{Run: "r1"}
+				f.VM.Config["boot"] = "order=ide2;scsi0"
+				f.Parking = &Parking{VM: VM{ID: 9090, Name: "p", Host: "pve1"}, Record: Record{Run: "r1", Open: true}}
+			},
+			[]Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
+			nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, f := rolledNode()
+			tc.change(&w, &f)
+			got := Diff(w, f, past)
+			if diff := cmp.Diff(tc.want, got.Reasons); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(tc.notes, got.Notes); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestDiffOfTheInstallImage(t *testing.T) {
+	t.Parallel()
+	const pinned = "mirror.example/talos/installer@sha256:cccc"
+	for name, tc := range map[string]struct {
+		image, installer, want string // want: the reason's text
+	}{
+		"the digest":                   {pinned, pinned, ""},
+		"the digest elsewhere":         {"factory.talos.dev/metal-installer/id-new@sha256:cccc", pinned, ""},
+		"tag and digest":               {"mirror.example/talos/installer:v1@sha256:cccc", pinned, ""},
+		"another digest":               {"mirror.example/talos/installer@sha256:dddd", pinned, "install image of its configuration: mirror.example/talos/installer@sha256:dddd → " + pinned},
+		"the factory's tag":            {"factory.talos.dev/nocloud-installer/id-new:v1.13.9", pinned, ""},
+		"the factory's tag, not built": {"factory.talos.dev/nocloud-installer/id-new:v1.13.9", "", ""},
+		"another version":              {"factory.talos.dev/nocloud-installer/id-new:v1.13.8", "", "install image of its configuration: factory.talos.dev/nocloud-installer/id-new:v1.13.8 → id-new:v1.13.9"},
+		"another schematic":            {"factory.talos.dev/nocloud-installer/id-old:v1.13.9", pinned, "install image of its configuration: factory.talos.dev/nocloud-installer/id-old:v1.13.9 → " + pinned},
+		"the bare installer":           {"ghcr.io/siderolabs/installer:v1.13.9", pinned, "install image of its configuration: ghcr.io/siderolabs/installer:v1.13.9 → " + pinned},
+		"a digest, not built":          {"mirror.example/talos/installer@sha256:dddd", "", ""},
+		"not read":                     {"", pinned, ""},
+	} {
+		w, f := rolledNode()
+		w.Build.Installer, f.Machine.InstallImage = tc.installer, tc.image
+		text := ""
+		for _, r := range Diff(w, f, past).Reasons {
+			if r.Code != "install-image" {
+				t.Errorf("%s: %+v", name, r)
+			}
+			text += r.Text
+		}
+		if text != tc.want {
+			t.Errorf("%s: %q, want %q", name, text, tc.want)
+		}
+	}
+}
+
+func TestKubernetesVersionIsNotForARoll(t *testing.T) {
+	t.Parallel()
+	w, f := rolledNode()
+	w.Kubernetes = "v1.36.0"
+	d := Diff(w, f, past)
+	if !d.Stale || d.rollable() || rollable("kubernetes-version") || !rollable("talos-version") {
+		t.Errorf("a roll can do something about %+v", d)
+	}
+	f.Machine.TalosVersion = "v1.13.8"
+	if !Diff(w, f, past).rollable() {
+		t.Error("a roll can do nothing about an old Talos")
+	}
+}

@@ -1,0 +1,380 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// inPlace upgrades the system on the node's own disk. What tells one boot from
+// the next, and so a silent rollback from a slow reboot, is the mark on the Node:
+// it is there before anything is touched and goes last.
+func (n *nodeRoll) inPlace() []step.Step {
+	return []step.Step{
+		n.pullStep(),
+		{
+			ID: "upgrade", Title: "upgrade " + n.plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
+			Steps: func(context.Context) ([]step.Step, error) {
+				return []step.Step{
+					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.rememberForFallback},
+					{ID: "drain", Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drainInPlace},
+					{ID: "install", Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
+					{ID: "reboot", Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
+				}, nil
+			},
+		},
+		{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthyInPlace, Do: n.waitHealthyInPlace},
+		n.fallbackStep(),
+		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
+			return []step.Step{
+				{ID: "eject", Title: "eject the boot ISO", Skip: n.ejected, Do: n.eject},
+				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
+				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+			}, nil
+		}},
+	}
+}
+
+// pullStep has the node fetch the installer while it still serves: that it can
+// is known before anything is taken down.
+func (n *nodeRoll) pullStep() step.Step {
+	return step.Step{
+		ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Do: func(ctx context.Context) error {
+			if n.plan.Resume || n.plan.Strategy == Rollback || n.plan.Drift.tidy() {
+				return nil
+			}
+			supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
+			if err != nil {
+				return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
+					"the node must reach that registry; nothing was taken down")
+			}
+			if !supported {
+				n.say("pull", "this Talos has no API to fetch an image beforehand")
+			}
+			return nil
+		},
+	}
+}
+
+// mark reads the node's mark; nil if it has none.
+func (n *nodeRoll) mark(ctx context.Context) (*Mark, error) {
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return k.Mark, nil
+}
+
+func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
+	nodes, err := n.Kube.Nodes(ctx)
+	if err != nil {
+		return KubeNode{}, fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node })
+	if i < 0 {
+		return KubeNode{}, fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
+	}
+	return nodes[i], nil
+}
+
+// runsWanted is the goal of the upgrade: the machine has booted the wanted
+// build. A machine that is away after it was told to reboot has reached it as
+// far as this branch can tell: waiting is the next step's.
+func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		mark, errMark := n.mark(ctx)
+		if errMark == nil && mark != nil && mark.Installed {
+			return "it is away: " + err.Error(), nil
+		}
+		return "", nil //nolint:nilerr // the steps below say what is wrong
+	}
+	if m.UUID != n.plan.UUID {
+		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	}
+	if len(diffImage(n.want.Build, m, n.History)) > 0 || m.pendingReboot() {
+		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.Installed && mark.Build == n.want.Build.ID && mark.BootID != m.BootID {
+			return "it has rebooted", nil // into what, the next step sees
+		}
+		return "", nil
+	}
+	return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), nil
+}
+
+// pendingReboot says whether another system is installed than the one that runs.
+func (m Machine) pendingReboot() bool {
+	return m.NextBoot != "" && m.BootEntry != "" && m.NextBoot != m.BootEntry
+}
+
+func (n *nodeRoll) drainInPlace(ctx context.Context) error {
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	why := Mark{Run: n.Run, Strategy: InPlace, Build: n.want.Build.ID, BootID: m.BootID, NextBoot: m.NextBoot}
+	if old, err := n.mark(ctx); err != nil {
+		return err
+	} else if old != nil && old.begun(why) {
+		why = *old // a crash in between: what was installed stays installed
+	}
+	return n.evict(ctx, "upgrade/drain", why, func() error {
+		return prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
+	})
+}
+
+// begun says whether a mark is of the same upgrade within the same boot.
+func (m Mark) begun(now Mark) bool {
+	return m.Strategy == now.Strategy && m.Build == now.Build && m.BootID == now.BootID
+}
+
+// installed says whether the wanted build is installed beside the running
+// system: the mark says so, or the boot loader, whose default has changed since
+// the mark was made. It must not be installed twice: before Talos 1.14 an
+// installer keeps the default entry and removes the others, the running one too.
+func (n *nodeRoll) installed(ctx context.Context) (string, error) {
+	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
+		return reason, err
+	}
+	mark, err := n.mark(ctx)
+	if err != nil || mark == nil || mark.Build != n.want.Build.ID {
+		return "", err
+	}
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil || !mark.Installed && m.NextBoot == mark.NextBoot {
+		return "", nil //nolint:nilerr // installing says what is wrong
+	}
+	return "installed, to be booted", nil
+}
+
+// install marks the Node as installed as soon as that is so, or, where the
+// machine goes down by itself, right before.
+func (n *nodeRoll) install(ctx context.Context) error {
+	mark, err := n.mark(ctx)
+	switch {
+	case err != nil:
+		return err
+	case mark == nil:
+		return fault.Refusedf("somebody removed the mark from node %s", n.plan.Node)
+	}
+	mark.Installed = true
+	setMark := func() error { return prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if !m.installsApart() {
+		if err := setMark(); err != nil {
+			return err
+		}
+	}
+	if err := n.Claim.Check(ctx); err != nil {
+		return err
+	}
+	reboots, err := n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+	if errors.Is(err, ErrBusy) {
+		return n.awaitInstaller(ctx, setMark)
+	}
+	if err != nil {
+		return fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, err)
+	}
+	if !reboots {
+		return setMark()
+	}
+	return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
+}
+
+// awaitInstaller waits for an installer that an earlier attempt had started and
+// that runs on although nobody listens. Whether it succeeded only the boot
+// loader's default tells; if it did not, or there is none to ask, it is run again.
+func (n *nodeRoll) awaitInstaller(ctx context.Context, setMark func() error) error {
+	reboots := false
+	err := n.wait(ctx, "upgrade/install", "the installer that runs on "+n.plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		if reason, err := n.installed(ctx); err != nil || reason != "" {
+			return err == nil, "", wait.Stop(err)
+		}
+		var err error
+		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+		if errors.Is(err, ErrBusy) {
+			return false, "it still runs", nil
+		}
+		return err == nil, "", wait.Stop(err)
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, err)
+	case reboots:
+		return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
+	}
+	return setMark()
+}
+
+// installsApart says whether the machine's Talos has an API that installs
+// without a reboot (LifecycleService, since 1.13).
+func (m Machine) installsApart() bool {
+	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
+	minor, _, _ = strings.Cut(minor, ".")
+	number, err := strconv.Atoi(minor)
+	return major == "1" && err == nil && number >= 13
+}
+
+func (n *nodeRoll) reboot(ctx context.Context) error {
+	if err := n.Claim.Check(ctx); err != nil {
+		return err
+	}
+	if err := n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID); err != nil && !errors.Is(err, ErrLostAnswer) {
+		return fmt.Errorf("reboot %s: %w", n.plan.Node, err)
+	}
+	return n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop)
+}
+
+func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
+	return n.wait(ctx, id, n.plan.Node+" to leave its old boot", timeout, func(ctx context.Context) (bool, string, error) {
+		reason, err := n.runsWanted(ctx)
+		return reason != "", "still the same boot", wait.Stop(err)
+	})
+}
+
+func (n *nodeRoll) healthyInPlace(ctx context.Context) (string, error) {
+	if n.gaveUp != nil {
+		return "it did not come back, and is reimaged instead", nil
+	}
+	lacks, err := n.lacksInPlace(ctx)
+	if err != nil || lacks != "" {
+		return "", nil //nolint:nilerr // not yet: waitHealthyInPlace waits and says why
+	}
+	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
+}
+
+// waitHealthyInPlace ends well, or with a node that came back as its old system
+// (by itself: that build is never tried in place again), or at our own boot
+// deadline: Talos' automatic rollback can't be relied upon.
+func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
+	var since time.Time // zero while it is not healthy
+	name := fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle)
+	err := n.wait(ctx, "wait-healthy", name, n.Timing.Boot+n.Timing.Join+n.Timing.Settle, func(ctx context.Context) (bool, string, error) {
+		lacks, err := n.lacksInPlace(ctx)
+		switch {
+		case errors.Is(err, errRolledBack):
+			return false, "", wait.Stop(err)
+		case err != nil || lacks != "":
+			since = time.Time{}
+			return false, lacks, err
+		case since.IsZero():
+			since = time.Now()
+		}
+		return time.Since(since) >= n.Timing.Settle, "healthy, settling", nil
+	})
+	switch {
+	case err == nil || ctx.Err() != nil:
+		return err
+	case errors.Is(err, errRolledBack):
+		return n.rolledBack(ctx, err)
+	}
+	return n.bootFailed(ctx, err)
+}
+
+var errRolledBack = errors.New("it came back as its old system")
+
+// lacksInPlace names the first thing that the node still lacks.
+func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		return "", err
+	}
+	reasons := diffImage(n.want.Build, m, n.History)
+	mark, err := n.mark(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case m.UUID != n.plan.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
+	case mark != nil && mark.Strategy == InPlace && mark.BootID == m.BootID && len(reasons) > 0:
+		return "still the boot from before the upgrade", nil
+	case m.Stage != "running" || !m.Ready:
+		return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", "))), nil
+	case len(reasons) > 0:
+		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
+	}
+	if lacks, err := n.lacksEtcd(ctx, memory{ControlPlane: n.plan.Role == controlPlane, EtcdMembers: len(n.plan.controlPlanes)}); err != nil || lacks != "" {
+		return lacks, err
+	}
+	return n.lacksNode(ctx, m.BootID)
+}
+
+// rolledBack leaves a node that serves again with its old system, and remembers
+// on its Node that this build is not to be tried in place again.
+func (n *nodeRoll) rolledBack(ctx context.Context, cause error) error {
+	err := errors.Join(
+		n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID),
+		n.Kube.Uncordon(ctx, n.plan.Node),
+	)
+	return errors.Join(fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), cause),
+		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), prefix("clear up after that", err))
+}
+
+// bootFailed acts by policy on a node that did not come back in time.
+func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
+	policy := n.BootFailure
+	if policy == "" {
+		policy = RollbackOnBootFailure
+	}
+	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
+	if policy == StopOnBootFailure {
+		return fault.WithHint(cause, "look at its console in Proxmox; recast recover %s puts it right by policy", n.plan.Node)
+	}
+	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
+	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err == nil {
+		if err := n.awaitOldSystem(ctx); err != nil {
+			return errors.Join(cause, fmt.Errorf("and its previous system did not come back either: %w", err))
+		}
+		return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
+	} else if n.plan.previous == nil {
+		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it can't be asked to roll back: %w", err)),
+			"look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
+	}
+	n.gaveUp = cause
+	return nil
+}
+
+func (n *nodeRoll) awaitOldSystem(ctx context.Context) error {
+	return n.wait(ctx, "wait-healthy", n.plan.Node+" back as its previous system", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		_, err := n.lacksInPlace(ctx)
+		return errors.Is(err, errRolledBack), "not back yet", nil
+	})
+}
+
+// installerSet says whether the configuration names the image that runs: with
+// another one the next reset or install would bring that.
+func (n *nodeRoll) installerSet(ctx context.Context) (string, error) {
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if slices.ContainsFunc(diffInstalled(n.want.Build, m), func(r Reason) bool { return r.Code == "install-image" }) {
+		return "", nil
+	}
+	return "the configuration names " + cmpNone(m.InstallImage), nil
+}
+
+func (n *nodeRoll) setInstaller(ctx context.Context) error {
+	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	patched, err := n.Maintenance.PatchConfig(config, ConfigPatch{Installer: n.want.Build.Installer})
+	if err != nil {
+		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	if err := n.Talos.ReplaceConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
+		return fmt.Errorf("set the installer of %s: %w", n.plan.Node, err)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Phase is a part of a roll that ends before the next begins.
+type Phase string
+
+// The phases of a roll. The last two change places where workers go first.
+const (
+	Unfinished    Phase = "unfinished" // what an earlier run left
+	Canary        Phase = "canary"     // one node, because none runs the new build yet
+	ControlPlanes Phase = "control-planes"
+	Workers       Phase = "workers"
+)
+
+func (p Phase) title(nodes, limit int) string {
+	switch p {
+	case Unfinished:
+		return "finish what an earlier run left"
+	case Canary:
+		return "one node first, since none runs the new build yet"
+	case ControlPlanes:
+		return fmt.Sprintf("%d control planes, one at a time", nodes)
+	}
+	return fmt.Sprintf("%d workers, at most %d at a time", nodes, limit)
+}
+
+// order gives every node its phase and sorts by it, each phase as the
+// configuration lists its nodes.
+func (p *Plan) order(policy Policy) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		switch {
+		case n.Resume:
+			n.Phase = Unfinished
+		case n.Role == controlPlane:
+			n.Phase = ControlPlanes
+		default:
+			n.Phase = Workers
+		}
+	}
+	if policy.Canary {
+		p.pickCanary()
+	}
+	order := []Phase{Unfinished, Canary, ControlPlanes, Workers}
+	if policy.WorkersFirst {
+		order = []Phase{Unfinished, Canary, Workers, ControlPlanes}
+	}
+	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
+}
+
+// pickCanary sends one node ahead if several are to change and none has: a
+// worker if there is one, since that is the least to lose.
+func (p *Plan) pickCanary() {
+	changing := 0
+	pick := -1
+	for i, n := range p.Nodes {
+		switch {
+		case n.Strategy == "" && n.found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.tidy():
+			return // it runs the new build, or is about to
+		case n.Strategy == "":
+			continue
+		}
+		changing++
+		if pick < 0 || p.Nodes[pick].Role == controlPlane && n.Role == worker {
+			pick = i
+		}
+	}
+	if changing > 1 {
+		p.Nodes[pick].Phase = Canary
+	}
+}
+
+// Unfinished is the part of the plan that an earlier run left, for one run;
+// nothing else can be relied upon before that is finished.
+func (p Plan) Unfinished() (Plan, bool) {
+	if p.Run == "" {
+		return p, false
+	}
+	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })
+	return p, true
+}
+
+// Work lists the nodes that something will be done to.
+func (p Plan) Work() []NodePlan {
+	var out []NodePlan
+	for _, n := range p.Nodes {
+		if n.Strategy != "" {
+			out = append(out, n)
+		}
+	}
+	return out
+}

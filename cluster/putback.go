@@ -1,0 +1,297 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// putBackStep gives an unfinished replacement up: every disk goes back to where
+// it was, the old system disk too, and the node runs its old system again.
+// Nothing secret is needed for that, so it can be done from anywhere.
+func (n *nodeRoll) putBackStep() step.Step {
+	return step.Step{
+		ID: "put-back", Title: "put the old system disk of " + n.plan.Node + " back", Risk: step.Destructive,
+		Steps: func(ctx context.Context) ([]step.Step, error) {
+			r, err := n.replace(ctx)
+			if err != nil {
+				return nil, err
+			}
+			r.Strategy = PutBack
+			var attach []step.Step
+			for _, d := range r.Disks {
+				attach = append(attach, r.attachStep(d))
+			}
+			attach = append(attach, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
+			return []step.Step{
+				{ID: "give-up", Title: "note that the replacement is given up", Do: func(ctx context.Context) error {
+					return n.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
+				}},
+				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: n.leaveAsReplacement},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: r.standsStill, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+				{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
+				{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
+				{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
+				{ID: "set-up", Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
+				{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
+				{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
+				{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.putBackFinish},
+			}, nil
+		},
+	}
+}
+
+// PlanRecover plans to give the unfinished replacement of one node up.
+func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (Plan, error) {
+	plan := Plan{Cluster: cluster, MaxUnavailable: 1, PerHost: 1, controlPlanes: o.controlPlanes()}
+	if err := (Policy{Only: []string{node}}).check(wanted); err != nil {
+		return Plan{}, err
+	}
+	for i, w := range wanted {
+		f := o.Found[i]
+		if w.Name != node {
+			continue
+		}
+		if !f.Open() {
+			return Plan{}, fault.WithHint(fault.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node),
+				"recast rollback %s boots the system disk that it had before its last roll", node)
+		}
+		if f.Parking.Record.Strategy == Rollback {
+			return Plan{}, fault.WithHint(fault.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
+		}
+		n := planNode(w, f, o, func(string) ([]LockedExtension, bool) { return nil, false }, Policy{})
+		if n.Strategy != PutBack {
+			n.putBack("recast recover asked for it")
+		}
+		plan.Run, plan.Nodes = n.run, []NodePlan{n}
+	}
+	plan.order(Policy{})
+	return plan, nil
+}
+
+func (n *nodeRoll) putBackFinish(context.Context) ([]step.Step, error) {
+	return []step.Step{
+		{ID: "restore-onboot", Title: "restore onboot", Skip: n.onbootRestored, Do: n.restoreOnboot},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: n.haRestored, Do: n.restoreHA},
+		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+		{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+		{ID: "close", Title: "close the record", Do: func(ctx context.Context) error { return n.updateRecord(ctx, (*Record).close) }},
+	}, nil
+}
+
+// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
+// member that is gone: etcd would crash-loop on it for ever ("the member has
+// been permanently removed from the cluster").
+func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	rec := n.plan.found.Parking.Record
+	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
+		return nil
+	}
+	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil {
+		return err
+	}
+	m, found, err := v.member(n.plan.Node)
+	if err == nil && (!found || m.ID != mem.EtcdID) {
+		err = fault.WithHint(fault.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
+			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
+	}
+	return err
+}
+
+// leaveAsReplacement makes a replacement that has joined etcd leave it again.
+// One that does not answer is displaced by its name when the old system joins.
+func (n *nodeRoll) leaveAsReplacement(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	if !mem.ControlPlane || mem.EtcdKept || mem.EtcdMembers < 2 {
+		return nil
+	}
+	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil {
+		return err
+	}
+	m, found, err := v.member(n.plan.Node)
+	if err != nil || !found || m.ID == mem.EtcdID {
+		return err
+	}
+	if _, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil {
+		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
+		return nil
+	}
+	return errors.Join(
+		prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
+		prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
+	)
+}
+
+// standsStill says whether disks may be moved: the VM is off, or has them all.
+func (r *Replace) standsStill(ctx context.Context) (string, error) {
+	vm, found, err := r.current(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case !found:
+		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
+	case vm.UUID() != r.VM.UUID():
+		return "", fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+	case !vm.Running && !vm.HA:
+		return vm.String() + " is off", nil
+	}
+	for _, d := range r.Disks {
+		if vm.Config[d.Key] == "" || d.System && r.isBlank(vm) {
+			return "", nil
+		}
+	}
+	return vm.String() + " has every disk", nil
+}
+
+func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return err
+	}
+	if vm.HA {
+		if err := n.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
+			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
+		}
+	}
+	return n.powerOff(ctx, "put-back/stop", vm)
+}
+
+// isBlank says whether the VM's system disk is the one that this replacement made.
+func (r *Replace) isBlank(vm VM) bool {
+	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool {
+		disk, err := ParseDisk(d.Key, vm.Config[d.Key])
+		return d.System && err == nil && disk.Option("serial") == r.Serial && disk.Owner == vm.ID
+	})
+}
+
+func (r *Replace) blankFreed(ctx context.Context) (string, error) {
+	vm, _, err := r.current(ctx)
+	if err != nil || r.isBlank(vm) {
+		return "", err
+	}
+	return "no disk of this replacement is left", nil
+}
+
+// freeBlank frees the one volume that this replacement has created, told by the
+// serial that nobody else can know, while the old system disk is safe on the parking VM.
+func (r *Replace) freeBlank(ctx context.Context) error {
+	vm, _, err := r.current(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range r.Disks {
+		if !d.System {
+			continue
+		}
+		_, old, found, err := r.onParking(ctx, d)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
+		case vm.Running || vm.MadeBy() != r.Run:
+			return fault.Refusedf("%s runs, or is not of run %s", vm, r.Run)
+		}
+		if err := RequireQuorum(ctx, r.Proxmox); err != nil {
+			return err
+		}
+		if err := r.Proxmox.FreeDisk(ctx, vm, d.Key); err != nil {
+			return fmt.Errorf("free the new system disk %s of %s (the old one is %s): %w", d.Key, vm, old.Volid, err)
+		}
+	}
+	return nil
+}
+
+func (r *Replace) exists(ctx context.Context) (string, error) {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	return vm.String() + " is there", nil
+}
+
+func (r *Replace) createOld(ctx context.Context) error {
+	config, err := r.oldConfig()
+	if err != nil {
+		return err
+	}
+	return r.create(ctx, config)
+}
+
+// asBefore are the settings that a replacement changes on a VM that stays.
+func (r *Replace) asBefore(vm VM) (map[string]string, error) {
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, err
+	}
+	want := map[string]string{"boot": r.VM.Config["boot"], "description": r.VM.Config["description"]}
+	for _, d := range disks {
+		if d.CDROM && !d.CloudInit() {
+			want[d.Key] = d.Value()
+		}
+	}
+	now, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range now {
+		if _, iso := bootISO(d); iso && want[d.Key] == "" {
+			want[d.Key] = "none,media=cdrom"
+		}
+	}
+	for key, value := range want {
+		if strings.TrimRight(vm.Config[key], "\n") == strings.TrimRight(value, "\n") {
+			delete(want, key)
+		}
+	}
+	return want, nil
+}
+
+func (r *Replace) isAsBefore(ctx context.Context) (string, error) {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	want, err := r.asBefore(vm)
+	if err != nil || len(want) > 0 {
+		return "", err
+	}
+	return "its settings are as before", nil
+}
+
+func (r *Replace) setAsBefore(ctx context.Context) error {
+	vm, _, err := r.current(ctx)
+	if err != nil {
+		return err
+	}
+	want, err := r.asBefore(vm)
+	if err != nil {
+		return err
+	}
+	var del []string
+	for key, value := range want {
+		if value == "" {
+			del = append(del, key)
+			delete(want, key)
+		}
+	}
+	slices.Sort(del)
+	if err := r.Proxmox.SetConfig(ctx, vm, want, del); err != nil {
+		return fmt.Errorf("set up %s as before: %w", vm, err)
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"encoding/base64"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// refusalCase is one thing that stands in the way of some strategies, with what it says.
+type refusalCase struct {
+	change   func(w *Wanted, f *Found, o *Observation)
+	recreate string // "": possible
+	reimage  string
+	inPlace  string
+}
+
+func check(t *testing.T, cases map[string]refusalCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for s, want := range map[Strategy]string{Recreate: tc.recreate, Reimage: tc.reimage, InPlace: tc.inPlace} {
+				w, f, o := staleNode()
+				w.Strategy = s
+				tc.change(&w, &f, &o)
+				if diff := cmp.Diff(want, strings.Join(judge(w, f, o).Refused, "\n")); diff != "" {
+					t.Errorf("%s:\n%s", s, diff)
+				}
+			}
+		})
+	}
+}
+
+func set(key, value string) func(*Wanted, *Found, *Observation) {
+	return func(_ *Wanted, f *Found, _ *Observation) { f.VM.Config[key] = value }
+}
+
+func rootText(key string) string {
+	return "its setting " + key + " can only be written by root@pam: use a resource mapping where there is one, or reimage"
+}
+
+func TestRecreateIsImpossible(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]refusalCase{
+		"what a delete drops": {
+			change: func(_ *Wanted, f *Found, _ *Observation) {
+				f.Ties.Dropped = []string{"2 firewall rules", "replication job 9002-0"}
+			},
+			recreate: "the VM has 2 firewall rules, which a delete would drop or be refused for: remove it, or use reimage\n" +
+				"the VM has replication job 9002-0, which a delete would drop or be refused for: remove it, or use reimage",
+		},
+		"a cloud controller": {
+			change:   func(_ *Wanted, f *Found, _ *Observation) { f.Node.ProviderID = "proxmox://c/9002" },
+			recreate: "its Node has providerID proxmox://c/9002: a cloud controller deletes the Node with its VM: use reimage",
+		},
+		"protection":      {change: set("protection", "1"), recreate: "the VM is protected from being deleted: unset its protection, or use reimage"},
+		"no protection":   {change: set("protection", "0")},
+		"args":            {change: set("args", "-cpu host"), recreate: rootText("args")},
+		"huge pages":      {change: set("hugepages", "1024"), recreate: rootText("hugepages")},
+		"raw PCI":         {change: set("hostpci0", "0000:01:00.0,pcie=1"), recreate: rootText("hostpci0")},
+		"mapped PCI":      {change: set("hostpci0", "mapping=gpu,pcie=1")},
+		"mapped PCI, ROM": {change: set("hostpci0", "mapping=gpu,romfile=x.rom"), recreate: rootText("hostpci0")},
+		"raw USB":         {change: set("usb0", "host=046d:c52b"), recreate: rootText("usb0")},
+		"mapped USB":      {change: set("usb0", "mapping=stick")},
+		"SPICE USB":       {change: set("usb0", "spice,usb3=1")},
+		"SPICE USB, host": {change: set("usb0", "host=spice")},
+		"raw serial":      {change: set("serial0", "/dev/ttyS0"), recreate: rootText("serial0")},
+		"serial socket":   {change: set("serial0", "socket")},
+		"parallel":        {change: set("parallel0", "/dev/parport0"), recreate: rootText("parallel0")},
+		"cicustom without user data": {
+			change:   set("cicustom", "vendor=local:snippets/v.yaml"),
+			recreate: "the VM has cicustom (vendor=local:snippets/v.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+		},
+		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
+		"persistent disk without serial": {
+			change:   set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
+			recreate: "persistent disk virtio3 has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage",
+		},
+	})
+}
+
+// both is a case that leaves in-place alone possible.
+func both(change func(w *Wanted, f *Found, o *Observation), text string) refusalCase {
+	return refusalCase{change: change, recreate: text, reimage: text}
+}
+
+func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]refusalCase{
+		"template": both(func(_ *Wanted, f *Found, _ *Observation) { f.VM.Template = true }, "the VM is a template: a node can't be one"),
+		"lock":     both(func(_ *Wanted, f *Found, _ *Observation) { f.VM.Lock = "backup" }, "the VM is locked (backup): wait until that task has ended"),
+		"snapshots": both(func(_ *Wanted, f *Found, _ *Observation) {
+			f.VM.Config["parent"] = "b"
+			f.Ties.Snapshots = []string{"a", "b"}
+		}, "the VM has snapshots (a, b), whose disks can't leave it: delete them first"),
+		"a parent snapshot alone": both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
+		"busy": both(func(_ *Wanted, f *Found, _ *Observation) {
+			f.Ties.Busy = []string{"backup job nightly is due in 12m"}
+		}, "backup job nightly is due in 12m: wait until that is over"),
+		"pending": both(func(_ *Wanted, f *Found, _ *Observation) { f.VM.Pending = []string{"cores", "memory"} },
+			"the VM has pending changes (cores, memory): restart it or revert them"),
+		"HA is taken care of": {change: func(_ *Wanted, f *Found, _ *Observation) { f.VM.HA, f.Ties.HA = true, &HAResource{VMID: 9002} }},
+	})
+}
+
+func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
+	t.Parallel()
+	const would = "would configure the blank machine before recast can"
+	encoded := base64.StdEncoding.EncodeToString([]byte("ds=nocloud-net;s=http://x/"))
+	arg := func(wanted, booted []string) func(*Wanted, *Found, *Observation) {
+		return func(w *Wanted, f *Found, _ *Observation) { w.Build.KernelArgs, f.Machine.ConfigArgs = wanted, booted }
+	}
+	check(t, map[string]refusalCase{
+		"cicustom user data": both(set("cicustom", "meta=a:snippets/m,user=a:snippets/u"),
+			"cicustom's user data (meta=a:snippets/m,user=a:snippets/u) "+would+": remove its user= part"),
+		"SMBIOS serial": both(set("smbios1", "uuid=u-wk1,serial=ds=nocloud-net;s=http://x/"),
+			`the SMBIOS serial "ds=nocloud-net;s=http://x/" `+would+": remove it from smbios1"),
+		"SMBIOS serial in base64": both(set("smbios1", "base64=1,serial="+encoded+",uuid=u-wk1"),
+			`the SMBIOS serial "ds=nocloud-net;s=http://x/" `+would+": remove it from smbios1"),
+		"another serial": {change: set("smbios1", "uuid=u-wk1,serial=ABC")},
+		"SMBIOS in args": {
+			change:   set("args", "-smbios type=1,serial=ds=nocloud-net"),
+			recreate: "the VM's args name ds=nocloud, which " + would + ": remove that\n" + rootText("args"),
+			reimage:  "the VM's args name ds=nocloud, which " + would + ": remove that",
+		},
+		"talos.config": both(arg([]string{"console=ttyS0", "talos.config=http://x/${uuid}"}, []string{"talos.config=http://x"}),
+			"the schematic's kernel argument talos.config "+would+": remove it from the schematic"),
+		"talos.config.inline": both(arg([]string{"talos.config.inline=AAAA"}, nil),
+			"the schematic's kernel argument talos.config.inline "+would+": remove it from the schematic"),
+		"siderolink.api": both(arg([]string{"siderolink.api=grpc://x?jointoken=secret"}, nil),
+			"the schematic's kernel argument siderolink.api "+would+": remove it from the schematic"),
+		"other arguments": {change: arg([]string{"talos.platform=metal", "siderolink.wireguard=1", "recast.lock=sha256-x"}, nil)},
+		"booted with one": both(arg(nil, []string{"talos.config=http://x"}),
+			"the machine was booted with the kernel argument talos.config, which "+would+": remove it and roll in-place once"),
+		"embedded": both(func(w *Wanted, _ *Found, _ *Observation) {
+			w.Build.EmbedsConfig = true
+		}, "the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
+	})
+}
+
+func TestInPlaceIsImpossible(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]refusalCase{
+		"another build failed": {change: func(_ *Wanted, f *Found, _ *Observation) { f.Node.FailedBuild = "other" }},
+		"no Node":              {change: func(_ *Wanted, f *Found, _ *Observation) { f.Node = nil }},
+		"a larger system disk": {
+			change:  func(w *Wanted, _ *Found, _ *Observation) { w.SystemGiB = 16 },
+			inPlace: "in-place can't make the system disk scsi0 larger (10G → 16G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
+		},
+		"a smaller one": {change: func(w *Wanted, _ *Found, _ *Observation) { w.SystemGiB = 8 }},
+	})
+}
+
+// Every setting that a token can't write is one that a create can't carry over.
+func TestRootOnlyIsSorted(t *testing.T) {
+	t.Parallel()
+	if !slices.IsSorted(rootOnly) || !slices.IsSorted(reassigns) {
+		t.Error("the lists are compared by eye with Proxmox's source: keep them sorted")
+	}
+}

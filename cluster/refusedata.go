@@ -1,0 +1,128 @@
+package cluster
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// talosLabels are the partition labels that Talos takes for its own wherever
+// they are (machinery, constants; ETCD and the three after it since 1.14).
+var talosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
+
+// systemOnly are those that Talos makes on the system disk and nowhere else.
+var systemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
+
+const (
+	userVolume = "u-"       // prefix of a user volume's label
+	swapVolume = "s-"       // of a swap volume's, which holds nothing
+	userMounts = "/var/mnt" // where user volumes are mounted
+)
+
+// loss is data that goes with the system disk.
+type loss struct {
+	name string // what acceptLoss calls it
+	what string
+}
+
+// losses lists the data that only the system disk has, and the names in
+// acceptLoss that are none of it.
+func (c candidate) losses() (lost []loss, unknown []string) {
+	for _, v := range c.m.Volumes {
+		switch {
+		case v.Disk != c.m.SystemDisk, slices.Contains(talosLabels, v.Label), strings.HasPrefix(v.Label, swapVolume):
+		case v.Label == "":
+			lost = append(lost, loss{v.Device, "partition " + v.Device})
+		default:
+			lost = append(lost, loss{v.Label, "volume " + v.Label})
+		}
+	}
+	for _, l := range c.found.Local {
+		if c.onSystemDisk(l.Path) {
+			lost = append(lost, loss{l.Name, l.What})
+		}
+	}
+	for _, name := range c.AcceptLoss {
+		if !slices.ContainsFunc(lost, func(l loss) bool { return l.name == name }) {
+			unknown = append(unknown, name)
+		}
+	}
+	return lost, unknown
+}
+
+// onSystemDisk says whether a path of the node goes with the system disk: it is
+// on the user volume that is mounted there, else on EPHEMERAL, and whatever is
+// not found on another disk is taken to be on this one.
+func (c candidate) onSystemDisk(p string) bool {
+	label := "EPHEMERAL"
+	if rest, below := strings.CutPrefix(path.Clean(p), userMounts+"/"); below {
+		name, _, _ := strings.Cut(rest, "/")
+		if len(c.m.disksWith(userVolume+name)) > 0 {
+			label = userVolume + name
+		}
+	}
+	on := c.m.disksWith(label)
+	return len(on) == 0 || c.m.SystemDisk == "" || slices.Contains(on, c.m.SystemDisk)
+}
+
+// irreplaceable is the data of the system disk that nobody has said may be lost.
+func (c candidate) irreplaceable() []string {
+	var out []string
+	lost, _ := c.losses()
+	for _, l := range lost {
+		if !slices.Contains(c.AcceptLoss, l.name) {
+			out = append(out, fmt.Sprintf("%s is on the system disk and would be lost: move it to a disk of its own, or name %s in nodes[].acceptLoss", l.what, l.name))
+		}
+	}
+	return out
+}
+
+// sealed are encrypted volumes that could not be opened afterwards: a key that
+// is locked to STATE goes with the system disk, one that is sealed to a TPM
+// needs that very TPM's state.
+func (c candidate) sealed() []string {
+	var out []string
+	tpm := c.vm.Config["tpmstate0"] != ""
+	for _, e := range c.m.Encryption {
+		on := c.m.disksWith(e.Volume)
+		stays := len(on) == 0 || slices.ContainsFunc(on, func(disk string) bool { return disk != c.m.SystemDisk })
+		if e.LockToState && stays {
+			out = append(out, fmt.Sprintf("volume %s is encrypted with lockToState and would be unreadable once STATE is gone: "+
+				"add a key without lockToState and remove that one, or use in-place", e.Volume))
+		}
+		if slices.Contains(e.Keys, "tpm") && !tpm {
+			out = append(out, fmt.Sprintf("volume %s is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: "+
+				"add another key and remove that one, or use in-place", e.Volume))
+		}
+	}
+	return out
+}
+
+// mislabelled are partitions on persistent disks that Talos, on a blank system
+// disk, would take for its own: it finds its volumes by their labels on any disk.
+func (c candidate) mislabelled() []string {
+	if c.m.SystemDisk == "" {
+		return nil // not proven: refused for that already
+	}
+	var out []string
+	seen := map[string]int{}
+	for _, v := range c.m.Volumes {
+		stays := v.Disk != c.m.SystemDisk
+		switch {
+		case stays && v.Label == "META":
+			out = append(out, fmt.Sprintf("%s carries a META partition (%s): the boot ISO would take Talos for installed and halt: delete that partition", v.Disk, v.Device))
+		case stays && slices.Contains(systemOnly, v.Label),
+			stays && slices.Contains(talosLabels, v.Label) && v.Phase == "":
+			out = append(out, fmt.Sprintf("%s carries a %s partition (%s) that Talos does not use now and might use then: delete that partition", v.Disk, v.Label, v.Device))
+		}
+		if slices.Contains(talosLabels, v.Label) || strings.HasPrefix(v.Label, userVolume) || strings.HasPrefix(v.Label, "r-") {
+			seen[v.Label]++
+			if seen[v.Label] == 2 {
+				out = append(out, fmt.Sprintf("the label %s is there twice, on %s: relabel or delete what is not in use",
+					v.Label, strings.Join(c.m.disksWith(v.Label), " and on ")))
+			}
+		}
+	}
+	return out
+}

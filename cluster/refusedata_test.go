@@ -1,0 +1,109 @@
+package cluster
+
+import "testing"
+
+// volume adds one to what the machine shows.
+func volume(v Volume) func(*Wanted, *Found, *Observation) {
+	return func(_ *Wanted, f *Found, _ *Observation) { f.Machine.Volumes = append(f.Machine.Volumes, v) }
+}
+
+func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
+	t.Parallel()
+	local := func(path string) func(*Wanted, *Found, *Observation) {
+		return func(_ *Wanted, f *Found, _ *Observation) {
+			f.Local = []LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: path}}
+		}
+	}
+	then := func(changes ...func(*Wanted, *Found, *Observation)) func(*Wanted, *Found, *Observation) {
+		return func(w *Wanted, f *Found, o *Observation) {
+			for _, change := range changes {
+				change(w, f, o)
+			}
+		}
+	}
+	ephemeral := func(disks ...string) func(*Wanted, *Found, *Observation) {
+		return func(_ *Wanted, f *Found, _ *Observation) {
+			f.Machine.Volumes = f.Machine.Volumes[:0:0]
+			for _, disk := range disks {
+				f.Machine.Volumes = append(f.Machine.Volumes, Volume{Device: disk + "1", Disk: disk, Label: "EPHEMERAL", Phase: "ready"})
+			}
+		}
+	}
+	accept := func(names ...string) func(*Wanted, *Found, *Observation) {
+		return func(w *Wanted, _ *Found, _ *Observation) { w.AcceptLoss = names }
+	}
+	text := func(what, name string) string {
+		return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
+	}
+	logs := volume(Volume{Device: "sda5", Disk: "sda", Label: "u-logs"})
+	pv := text("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
+	check(t, map[string]refusalCase{
+		"user volume":                             both(logs, text("volume u-logs", "u-logs")),
+		"user volume, accepted":                   {change: then(logs, accept("u-logs"))},
+		"something else accepted":                 both(then(logs, accept("logs", "u-data")), text("volume u-logs", "u-logs")),
+		"raw volume":                              both(volume(Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), text("volume r-osd", "r-osd")),
+		"a label of one's own":                    both(volume(Volume{Device: "sda5", Disk: "sda", Label: "mine"}), text("volume mine", "mine")),
+		"no label at all":                         both(volume(Volume{Device: "sda5", Disk: "sda"}), text("partition sda5", "sda5")),
+		"swap holds nothing":                      {change: volume(Volume{Device: "sda5", Disk: "sda", Label: "s-swap"})},
+		"Talos' own volumes":                      {change: volume(Volume{Device: "sda5", Disk: "sda", Label: "KUBELET", Phase: "ready"})},
+		"local data":                              both(local("/var/lib/rancher/pvc-1"), pv),
+		"local data, accepted":                    {change: then(local("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
+		"local data without path":                 both(local(""), pv),
+		"on a user volume of another disk":        {change: local("/var/mnt/data/pvc-1")},
+		"on a user volume, not quite":             both(local("/var/mnt/data/../other/pvc-1"), pv),
+		"on a user volume of the system disk":     both(then(logs, local("/var/mnt/logs")), text("volume u-logs", "u-logs")+"\n"+pv),
+		"on EPHEMERAL of another disk":            {change: then(ephemeral("sdb"), local("/var/lib/x"))},
+		"on an EPHEMERAL that nobody can see":     both(then(ephemeral(), local("/var/lib/x")), pv),
+		"on one of two EPHEMERALs, none is known": both(then(ephemeral("sda", "sdb"), local("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
+	})
+}
+
+func TestReplacingUnderEncryptionIsImpossible(t *testing.T) {
+	t.Parallel()
+	encrypted := func(e Encryption) func(*Wanted, *Found, *Observation) {
+		return func(_ *Wanted, f *Found, _ *Observation) { f.Machine.Encryption = []Encryption{e} }
+	}
+	locked := func(volume string) string {
+		return "volume " + volume + " is encrypted with lockToState and would be unreadable once STATE is gone: " +
+			"add a key without lockToState and remove that one, or use in-place"
+	}
+	tpm := Encryption{Volume: "u-data", Keys: []string{"static", "tpm"}}
+	check(t, map[string]refusalCase{
+		"lockToState on a persistent disk":   both(encrypted(Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}), locked("u-data")),
+		"lockToState on what nobody can see": both(encrypted(Encryption{Volume: "u-gone", LockToState: true}), locked("u-gone")),
+		"lockToState on the system disk":     {change: encrypted(Encryption{Volume: "EPHEMERAL", LockToState: true})},
+		"lockToState on another EPHEMERAL": both(func(_ *Wanted, f *Found, _ *Observation) {
+			f.Machine.Volumes[3].Disk = "sdb"
+			f.Machine.Encryption = []Encryption{{Volume: "EPHEMERAL", LockToState: true}}
+		}, locked("EPHEMERAL")),
+		"node ID": {change: encrypted(Encryption{Volume: "u-data", Keys: []string{"nodeID"}})},
+		"TPM without its state": both(encrypted(tpm), "volume u-data is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: "+
+			"add another key and remove that one, or use in-place"),
+		"TPM with its state": {change: func(_ *Wanted, f *Found, _ *Observation) {
+			f.Machine.Encryption = []Encryption{tpm}
+			f.VM.Config["tpmstate0"] = "fast:vm-9002-disk-8,size=4M,version=v2.0"
+		}},
+	})
+}
+
+func TestReplacingBesideTalosLabelsIsImpossible(t *testing.T) {
+	t.Parallel()
+	stale := func(disk, label, device string) string {
+		return disk + " carries a " + label + " partition (" + device + ") that Talos does not use now and might use then: delete that partition"
+	}
+	twice := func(label string) string {
+		return "the label " + label + " is there twice, on sda and on sdb: relabel or delete what is not in use"
+	}
+	check(t, map[string]refusalCase{
+		"META": both(volume(Volume{Device: "sdb2", Disk: "sdb", Label: "META"}),
+			"sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition\n"+twice("META")),
+		"STATE": both(volume(Volume{Device: "sdb2", Disk: "sdb", Label: "STATE"}), stale("sdb", "STATE", "sdb2")+"\n"+twice("STATE")),
+		"a second EPHEMERAL": both(volume(Volume{Device: "sdb2", Disk: "sdb", Label: "EPHEMERAL"}),
+			stale("sdb", "EPHEMERAL", "sdb2")+"\n"+twice("EPHEMERAL")),
+		"an ETCD that Talos does not use": both(volume(Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD"}), stale("sdb", "ETCD", "sdb2")),
+		"an ETCD that it uses":            {change: volume(Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD", Phase: "ready"})},
+		"EPHEMERAL on a persistent disk":  {change: func(_ *Wanted, f *Found, _ *Observation) { f.Machine.Volumes[3].Disk = "sdb" }},
+		"a user volume twice": both(volume(Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"}),
+			"the label u-data is there twice, on sdb and on sdc: relabel or delete what is not in use"),
+	})
+}

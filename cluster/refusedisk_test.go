@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
+	t.Parallel()
+	hold := func(value string) func(*Wanted, *Found, *Observation) {
+		return func(w *Wanted, f *Found, o *Observation) {
+			w.Holder = 200
+			f.VM.Config["scsi4"] = "fast:vm-200-disk-0,serial=held"
+			o.VMs[1].Config["scsi1"] = value
+		}
+	}
+	held := hold("fast:vm-200-disk-0,serial=held")
+	check(t, map[string]refusalCase{
+		"a holder's disk":                       {change: held},
+		"a holder's disk that it does not name": {change: hold("none,media=cdrom")},
+		"the same ISO in many VMs":              {change: func(_ *Wanted, _ *Found, o *Observation) { o.VMs[1].Config["ide2"] = "isos:iso/debian.iso,media=cdrom" }},
+		"another VM's disk": both(set("scsi4", "fast:vm-200-disk-0,serial=held"),
+			"scsi4 (fast:vm-200-disk-0) belongs to VM 200: name that as nodes[].holder, or reassign the disk to VM 9002"),
+		"a disk of no VM that exists": both(set("scsi4", "fast:vm-9999-disk-0,serial=x"),
+			"scsi4 (fast:vm-9999-disk-0) carries the number of VM 9999, which does not exist: reassign it to VM 9002"),
+		"a disk of a pod": {change: set("scsi4", "csi:vm-9999-pvc-1a2b")},
+		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
+			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
+		"a device of the host": both(set("scsi4", "/dev/disk/by-id/ata-x,serial=x"),
+			"scsi4 is a device of the host (/dev/disk/by-id/ata-x), which only root@pam can attach: give the node a volume instead"),
+		"no such holder": both(func(w *Wanted, _ *Found, _ *Observation) { w.Holder = 201 },
+			"its holder, VM 201, does not exist: correct nodes[].holder"),
+		"the system disk is a holder's": both(func(w *Wanted, f *Found, _ *Observation) {
+			w.Holder = 200
+			f.VM.Config["scsi0"] = "fast:vm-200-disk-0,serial=sys,size=10G"
+		}, "the system disk scsi0 (fast:vm-200-disk-0) belongs to the holder, VM 200: reassign it to VM 9002"),
+		"a disk named by a stranger": both(func(_ *Wanted, _ *Found, o *Observation) {
+			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
+		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
+		"a disk named by the holder": both(func(w *Wanted, _ *Found, o *Observation) {
+			w.Holder = 200
+			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
+		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
+		"a holder's disk named by a third": both(func(w *Wanted, f *Found, o *Observation) {
+			held(w, f, o)
+			o.VMs = append(o.VMs, VM{ID: 300, Config: map[string]string{"unused0": "fast:vm-200-disk-0"}})
+		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 300"),
+		"a holder that names it twice": both(func(w *Wanted, f *Found, o *Observation) {
+			held(w, f, o)
+			o.VMs[1].Config["unused0"] = "fast:vm-200-disk-0"
+		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi1 of VM 200, unused0 of VM 200"),
+		"a drive that can't be read": {
+			change:   set("scsi9", "serial=x"),
+			recreate: unreadDrive, reimage: unreadDrive,
+		},
+	})
+}
+
+// The system disk can't be proven in such a VM either.
+const unreadDrive = `VM 9002 "wk1" on pve1: scsi9: no volume in "serial=x"` + "\n" +
+	`VM 9002 "wk1" on pve1: scsi9: no volume in "serial=x": correct the VM's configuration`
+
+func TestReplacingAnUnprovenSystemDiskIsImpossible(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]refusalCase{
+		"not named": both(func(_ *Wanted, f *Found, _ *Observation) { f.Machine.SystemDisk = "" },
+			`VM 9002 "wk1" on pve1: system disk can't be proven: the machine does not name it: give the drive a serial= in Proxmox, restart the VM once, and try again`),
+		"not what the user says": both(func(w *Wanted, _ *Found, _ *Observation) { w.SystemDisk = "scsi1" },
+			`VM 9002 "wk1" on pve1: system disk can't be proven: the configuration says scsi1, but the machine runs from scsi0 (serial sys): give the drive a serial= in Proxmox, restart the VM once, and try again`),
+	})
+}
+
+func TestParkingOnAStorageThatCannotReassign(t *testing.T) {
+	t.Parallel()
+	typed := func(storage, kind string) func(*Wanted, *Found, *Observation) {
+		return func(_ *Wanted, _ *Found, o *Observation) {
+			i := slices.IndexFunc(o.Storages, func(s Storage) bool { return s.Name == storage })
+			o.Storages[i].Type = kind
+		}
+	}
+	const (
+		bulk = "virtio3 (bulk:9002/vm-9002-disk-2.raw) is on storage bulk of type "
+		cant = ", which can't give a disk to another VM: move it to another storage"
+		sys  = "scsi0 (fast:vm-9002-disk-0) is on storage fast of type iscsidirect" + cant
+	)
+	cases := map[string]refusalCase{
+		"a persistent disk on ZFS over iSCSI": {change: typed("bulk", "zfs"), recreate: bulk + "zfs" + cant},
+		"a persistent disk on a plugin":       {change: typed("bulk", "linstor"), recreate: bulk + "linstor" + cant},
+		"the system disk": {
+			change:  typed("fast", "iscsidirect"),
+			reimage: sys,
+			recreate: "efidisk0 (fast:vm-9002-disk-3) is on storage fast of type iscsidirect" + cant + "\n" + sys + "\n" +
+				"scsi1 (fast:vm-9002-disk-1) is on storage fast of type iscsidirect" + cant + "\n" +
+				"unused0 (fast:vm-9002-disk-7) is on storage fast of type iscsidirect" + cant,
+		},
+		"a storage that is not listed": {
+			change:   func(_ *Wanted, _ *Found, o *Observation) { o.Storages = o.Storages[1:] },
+			recreate: "virtio3 (bulk:9002/vm-9002-disk-2.raw) is on storage bulk, which Proxmox does not list: grant the token Datastore.Audit there",
+		},
+		"a holder's disk is not parked": {change: func(w *Wanted, f *Found, _ *Observation) {
+			w.Holder = 200
+			f.VM.Config["scsi4"] = "san:vm-200-disk-0,serial=held"
+		}},
+	}
+	for _, kind := range []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"} {
+		cases[kind] = refusalCase{change: typed("bulk", kind)}
+	}
+	check(t, cases)
+}

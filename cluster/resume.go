@@ -1,0 +1,83 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// planReboot waits for a node that an earlier run upgraded in place and that is away still.
+func planReboot(n *NodePlan, o Observation) {
+	mark := n.found.Node.Mark
+	n.Resume, n.run, n.Strategy, n.etcdKept = true, mark.Run, InPlace, true
+	n.Why = fmt.Sprintf("run %s began to upgrade it in place, and it is away", mark.Run)
+	if n.found.Node.ControlPlane {
+		n.Role = controlPlane
+	}
+	if build, ok := o.build(n.wanted, mark.Build); ok {
+		n.wanted.Build = build
+	}
+}
+
+// planResume finishes what a run began, with the build that its record names;
+// where that can't be done the old system disk is put back.
+func planResume(n *NodePlan, o Observation) {
+	rec := n.found.Parking.Record
+	n.Resume, n.run, n.Strategy, n.restore = true, rec.Run, cmp.Or(rec.Strategy, Recreate), rec.Restore
+	n.Why = fmt.Sprintf("run %s began to %s it and did not finish", rec.Run, n.Strategy)
+	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.found.Parking.VM.Host
+	if !n.Addr.IsValid() {
+		n.Addr = rec.Addr
+	}
+	for _, d := range rec.Disks {
+		disk, err := ParseDisk(d.Key, joinOptions(d.Volid, d.Options))
+		if err != nil {
+			n.Refused = append(n.Refused, fmt.Sprintf("record of run %s: %v", rec.Run, err))
+			continue
+		}
+		n.add(disk, d.System)
+	}
+	mem, err := rec.memory(n.found.Parking.VM)
+	if err != nil {
+		n.Refused = append(n.Refused, err.Error())
+		return
+	}
+	n.etcdKept = mem.EtcdKept
+	if mem.ControlPlane {
+		n.Role = controlPlane
+	}
+	build, known := o.build(n.wanted, rec.Build)
+	switch {
+	case rec.PutBack:
+		n.putBack("somebody asked for the old system disk")
+	case n.Strategy == Rollback:
+	case !known:
+		n.putBack(fmt.Sprintf("its build %s is in no lock that is here", short(rec.Build)))
+	case !n.found.ConfigKnown && n.found.Machine == nil:
+		n.putBack("its machine configuration is nowhere but on the old system disk")
+	}
+	if known {
+		n.wanted.Build = build
+	}
+}
+
+// build is the ID of the build that the node is being brought to.
+func (n NodePlan) build() string {
+	if n.restore != nil {
+		return n.restore.Build
+	}
+	return n.wanted.Build.ID
+}
+
+func (n *NodePlan) putBack(because string) {
+	n.Strategy = PutBack
+	n.Why += "; its old system disk is put back and everything is planned anew after that: " + because
+}
+
+// build finds a build by its ID: the wanted one, or that of a past lock.
+func (o Observation) build(w Wanted, id string) (Build, bool) {
+	if id == w.Build.ID {
+		return w.Build, true
+	}
+	b, ok := o.PastBuilds[id]
+	return b, ok
+}

@@ -1,0 +1,161 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// decision is how a stale node is brought to its wanted state, and why so.
+type decision struct {
+	Strategy Strategy // Auto when none is possible
+	Why      string
+	Refused  []string // why it can't be done, each with what lifts it
+	WillLose []string // data that goes with the system disk, as acceptLoss allows
+	Notes    []string
+}
+
+// strategies are what a user can ask for, in the order in which Auto tries them.
+var strategies = []Strategy{Recreate, Reimage, InPlace}
+
+// decide says how a stale node is brought to its wanted state, from nothing but
+// what was observed. system is its system disk, unless systemErr says that it
+// could not be proven.
+func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) decision {
+	d := decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
+	if f.VM == nil || f.Machine == nil {
+		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
+		return d
+	}
+	c := candidate{Wanted: w, vm: *f.VM, m: *f.Machine, found: f, world: o, system: system, systemErr: systemErr}
+	c.disks, c.disksErr = f.VM.Disks()
+	c.disks = slices.DeleteFunc(c.disks, Disk.CSI) // gone once the node is drained
+	lost, unknown := c.losses()
+	against := map[Strategy][]string{Recreate: c.againstRecreate(), Reimage: c.againstReimage(), InPlace: c.againstInPlace()}
+	switch {
+	case slices.Contains(strategies, w.Strategy):
+		d.Refused = against[w.Strategy]
+	default:
+		d.Strategy, d.Why, d.Refused = firstPossible(against)
+	}
+	for _, name := range unknown {
+		d.Notes = append(d.Notes, fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name))
+	}
+	if d.Strategy == Recreate || d.Strategy == Reimage {
+		for _, l := range lost {
+			if slices.Contains(w.AcceptLoss, l.name) {
+				d.WillLose = append(d.WillLose, l.what+" on the system disk will be lost")
+			}
+		}
+	}
+	return d
+}
+
+func unreadText(f Found) string {
+	if f.VM == nil {
+		return "it has no VM"
+	}
+	var why []string
+	for _, err := range f.Errs {
+		why = append(why, err.Error())
+	}
+	return fmt.Sprintf("its machine could not be read: %s: bring it back first", cmpNone(strings.Join(why, "; ")))
+}
+
+// firstPossible is what Auto means.
+func firstPossible(against map[Strategy][]string) (s Strategy, why string, refused []string) {
+	recreate, reimage := against[Recreate], against[Reimage]
+	also := slices.DeleteFunc(slices.Clone(recreate), func(r string) bool { return slices.Contains(reimage, r) })
+	switch {
+	case len(recreate) == 0:
+		return Recreate, "recreate: possible, every persistent disk can be carried over", nil
+	case len(reimage) == 0:
+		return Reimage, fmt.Sprintf("reimage: recreate is impossible (%s)", strings.Join(recreate, "; ")), nil
+	case len(against[InPlace]) == 0:
+		why = fmt.Sprintf("in-place: recreate and reimage are impossible (%s)", strings.Join(reimage, "; "))
+		if len(also) > 0 {
+			why += fmt.Sprintf(", recreate also (%s)", strings.Join(also, "; "))
+		}
+		return InPlace, why, nil
+	}
+	for _, reason := range slices.Concat(reimage, also, against[InPlace]) {
+		var of []string
+		for _, s := range strategies {
+			if slices.Contains(against[s], reason) {
+				of = append(of, string(s))
+			}
+		}
+		refused = append(refused, strings.Join(of, ", ")+": "+reason)
+	}
+	return Auto, "no strategy is possible", refused
+}
+
+// parkedDisks are the drives that have to be handed to the parking VM. Proxmox
+// frees every volume of its own with a VM, detached ones included. Those of a
+// holder stay its own: handing them over would rename them under its
+// configuration (qemu-server, API2/Qemu.pm, move_disk).
+func parkedDisks(disks []Disk, vm VMID, s Strategy, system string) []Disk {
+	var out []Disk
+	for _, d := range disks {
+		switch {
+		case d.CDROM || d.Owner != vm:
+		case s == Recreate, s == Reimage && d.Key == system:
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// etcdRules says whether a control plane may be taken out of a cluster with n
+// etcd members, itself among them, and what to warn of. With three or more,
+// whether the others are healthy is all that counts; that is the gate's to see.
+func etcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (refused, warn []string) {
+	replaced := s != InPlace && s != PutBack // those keep the data, or bring it back
+	switch {
+	case n >= 3:
+	case n < 1:
+		refused = append(refused, "how many control planes there are can't be told: no Node has the label node-role.kubernetes.io/control-plane")
+	case n == 2 && !acceptOutage:
+		refused = append(refused, "etcd has two members: without this one it has no quorum and the Kubernetes API is down, "+
+			"and losing the other one meanwhile loses the cluster: allow it with --accept-outage")
+	case n == 2:
+		warn = append(warn, "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile")
+	case replaced && dataOnSystemDisk:
+		refused = append(refused, "the only etcd member's data would be lost with the system disk: use in-place, "+
+			"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL)")
+	default:
+		warn = append(warn, "it is the only control plane: the Kubernetes API is down meanwhile")
+	}
+	return refused, warn
+}
+
+// etcdOnSystemDisk says whether a control plane loses etcd's data with its
+// system disk. Talos 1.14 can have a volume ETCD for it; else it is on EPHEMERAL.
+func etcdOnSystemDisk(m Machine) (bool, error) {
+	if m.SystemDisk == "" {
+		return false, fault.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
+	}
+	for _, label := range []string{"ETCD", "EPHEMERAL"} {
+		on := m.disksWith(label)
+		switch {
+		case len(on) > 1:
+			return false, fault.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
+		case len(on) == 1:
+			return on[0] == m.SystemDisk, nil
+		}
+	}
+	return false, fault.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
+}
+
+// disksWith lists the disks that carry a volume with that label, one entry for each volume.
+func (m Machine) disksWith(label string) []string {
+	var out []string
+	for _, v := range m.Volumes {
+		if v.Label == label {
+			out = append(out, v.Disk)
+		}
+	}
+	return out
+}

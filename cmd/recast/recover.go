@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newRecoverCmd(s *streams, g *globals) *cobra.Command {
+	var f rollFlags
+	c := &cobra.Command{
+		Use: "recover NODE", Short: "Give an unfinished replacement up: put the old system disk back",
+		Long: `Put everything back as it was before the unfinished replacement of a node began:
+stop the new VM, free its blank system disk, give every disk back, the old system
+disk too, and boot that. It needs neither the machine configuration nor the
+journal of the interrupted roll, so it works from any machine.
+
+recast roll finishes a replacement instead; recast status says what is unfinished.`,
+		Example: `  recast recover wk1`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
+				return pipeline.Recover(ctx, p, m, run, o, args[0])
+			})
+		},
+	}
+	f.add(c)
+	return c
+}
+
+func newRollbackCmd(s *streams, g *globals) *cobra.Command {
+	var f rollFlags
+	c := &cobra.Command{
+		Use: "rollback [NODE...]", Short: "Boot nodes from the system disk that they had before",
+		Long: `Exchange the system disk of nodes for the one that is parked since their last
+roll, and keep the present one parked. Without names: every node that has one.
+
+That is possible only while the old system still fits: its machine configuration
+and Kubernetes version are unchanged, and, for a control plane, etcd's minor
+version too and its old disk holds no data of etcd because it had left.
+Otherwise the way back is a roll to the previous lock: put the old recast.lock
+back and run recast roll. The plan says which applies.`,
+		Example: `  recast rollback wk1`,
+		RunE: func(c *cobra.Command, args []string) error {
+			f.policy.Only = args
+			return f.withRun(c, s, g, pipeline.Rollback)
+		},
+	}
+	f.add(c)
+	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+	return c
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newStatusCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "status", Short: "Who is at work, what is unfinished, where every disk is",
+		Long: `Say who holds the claim of the cluster, how the last run that was started here
+ended and, for every unfinished replacement, what has become of the VM, where each
+of its disks is, and what to type. Then list the old system disks that are kept.
+
+All of that is in Proxmox, so it works on any machine, and while Talos and
+Kubernetes are down. Changes nothing.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			var cl closers
+			defer cl.close()
+			px, err := connectProxmox(s, p, &cl)
+			if err != nil {
+				return err
+			}
+			src := pipeline.StatusSources{Proxmox: px, MachineConfig: machineConfigs(p)}
+			k, errKube := connectKube(p, &cl)
+			src.Nodes = func(ctx context.Context) ([]cluster.KubeNode, error) {
+				if errKube != nil {
+					return nil, errKube
+				}
+				return k.Nodes(ctx)
+			}
+			res, err := pipeline.Status(c.Context(), p, src)
+			if err != nil {
+				return err
+			}
+			return ui.WriteStatus(s.out, out, res)
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}

@@ -1,0 +1,78 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// amendTimeout bounds how long others may keep changing the node under us.
+const amendTimeout = time.Minute
+
+// nodePatch is a merge patch of a node. Its revision makes sure that the node
+// is the one which was read: taints are a list, which such a patch replaces
+// whole, and a mark must not be laid over one that came meanwhile.
+type nodePatch struct {
+	Metadata struct {
+		ResourceVersion string             `json:"resourceVersion"`
+		Labels          map[string]string  `json:"labels,omitempty"`
+		Annotations     map[string]*string `json:"annotations,omitempty"` // nil removes
+	} `json:"metadata"`
+	Spec struct {
+		Unschedulable *bool          `json:"unschedulable,omitempty"`
+		Taints        []corev1.Taint `json:"taints,omitempty"`
+	} `json:"spec"`
+}
+
+// annotate sets one annotation, or removes it if value is nil.
+func (p *nodePatch) annotate(key string, value *string) {
+	if p.Metadata.Annotations == nil {
+		p.Metadata.Annotations = map[string]*string{}
+	}
+	p.Metadata.Annotations[key] = value
+}
+
+// amendment says what to change on a node as it is; nil for nothing.
+type amendment func(n *corev1.Node) (*nodePatch, error)
+
+// amend changes a node in one write. If somebody else writes between our read
+// and our write, the node is read and the amendment asked again.
+func (c *Client) amend(ctx context.Context, what, node string, change amendment) error {
+	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		err := c.amendOnce(ctx, node, change)
+		switch {
+		case apierrors.IsConflict(err):
+			return false, "changed by someone else meanwhile", nil
+		case ctx.Err() != nil: // says nothing of the node
+			return err == nil, "", err
+		}
+		return err == nil, "", wait.Stop(c.translate(err))
+	})
+}
+
+func (c *Client) amendOnce(ctx context.Context, node string, change amendment) error {
+	n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	patch, err := change(n)
+	if err != nil || patch == nil {
+		return err
+	}
+	patch.Metadata.ResourceVersion = n.ResourceVersion
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	_, err = c.api.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{})
+	return err
+}

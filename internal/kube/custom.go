@@ -1,0 +1,85 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// groups lists the named API groups that the cluster serves: who is not among
+// them is not installed. client-go's own discovery takes a 403 or 404 for an
+// empty list, which would hide what is there.
+func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
+	var list metav1.APIGroupList
+	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis").Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list API groups: %w", c.translate(err))
+	}
+	return list.Groups, nil
+}
+
+// preferred is the version of a group that the cluster prefers; ok is false if
+// the group is not installed.
+func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, ok bool) {
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == name })
+	if i < 0 {
+		return schema.GroupVersion{}, false
+	}
+	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
+}
+
+// understood says whether a group is installed. To be installed without the
+// version whose fields we know is an error: others could hide data.
+func understood(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
+	if i < 0 {
+		return false, nil
+	}
+	var served []string
+	for _, v := range groups[i].Versions {
+		served = append(served, v.Version)
+	}
+	if !slices.Contains(served, gv.Version) {
+		return false, fmt.Errorf("%s is served as %s only, recast knows %s", gv.Group, strings.Join(served, ", "), gv.Version)
+	}
+	return true, nil
+}
+
+// resources lists the resources of a group's version, without subresources.
+func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
+	var list metav1.APIResourceList
+	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list resources of %s: %w", gv, c.translate(err))
+	}
+	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
+}
+
+// listCustom lists custom resources of all namespaces.
+func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, fieldSelector string) ([]T, error) {
+	request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
+	if fieldSelector != "" {
+		request = request.Param("fieldSelector", fieldSelector)
+	}
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), c.translate(err))
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), c.translate(err))
+	}
+	var list struct {
+		Items *[]T `json:"items"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("list %s: read the answer: %w", r.GroupResource(), err)
+	}
+	if list.Items == nil {
+		return nil, fmt.Errorf("list %s: the answer is no list", r.GroupResource())
+	}
+	return *list.Items, nil
+}

@@ -1,0 +1,89 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+var longhornVersion = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
+
+// longhornNode is what we read of Longhorn's own Node, which is named as the
+// Kubernetes one (longhorn-manager, k8s/pkg/apis/longhorn/v1beta2/node.go).
+type longhornNode struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Disks map[string]struct {
+			Type string `json:"diskType"`
+			Path string `json:"path"`
+		} `json:"disks"`
+	} `json:"spec"`
+	Status struct {
+		Disks map[string]*longhornDisk `json:"diskStatus"`
+	} `json:"status"`
+}
+
+type longhornDisk struct {
+	UUID          string              `json:"diskUUID"`
+	Conditions    []longhornCondition `json:"conditions"`
+	Replicas      map[string]int64    `json:"scheduledReplica"`
+	BackingImages map[string]int64    `json:"scheduledBackingImage"`
+}
+
+// longhornCondition is no metav1.Condition: its times may be empty strings.
+type longhornCondition struct {
+	Type   string `json:"type"`
+	Status string `json:"status"`
+}
+
+// empty says whether Longhorn knows that nothing is on the disk. It counts what
+// is there by the disk's UUID, and only while the disk is ready.
+func (d *longhornDisk) empty() bool {
+	ready := d != nil && d.UUID != "" && slices.ContainsFunc(d.Conditions, func(c longhornCondition) bool {
+		return c.Type == "Ready" && c.Status == "True"
+	})
+	return ready && len(d.Replicas)+len(d.BackingImages) == 0
+}
+
+// longhornDisks lists the directories of the node in which Longhorn has
+// replicas, or may have. Its other disks are whole block devices.
+func (c *Client) longhornDisks(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) ([]cluster.LocalData, error) {
+	if installed, err := understood(groups, longhornVersion); !installed {
+		return nil, err
+	}
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()
+	nodes, err := listCustom[longhornNode](ctx, c, longhornVersion.WithResource("nodes"), selector)
+	if err != nil {
+		return nil, err
+	}
+	var data []cluster.LocalData
+	for _, ln := range nodes {
+		for id, disk := range ln.Spec.Disks {
+			if disk.Type == "block" || disk.Type == "lvm" || ln.Status.Disks[id].empty() {
+				continue
+			}
+			what := fmt.Sprintf("Longhorn disk %s (%s)", id, contents(ln.Status.Disks[id]))
+			dir := path.Clean("/" + disk.Path) // Longhorn's default ends in a slash
+			data = append(data, cluster.LocalData{Name: "longhorn" + dir, What: what, Path: dir})
+		}
+	}
+	return data, nil
+}
+
+func contents(d *longhornDisk) string {
+	switch {
+	case d == nil || len(d.Replicas)+len(d.BackingImages) == 0:
+		return "not ready: what is on it is unknown"
+	case len(d.BackingImages) == 0:
+		return fmt.Sprintf("%d replicas", len(d.Replicas))
+	}
+	return fmt.Sprintf("%d replicas, %d backing images", len(d.Replicas), len(d.BackingImages))
+}

@@ -1,0 +1,98 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// The annotations in which recast says on a Node what it does to it. A kubelet
+// that registers again leaves them alone.
+const (
+	rollAnnotation        = "recast.dev/roll" // JSON of a cluster.Mark
+	failedBuildAnnotation = "recast.dev/failed-build"
+)
+
+// Cordon makes the node unschedulable and marks it with why, in one write. Who
+// finds the node unschedulable without a mark, or with a Foreign one, has
+// somebody else's cordon before him: Foreign is set in the new mark too.
+func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
+	return c.amend(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
+		had, err := markOf(n)
+		if err != nil {
+			return nil, err
+		}
+		mark := why
+		mark.Foreign = why.Foreign || n.Spec.Unschedulable && (had == nil || had.Foreign)
+		if had != nil && *had == mark && n.Spec.Unschedulable {
+			return nil, nil
+		}
+		text, err := json.Marshal(mark)
+		if err != nil {
+			return nil, fmt.Errorf("encode mark: %w", err)
+		}
+		p := &nodePatch{}
+		p.annotate(rollAnnotation, new(string(text)))
+		p.Spec.Unschedulable = new(true)
+		return p, nil
+	})
+}
+
+// Uncordon removes the mark and, unless it is Foreign, makes the node
+// schedulable again, in one write.
+func (c *Client) Uncordon(ctx context.Context, node string) error {
+	return c.amend(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
+		had, err := markOf(n)
+		if had == nil || err != nil {
+			return nil, err
+		}
+		p := &nodePatch{}
+		p.annotate(rollAnnotation, nil)
+		if !had.Foreign {
+			p.Spec.Unschedulable = new(false)
+		}
+		return p, nil
+	})
+}
+
+// SetFailedBuild remembers a build on the Node as one that it came back from as
+// the old system; "" forgets it.
+func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
+	return c.amend(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
+		if n.Annotations[failedBuildAnnotation] == build {
+			return nil, nil
+		}
+		p := &nodePatch{}
+		if build == "" {
+			p.annotate(failedBuildAnnotation, nil)
+		} else {
+			p.annotate(failedBuildAnnotation, &build)
+		}
+		return p, nil
+	})
+}
+
+// markOf reads the node's mark; nil if it has none. What can't be read is an
+// error: whose the cordon is could not be told.
+func markOf(n *corev1.Node) (*cluster.Mark, error) {
+	text, ok := n.Annotations[rollAnnotation]
+	if !ok {
+		return nil, nil
+	}
+	var m cluster.Mark
+	err := json.Unmarshal([]byte(text), &m)
+	if err == nil && m.Run == "" {
+		err = errors.New("it names no run")
+	}
+	if err != nil {
+		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, err),
+			"if no roll is under way, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
+	}
+	return &m, nil
+}

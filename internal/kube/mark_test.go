@@ -1,0 +1,286 @@
+package kube_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+const rollAnnotation = "recast.dev/roll"
+
+func mark(run string) cluster.Mark {
+	return cluster.Mark{Run: run, Strategy: cluster.Recreate, Build: "3f2a", BootID: "boot-1-wk1"}
+}
+
+// cordoned is what people can see of a cordon.
+type cordoned struct {
+	Unschedulable bool
+	Mark          string
+}
+
+func (l *lab) cordon(t *testing.T) cordoned {
+	t.Helper()
+	n, err := l.Node(t.Context(), "wk1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cordoned{n.Spec.Unschedulable, n.Annotations[rollAnnotation]}
+}
+
+const (
+	ours    = `{"run":"r2","strategy":"recreate","build":"3f2a","boot":"boot-1-wk1"}`
+	foreign = `{"run":"r2","strategy":"recreate","build":"3f2a","boot":"boot-1-wk1","foreign":true}`
+)
+
+func TestCordonAndUncordon(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		before cordoned
+		why    cluster.Mark
+		during cordoned
+		writes int // of Cordon
+		after  cordoned
+	}{
+		"nobody's":            {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
+		"somebody else's":     {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
+		"ours of this run":    {cordoned{true, ours}, mark("r2"), cordoned{true, ours}, 0, cordoned{}},
+		"ours of another run": {cordoned{true, `{"run":"r1"}`}, mark("r2"), cordoned{true, ours}, 1, cordoned{}},
+		"foreign in another run": {
+			cordoned{true, `{"run":"r1","foreign":true}`}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""},
+		},
+		"foreign, and lifted since": {cordoned{false, `{"run":"r1","foreign":true}`}, mark("r2"), cordoned{true, ours}, 1, cordoned{}},
+		"ours, and lifted since":    {cordoned{false, ours}, mark("r2"), cordoned{true, ours}, 1, cordoned{}},
+		"remembered as foreign": {
+			cordoned{},
+			cluster.Mark{Run: "r2", Strategy: cluster.Recreate, Build: "3f2a", BootID: "boot-1-wk1", Foreign: true},
+			cordoned{true, foreign},
+			1,
+			cordoned{true, ""},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1")
+				time.Sleep(10 * time.Second)
+				l.change(t, "wk1", func(n *corev1.Node) {
+					n.Spec.Unschedulable = tc.before.Unschedulable
+					if tc.before.Mark != "" {
+						n.Annotations[rollAnnotation] = tc.before.Mark
+					}
+				})
+				c := l.client(t, "system:masters")
+				if err := c.Cordon(t.Context(), "wk1", tc.why); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(tc.during, l.cordon(t)); diff != "" {
+					t.Errorf("cordoned (-want +got):\n%s", diff)
+				}
+				if got := l.calls.Mutations(); got != tc.writes {
+					t.Errorf("cordon took %d writes, want %d", got, tc.writes)
+				}
+				for range 2 { // the second has nothing to do
+					if err := c.Uncordon(t.Context(), "wk1"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if diff := cmp.Diff(tc.after, l.cordon(t)); diff != "" {
+					t.Errorf("uncordoned (-want +got):\n%s", diff)
+				}
+				if got := l.calls.Mutations(); got != tc.writes+1 {
+					t.Errorf("cordon and uncordon took %d writes, want %d", got, tc.writes+1)
+				}
+			})
+		})
+	}
+}
+
+func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+		if err := l.client(t, "system:masters").Uncordon(t.Context(), "wk1"); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(cordoned{true, ""}, l.cordon(t)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Somebody cordons the node between our read and our write: his cordon must
+// not pass for ours.
+func TestCordonSeesWhoWasFaster(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		tries := 0
+		l.calls.Hooks(func(call record.Call) error {
+			if call.Method == http.MethodPatch {
+				if tries++; tries == 1 {
+					l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+				}
+			}
+			return nil
+		}, nil)
+		if err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(cordoned{true, foreign}, l.cordon(t)); diff != "" || tries != 2 {
+			t.Errorf("after %d tries (-want +got):\n%s", tries, diff)
+		}
+	})
+}
+
+func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		l.calls.Hooks(func(call record.Call) error {
+			if call.Method == http.MethodPatch {
+				l.change(t, "wk1", func(n *corev1.Node) { n.Labels["at"] = time.Now().Format("150405") })
+			}
+			return nil
+		}, nil)
+		err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2"))
+		if err == nil || !strings.Contains(err.Error(), "changed by someone else meanwhile") {
+			t.Errorf("err = %v", err)
+		}
+		if l.cordon(t).Unschedulable {
+			t.Error("the node is cordoned all the same")
+		}
+	})
+}
+
+func TestMarksOutliveTheMachine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		if err := c.Cordon(t.Context(), "wk1", mark("r2")); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
+			t.Fatal(err)
+		}
+		l.NodeDown("wk1")
+		time.Sleep(time.Minute)
+		again := node("wk1", 0)
+		again.BootID = "boot-2-wk1"
+		l.NodeUp(again)
+		time.Sleep(10 * time.Second)
+		nodes, err := c.Nodes(t.Context())
+		if err != nil || len(nodes) != 1 {
+			t.Fatalf("nodes = %v, %v", nodes, err)
+		}
+		type view struct {
+			BootID, FailedBuild string
+			Unschedulable       bool
+			Mark                *cluster.Mark
+		}
+		want := view{"boot-2-wk1", "9c41", true, new(mark("r2"))}
+		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
+			t.Errorf("node after its new boot (-want +got):\n%s", diff)
+		}
+		if err := c.RestoreMetadata(t.Context(), "wk1", cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
+			t.Errorf("after RestoreMetadata (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSetFailedBuild(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		type view struct {
+			Build  string
+			There  bool
+			Writes int
+		}
+		var got []view
+		for _, build := range []string{"", "b1", "b1", "b2", "", ""} {
+			if err := c.SetFailedBuild(t.Context(), "wk1", build); err != nil {
+				t.Fatal(err)
+			}
+			n, err := l.Node(t.Context(), "wk1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			is, there := n.Annotations["recast.dev/failed-build"]
+			got = append(got, view{is, there, l.calls.Mutations()})
+		}
+		want := []view{{"", false, 0}, {"b1", true, 1}, {"b1", true, 1}, {"b2", true, 2}, {"", false, 3}, {"", false, 3}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"yes", "", "{}", `{"run":7}`, "null"} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1")
+				time.Sleep(10 * time.Second)
+				l.change(t, "wk1", func(n *corev1.Node) { n.Annotations[rollAnnotation] = text })
+				c := l.client(t, "system:masters")
+				_, nodesErr := c.Nodes(t.Context())
+				for what, err := range map[string]error{
+					"Nodes": nodesErr, "Cordon": c.Cordon(t.Context(), "wk1", mark("r2")), "Uncordon": c.Uncordon(t.Context(), "wk1"),
+				} {
+					if err == nil || !strings.Contains(err.Error(), "annotation recast.dev/roll of node wk1") || len(fault.Hints(err)) != 1 {
+						t.Errorf("%s: %v, hints %q", what, err, fault.Hints(err))
+					}
+				}
+				if got := l.calls.Mutations(); got != 0 {
+					t.Errorf("%d writes", got)
+				}
+			})
+		})
+	}
+}
+
+func TestMarksOfAMissingNode(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string]func(c *kube.Client, t *testing.T) error{
+		"cordon":       func(c *kube.Client, t *testing.T) error { return c.Cordon(t.Context(), "wk9", mark("r2")) },
+		"uncordon":     func(c *kube.Client, t *testing.T) error { return c.Uncordon(t.Context(), "wk9") },
+		"failed build": func(c *kube.Client, t *testing.T) error { return c.SetFailedBuild(t.Context(), "wk9", "b") },
+		"local data":   func(c *kube.Client, t *testing.T) error { _, err := c.LocalData(t.Context(), "wk9"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1")
+				if err := f(l.client(t, "system:masters"), t); !errors.Is(err, cluster.ErrNotFound) {
+					t.Errorf("err = %v, want ErrNotFound", err)
+				}
+			})
+		})
+	}
+}

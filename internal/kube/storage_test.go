@@ -1,0 +1,198 @@
+package kube_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// install serves a custom resource and returns how to add one.
+func (l *lab) install(t *testing.T, group, version, resource, kind string, namespaced bool) func(namespace, name string, content map[string]any) {
+	t.Helper()
+	r := store.Resource{
+		GroupVersionResource: schema.GroupVersionResource{Group: group, Version: version, Resource: resource},
+		Kind:                 kind, Namespaced: namespaced, Status: true,
+	}
+	l.Define(r)
+	return func(namespace, name string, content map[string]any) {
+		t.Helper()
+		u := &unstructured.Unstructured{Object: map[string]any{}}
+		maps.Copy(u.Object, content)
+		u.SetGroupVersionKind(r.GVK())
+		u.SetNamespace(namespace)
+		if u.GetName() == "" {
+			u.SetName(name)
+		}
+		l.put(t, r.GroupVersionResource, u)
+	}
+}
+
+func diskStatus(ready string, replicas ...string) map[string]any {
+	scheduled := map[string]any{}
+	for _, r := range replicas {
+		scheduled[r] = int64(1 << 30)
+	}
+	return map[string]any{
+		"diskUUID": "0b5f", "scheduledReplica": scheduled,
+		"conditions": []any{map[string]any{"type": "Ready", "status": ready, "lastTransitionTime": "", "lastProbeTime": ""}},
+	}
+}
+
+func longhornNode(disks, status map[string]any) map[string]any {
+	return map[string]any{"spec": map[string]any{"disks": disks}, "status": map[string]any{"diskStatus": status}}
+}
+
+func TestLocalDataOfLonghorn(t *testing.T) {
+	t.Parallel()
+	disk := func(kind, path string) map[string]any { return map[string]any{"diskType": kind, "path": path} }
+	def := map[string]any{"default": disk("filesystem", "/var/lib/longhorn/")}
+	unknown := []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (not ready: what is on it is unknown)", Path: "/var/lib/longhorn"}}
+	imaged := diskStatus("True", "r1")
+	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
+	noUUID := diskStatus("True")
+	delete(noUUID, "diskUUID")
+	cases := map[string]struct {
+		disks, status map[string]any
+		want          []cluster.LocalData
+	}{
+		"replicas": {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, []cluster.LocalData{
+			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (2 replicas)", Path: "/var/lib/longhorn"},
+		}},
+		"and backing images": {def, map[string]any{"default": imaged}, []cluster.LocalData{
+			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (1 replicas, 1 backing images)", Path: "/var/lib/longhorn"},
+		}},
+		"empty":               {disks: def, status: map[string]any{"default": diskStatus("True")}},
+		"no status yet":       {def, nil, unknown},
+		"status of null":      {def, map[string]any{"default": nil}, unknown},
+		"not ready":           {def, map[string]any{"default": diskStatus("False")}, unknown},
+		"not known by a UUID": {def, map[string]any{"default": noUUID}, unknown},
+		"block devices":       {disks: map[string]any{"a": disk("block", "/dev/sdb"), "b": disk("lvm", "/dev/sdc")}},
+		"two disks": {
+			map[string]any{"a": disk("", "/var/mnt/b"), "b": disk("filesystem", "/var/mnt/a")},
+			map[string]any{"a": diskStatus("True", "r1"), "b": diskStatus("True", "r2")},
+			[]cluster.LocalData{
+				{Name: "longhorn/var/mnt/a", What: "Longhorn disk b (1 replicas)", Path: "/var/mnt/a"},
+				{Name: "longhorn/var/mnt/b", What: "Longhorn disk a (1 replicas)", Path: "/var/mnt/b"},
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+				add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
+				c := l.client(t, "system:masters")
+				if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
+					t.Errorf("wk1 (-want +got):\n%s", diff)
+				}
+				if got := l.localData(t, c, "wk2"); len(got) != 0 {
+					t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
+		_, err := l.client(t, "system:masters").LocalData(t.Context(), "wk1")
+		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+func TestLocalDataOfRook(t *testing.T) {
+	t.Parallel()
+	data := func(daemons string) []cluster.LocalData {
+		return []cluster.LocalData{{Name: "rook/var/lib/rook", What: "Rook's directory of CephCluster rook-ceph/ceph (" + daemons + ")", Path: "/var/lib/rook"}}
+	}
+	monData := map[string]string{"ceph-daemon-data": "/var/lib/rook/mon-a/data", "rook-ceph-log": "/var/lib/rook/rook-ceph/log"}
+	osdData := map[string]string{"activate-osd": "/var/lib/rook/rook-ceph/f_1"}
+	finished := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", osdData)
+	finished.Status.Phase = corev1.PodSucceeded
+	cases := map[string]struct {
+		dir     string
+		pods    []*corev1.Pod
+		drained bool // the pods are gone, their Deployments are not
+		want    []cluster.LocalData
+	}{
+		"monitor": {dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)}, want: data("rook-ceph-mon")},
+		"monitor and OSD": {
+			dir:  "/var/lib/rook/",
+			pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-osd", "wk1", osdData), daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)},
+			want: data("rook-ceph-mon, rook-ceph-osd"),
+		},
+		"drained": {
+			dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)}, drained: true,
+			want: data("rook-ceph-mon"),
+		},
+		"drained, of another node": {dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk2", monData)}, drained: true},
+		"on another node":          {dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk2", monData)}},
+		"of another cluster":       {dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("default", "rook-ceph-mon", "wk1", monData)}},
+		"another daemon":           {dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mgr", "wk1", monData)}},
+		"monitor on a claim": {
+			dir:  "/var/lib/rook",
+			pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"rook-ceph-log": "/var/lib/rook/rook-ceph/log"})},
+		},
+		"a neighbour's directory": {
+			dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"x": "/var/lib/rook2"})},
+		},
+		"finished":      {dir: "/var/lib/rook", pods: []*corev1.Pod{finished}},
+		"external Ceph": {pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				add := l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)
+				add("rook-ceph", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": tc.dir}})
+				for _, p := range tc.pods {
+					if tc.drained {
+						l.put(t, store.Deployments(), tied(p))
+					} else {
+						l.put(t, store.Pods(), p)
+					}
+				}
+				if diff := cmp.Diff(tc.want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// tied is the Deployment that a daemon's pod comes from, without any pod.
+func tied(p *corev1.Pod) *appsv1.Deployment {
+	spec := p.Spec
+	spec.NodeSelector, spec.NodeName = map[string]string{hostname: spec.NodeName}, ""
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(0)), Selector: &metav1.LabelSelector{MatchLabels: p.Labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: p.Labels}, Spec: spec},
+		},
+	}
+}

@@ -1,0 +1,145 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// backups says, in words, which backups of the VM run or are due.
+func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
+	tasks, errTasks := c.activeTasks(ctx, vm.Host)
+	var jobs []backupJob
+	if err := errors.Join(errTasks, c.get(ctx, "/cluster/backup", &jobs)); err != nil {
+		return nil, err
+	}
+	var busy []string
+	if vm.Lock == "backup" {
+		busy = append(busy, "locked by a backup")
+	}
+	for _, t := range tasks {
+		switch {
+		case t.Type != "vzdump":
+		case t.ID == strconv.Itoa(int(vm.ID)):
+			busy = append(busy, "running task "+t.String())
+		case t.ID == "":
+			// A backup of several VMs names none of them (API2/VZDump.pm) and locks
+			// each only when its turn comes.
+			busy = append(busy, "running task "+t.String()+" of several VMs")
+		}
+	}
+	for _, j := range jobs {
+		if !j.includes(vm) {
+			continue
+		}
+		if when := due(int64(j.NextRun), time.Now()); when != "" {
+			busy = append(busy, "backup job "+j.ID+" "+when)
+		}
+	}
+	return busy, nil
+}
+
+// backupJob is an entry of the cluster's backup schedule.
+type backupJob struct {
+	ID                        string
+	Enabled                   json.RawMessage // on where it is not said
+	Node, Pool, VMID, Exclude string
+	All                       json.RawMessage
+	NextRun                   flexInt `json:"next-run"` // reckoned by Proxmox from now on
+}
+
+// includes says whether an enabled job takes in the VM, chosen as
+// get_included_guests does (VZDump.pm): a pool goes before a list, a list before all.
+func (j backupJob) includes(vm cluster.VM) bool {
+	if len(j.Enabled) > 0 && !truth(j.Enabled) || j.Node != "" && j.Node != vm.Host {
+		return false
+	}
+	id := strconv.Itoa(int(vm.ID))
+	switch {
+	case j.Pool != "":
+		return j.Pool == vm.Pool
+	case j.VMID != "":
+		return slices.Contains(splitList(j.VMID), id)
+	}
+	// A list of exceptions alone means all others (verify_vzdump_parameters).
+	return (truth(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
+}
+
+// splitList takes a Proxmox list apart: commas, semicolons, blanks.
+func splitList(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; \t\n\x00", r) })
+}
+
+// due says when something happens that starts at that Unix time; "" if that is
+// later than cluster.BusyWithin. 0 is a time that Proxmox does not tell.
+func due(unix int64, now time.Time) string {
+	at := time.Unix(unix, 0)
+	switch {
+	case unix == 0:
+		return "due at a time that Proxmox does not tell"
+	case at.After(now.Add(cluster.BusyWithin)):
+		return ""
+	}
+	return "due at " + at.UTC().Format("2006-01-02 15:04 MST")
+}
+
+// replicationJobs lists the VM's replication jobs by ID, disabled ones too: each
+// makes Proxmox refuse to delete the VM (Qemu.pm, destroy_vm).
+func (c *Client) replicationJobs(ctx context.Context, id cluster.VMID) ([]string, error) {
+	var rows []struct {
+		ID    string
+		Guest flexInt
+	}
+	if err := c.get(ctx, "/cluster/replication", &rows); err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, r := range rows {
+		if int(r.Guest) == int(id) {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids, nil
+}
+
+// replications says, in words, which of the VM's replication jobs run or are
+// due. Only the host that the VM is on knows.
+func (c *Client) replications(ctx context.Context, vm cluster.VM, jobs []string) ([]string, error) {
+	if len(jobs) == 0 {
+		return nil, nil
+	}
+	var rows []struct {
+		ID       string
+		Disable  json.RawMessage
+		PID      flexInt // of the running worker
+		NextSync flexInt `json:"next_sync"`
+	}
+	path := fmt.Sprintf("/nodes/%s/replication?guest=%d", url.PathEscape(vm.Host), vm.ID)
+	if err := c.get(ctx, path, &rows); err != nil {
+		return nil, err
+	}
+	var busy []string
+	for _, r := range rows {
+		if r.PID != 0 {
+			busy = append(busy, "replication job "+r.ID+" runs")
+			continue
+		}
+		// 0: it will not start, because its schedule is over or its target is
+		// offline (ReplicationState.pm, get_next_job).
+		if r.NextSync == 0 || truth(r.Disable) {
+			continue
+		}
+		if when := due(int64(r.NextSync), time.Now()); when != "" {
+			busy = append(busy, "replication job "+r.ID+" "+when)
+		}
+	}
+	return busy, nil
+}

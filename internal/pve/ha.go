@@ -1,0 +1,191 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+const haResources = "/cluster/ha/resources"
+
+// sid is a VM's name in Proxmox HA.
+func sid(id cluster.VMID) string { return fmt.Sprintf("vm:%d", id) }
+
+var (
+	// noResource is how a resource that is not there is answered, with status 500
+	// (API2/HA/Resources.pm, api_copy_config).
+	noResource = regexp.MustCompile(`no such resource '[^']*'`)
+	// notManaged is how the removal of one is answered; "resource 'vm:101' is not HA
+	// managed" before pve-ha-manager 2.0-7.
+	notManaged = regexp.MustCompile(`not HA managed`)
+)
+
+// haResource reads a VM's resource; nil if there is none.
+func (c *Client) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
+	var raw rawConfig
+	if err := c.get(ctx, haResources+"/"+sid(id), &raw); err != nil {
+		if saysInternally(err, noResource) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	settings, _, err := raw.normalise()
+	if err != nil {
+		return nil, fmt.Errorf("HA resource %s: %w", sid(id), err)
+	}
+	// Without a state it is to be started (HA/Config.pm, read_and_check_resources_config).
+	r := &cluster.HAResource{VMID: id, State: cmp.Or(settings["state"], "started"), Settings: settings}
+	for _, key := range []string{"sid", "type", "state"} {
+		delete(settings, key)
+	}
+	return r, nil
+}
+
+// RemoveHA implements cluster.HA. It returns when the cluster's resource manager
+// has let go of the VM: until it has made its round, about every 10 s, it would
+// start a VM again that is stopped.
+func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
+	r, err := c.haResource(ctx, id)
+	if err == nil && r != nil {
+		err = c.removeResource(ctx, id)
+	}
+	if err != nil {
+		return err
+	}
+	return c.awaitHA(ctx, id, false)
+}
+
+// removeResource sends purge=0, because Proxmox would otherwise take the VM out
+// of the rules that name it. Where it does not know the parameter, there either
+// are no rules yet or it does as it likes with them.
+func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
+	path := haResources + "/" + sid(id)
+	err := c.change(ctx, http.MethodDelete, path+"?purge=0", nil, nil)
+	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
+		if err := c.refuseRules(ctx, id); err != nil {
+			return err
+		}
+		err = c.change(ctx, http.MethodDelete, path, nil, nil)
+	}
+	if saysInternally(err, notManaged) {
+		return nil
+	}
+	return err
+}
+
+// refuseRules refuses if any HA rule names the VM.
+func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
+	var rules []struct{ Rule, Resources string }
+	err := c.get(ctx, "/cluster/ha/rules", &rules)
+	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusNotImplemented {
+		return nil // Proxmox VE 8 has groups, which are a setting of the resource
+	}
+	if err != nil {
+		return err
+	}
+	var named []string
+	for _, r := range rules {
+		if slices.Contains(splitList(r.Resources), sid(id)) {
+			named = append(named, r.Rule)
+		}
+	}
+	if len(named) == 0 {
+		return nil
+	}
+	return fault.WithHint(
+		fault.Refusedf("HA rules name %s (%s), and this Proxmox VE cannot leave them alone when the resource goes", sid(id), strings.Join(named, ", ")),
+		"update pve-ha-manager, or take the VM out of these rules by hand")
+}
+
+// AddHA implements cluster.HA.
+func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
+	now, err := c.haResource(ctx, r.VMID)
+	if err != nil {
+		return err
+	}
+	if now != nil {
+		return sameHA(*now, r)
+	}
+	params := make(map[string]string, len(r.Settings)+2)
+	maps.Copy(params, r.Settings)
+	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
+	if err := c.change(ctx, http.MethodPost, haResources, params, nil); err != nil {
+		return err
+	}
+	return c.awaitHA(ctx, r.VMID, true)
+}
+
+// sameHA is an error that names what is not as wanted.
+func sameHA(now, want cluster.HAResource) error {
+	is, should := haValues(now), haValues(want)
+	var differ []string
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(is)), maps.Keys(should))
+	slices.Sort(keys)
+	for _, key := range slices.Compact(keys) {
+		if is[key] != should[key] {
+			differ = append(differ, fmt.Sprintf("%s is %q, not %q", key, is[key], should[key]))
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("%s is in Proxmox HA already with other settings: %s", sid(now.VMID), strings.Join(differ, ", ")),
+		"correct them with ha-manager set %s, or take it out with ha-manager remove %s --purge 0", sid(now.VMID), sid(now.VMID))
+}
+
+// haValues are all settings of a resource. "enabled" is the old word for
+// "started" (HA/Config.pm).
+func haValues(r cluster.HAResource) map[string]string {
+	all := maps.Clone(r.Settings)
+	if all == nil {
+		all = map[string]string{}
+	}
+	all["state"] = cmp.Or(r.State, "started")
+	if r.State == "enabled" {
+		all["state"] = "started"
+	}
+	return all
+}
+
+// awaitHA waits until Proxmox HA knows the VM, or no longer does. Its status
+// lists what is configured and what the resource manager still looks after; the
+// VM's own status shows the first alone.
+func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
+	name := "Proxmox HA lets go of " + sid(id)
+	if managed {
+		name = "Proxmox HA takes over " + sid(id)
+	}
+	return wait.Until(ctx, wait.For{Name: name, Every: c.poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
+		state, found, err := c.haState(ctx, id)
+		if err != nil {
+			return false, "", stopOnAnswer(err)
+		}
+		if !found {
+			state = "not in HA"
+		}
+		return found == managed, state, nil
+	})
+}
+
+func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
+	var rows []struct{ Type, SID, State string }
+	if err := c.get(ctx, "/cluster/ha/status/current", &rows); err != nil {
+		return "", false, err
+	}
+	for _, r := range rows {
+		if r.Type == "service" && r.SID == sid(id) {
+			return r.State, true, nil
+		}
+	}
+	return "", false, nil
+}

@@ -1,0 +1,215 @@
+package pve
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+const onVM101 = "GET /nodes/pve1/qemu/101"
+
+// tied101 is VM 101 as the cases below have it.
+var tied101 = cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Pool: "talos"}
+
+// untied makes pve1 answer about a VM 101 that nothing is tied to, beside others' things.
+func untied(pve1 *fake) {
+	for path, list := range map[string]string{
+		onVM101 + "/firewall/rules":                     `[]`,
+		onVM101 + "/firewall/options":                   `{"digest":"da39"}`,
+		onVM101 + "/firewall/aliases":                   `[]`,
+		onVM101 + "/firewall/ipset":                     `[]`,
+		onVM101 + "/snapshot":                           `[{"name":"current","description":"You are here!"}]`,
+		"GET /access/acl":                               `[{"path":"/","ugid":"a@pve"},{"path":"/vms/1010","ugid":"a@pve"}]`,
+		"GET /cluster/replication":                      `[{"id":"102-0","guest":102}]`,
+		"GET /cluster/backup":                           `[]`,
+		"GET /nodes/pve1/tasks?source=active&limit=500": `[]`,
+	} {
+		pve1.on(path, data(list))
+	}
+	pve1.on("GET /cluster/ha/resources/vm:101", raw("500 no such resource 'vm:101'", ""))
+}
+
+// tie is one thing tied to VM 101: an answer that differs from untied's.
+type tie struct {
+	vm      func(*cluster.VM)
+	path    string
+	answer  route
+	path2   string
+	answer2 route
+	want    cluster.Ties
+	err     string
+}
+
+func testTies(t *testing.T, cases map[string]tie) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				untied(pve1)
+				for path, answer := range map[string]route{tc.path: tc.answer, tc.path2: tc.answer2} {
+					if path != "" {
+						pve1.on(path, answer)
+					}
+				}
+				vm := tied101
+				if tc.vm != nil {
+					tc.vm(&vm)
+				}
+				got, err := s.client(t, "pve1").Ties(t.Context(), vm)
+				if tc.err == "" && err != nil || tc.err != "" && fmt.Sprint(err) != tc.err {
+					t.Fatalf("error is %v\nwant     %s", err, tc.err)
+				}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("ties (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestTies(t *testing.T) {
+	t.Parallel()
+	dropped := func(what ...string) cluster.Ties { return cluster.Ties{Dropped: what} }
+	testTies(t, map[string]tie{
+		"none":             {},
+		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0},{"pos":1}]`), want: dropped("2 firewall rules")},
+		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: dropped("1 firewall options")},
+		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: dropped("1 firewall aliases")},
+		"firewall IP sets": {path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0"}]`), want: dropped("1 firewall IP sets")},
+		"ACL entries": {
+			path: "GET /access/acl", answer: data(`[{"path":"/vms/101","ugid":"a@pve"},{"path":"/vms/101","ugid":"b@pve"}]`),
+			want: dropped("an ACL entry at /vms/101"),
+		},
+		"snapshots": {
+			path: onVM101 + "/snapshot", answer: data(`[{"name":"before"},{"name":"after","parent":"before"},{"name":"current","parent":"after"}]`),
+			want: cluster.Ties{Snapshots: []string{"before", "after"}},
+		},
+		"HA": {
+			path: "GET /cluster/ha/resources/vm:101",
+			answer: data(`{"sid":"vm:101","type":"vm","digest":"d","state":"stopped","max_restart":3,"max_relocate":"0","group":"rack1",
+				"comment":"two words","failback":0}`),
+			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "stopped", Settings: map[string]string{
+				"max_restart": "3", "max_relocate": "0", "group": "rack1", "comment": "two words", "failback": "0",
+			}}},
+		},
+		"HA without a state": {
+			path: "GET /cluster/ha/resources/vm:101", answer: data(`{"sid":"vm:101","type":"vm","digest":"d"}`),
+			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{}}},
+		},
+		"HA setting of an unknown kind": {
+			path: "GET /cluster/ha/resources/vm:101", answer: data(`{"sid":"vm:101","new":{"a":1}}`),
+			err: `read what belongs to VM 101 "wk1" on pve1: HA resource vm:101: new is neither a text nor a number: {"a":1}`,
+		},
+	})
+}
+
+func TestTiesFailClosed(t *testing.T) {
+	t.Parallel()
+	const read = `read what belongs to VM 101 "wk1" on pve1: `
+	cases := map[string]tie{
+		"privileges are missing": {
+			path: "GET /cluster/ha/resources/vm:101", answer: raw("403 Permission check failed (/, Sys.Audit)", ""),
+			path2: onVM101 + "/snapshot", answer2: raw("403 Permission check failed (/vms/101, VM.Audit)", ""),
+			err: read + "GET /nodes/pve1/qemu/101/snapshot: 403 Permission check failed (/vms/101, VM.Audit)\n" +
+				"GET /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Audit)",
+		},
+		"VM is gone": {
+			path: onVM101 + "/firewall/rules", answer: raw(noVM101, ""),
+			err: read + "GET /nodes/pve1/qemu/101/firewall/rules: " + noVM101,
+		},
+		"HA is broken": {
+			path: "GET /cluster/ha/resources/vm:101", answer: raw("500 unable to read file 'ha/resources.cfg'", ""),
+			err: read + "GET /cluster/ha/resources/vm:101: 500 unable to read file 'ha/resources.cfg'",
+		},
+		"not there, said with another status": {
+			path: "GET /cluster/ha/resources/vm:101", answer: raw("400 no such resource 'vm:101'", ""),
+			err: read + "GET /cluster/ha/resources/vm:101: 400 no such resource 'vm:101'",
+		},
+		"task that cannot be read": {
+			path: "GET /nodes/pve1/tasks?source=active&limit=500", answer: data(`[{"upid":"nonsense"}]`),
+			err: read + `"nonsense" is not the name of a Proxmox task`,
+		},
+	}
+	for _, path := range []string{
+		onVM101 + "/firewall/rules", onVM101 + "/firewall/options", onVM101 + "/firewall/aliases", onVM101 + "/firewall/ipset",
+		onVM101 + "/snapshot", "GET /access/acl", "GET /cluster/replication", "GET /cluster/backup",
+	} {
+		cases["403 "+path] = tie{path: path, answer: raw("403 Permission check failed", ""), err: read + path + ": 403 Permission check failed"}
+	}
+	testTies(t, cases)
+}
+
+// at is a Unix time that lies so far ahead when a test begins in its bubble.
+func at(ahead time.Duration) int64 {
+	return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(ahead).Unix()
+}
+
+func TestBackups(t *testing.T) {
+	t.Parallel()
+	job := func(fields string) route {
+		return data(fmt.Sprintf(`[{"id":"nightly","type":"vzdump","schedule":"22:00","next-run":%d,%s}]`, at(10*time.Minute), fields))
+	}
+	task := func(kind, id, rest string) route {
+		return data(`[{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:` + kind + `:` + id + `:root@pam:"` + rest + `}]`)
+	}
+	const jobs, tasks = "GET /cluster/backup", "GET /nodes/pve1/tasks?source=active&limit=500"
+	busy := func(what ...string) cluster.Ties { return cluster.Ties{Busy: what} }
+	soon := busy("backup job nightly due at 2000-01-01 00:10 UTC")
+	testTies(t, map[string]tie{
+		"lock":                   {vm: func(vm *cluster.VM) { vm.Lock = "backup" }, want: busy("locked by a backup")},
+		"another lock":           {vm: func(vm *cluster.VM) { vm.Lock = "migrate" }},
+		"task of the VM":         {path: tasks, answer: task("vzdump", "101", ""), want: busy("running task vzdump 101 on pve1")},
+		"task of another VM":     {path: tasks, answer: task("vzdump", "102", "")},
+		"task of several VMs":    {path: tasks, answer: task("vzdump", "", ""), want: busy("running task vzdump on pve1 of several VMs")},
+		"task that has ended":    {path: tasks, answer: task("vzdump", "101", `,"endtime":946684800,"status":"OK"`)},
+		"another kind of task":   {path: tasks, answer: task("qmstart", "101", "")},
+		"job with the VM":        {path: jobs, answer: job(`"vmid":"100, 101;102","enabled":1`), want: soon},
+		"job with others":        {path: jobs, answer: job(`"vmid":"1010,11","enabled":1`)},
+		"job of all":             {path: jobs, answer: job(`"all":1`), want: soon},
+		"job of all others":      {path: jobs, answer: job(`"all":1,"exclude":"101"`)},
+		"job with exceptions":    {path: jobs, answer: job(`"exclude":"102"`), want: soon},
+		"job that is disabled":   {path: jobs, answer: job(`"all":1,"enabled":0`)},
+		"job of the pool":        {path: jobs, answer: job(`"pool":"talos","all":0`), want: soon},
+		"job of another pool":    {path: jobs, answer: job(`"pool":"other","all":1`)},
+		"pool goes before list":  {path: jobs, answer: job(`"pool":"other","vmid":"101"`)},
+		"list goes before all":   {path: jobs, answer: job(`"vmid":"102","all":1`)},
+		"job on this host":       {path: jobs, answer: job(`"all":1,"node":"pve1"`), want: soon},
+		"job on another host":    {path: jobs, answer: job(`"all":1,"node":"pve2"`)},
+		"job of nobody":          {path: jobs, answer: job(`"enabled":1`)},
+		"job that is not due":    {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":%d}]`, at(cluster.BusyWithin+time.Second)))},
+		"job that is just due":   {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":"%d"}]`, at(cluster.BusyWithin))), want: busy("backup job nightly due at 2000-01-01 00:30 UTC")},
+		"job with no next run":   {path: jobs, answer: data(`[{"id":"old","all":1,"starttime":"22:00"}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
+		"job whose time is null": {path: jobs, answer: data(`[{"id":"old","all":1,"next-run":null}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
+	})
+}
+
+func TestReplications(t *testing.T) {
+	t.Parallel()
+	const list, status = "GET /cluster/replication", "GET /nodes/pve1/replication?guest=101"
+	mine := data(`[{"id":"101-0","guest":"101","schedule":"*/15"},{"id":"102-0","guest":102}]`)
+	with := func(busy ...string) cluster.Ties {
+		return cluster.Ties{Dropped: []string{"replication job 101-0"}, Busy: busy}
+	}
+	state := func(fields string) route { return data(`[{"id":"101-0","guest":101,` + fields + `}]`) }
+	next := func(ahead time.Duration, rest string) route {
+		return state(fmt.Sprintf(`"next_sync":%d%s`, at(ahead), rest))
+	}
+	soon := with("replication job 101-0 due at 2000-01-01 00:15 UTC")
+	testTies(t, map[string]tie{
+		"runs":            {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, `,"pid":1234`), want: with("replication job 101-0 runs")},
+		"is due":          {path: list, answer: mine, path2: status, answer2: next(15*time.Minute, ``), want: soon},
+		"is overdue":      {path: list, answer: mine, path2: status, answer2: state(`"next_sync":1`), want: with("replication job 101-0 due at 1970-01-01 00:00 UTC")},
+		"is not due":      {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, ``), want: with()},
+		"is disabled":     {path: list, answer: mine, path2: status, answer2: next(0, `,"disable":1`), want: with()},
+		"target is away":  {path: list, answer: mine, path2: status, answer2: state(`"next_sync":0,"fail_count":4`), want: with()},
+		"cannot be asked": {path: list, answer: mine, path2: status, answer2: raw("595 No route to host", ""), err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/replication: 595 No route to host`},
+	})
+}

@@ -1,0 +1,172 @@
+package registry
+
+import (
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+// place is a registry server of its own and what was asked of it.
+type place struct {
+	host string
+
+	mu       sync.Mutex
+	requests []string                           // "PUT /v2/…/manifests/v1"
+	refuse   func(r *http.Request) (status int) // 0: serve it
+}
+
+func newPlace(t *testing.T, o ...ggcr.Option) *place {
+	t.Helper()
+	p := &place{}
+	handler := ggcr.New(append(o, ggcr.Logger(log.New(io.Discard, "", 0)))...)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if status := p.note(r); status != 0 {
+			http.Error(w, `{"errors":[{"code":"DENIED","message":"not here"}]}`, status)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	p.host = strings.TrimPrefix(server.URL, "http://")
+	return p
+}
+
+func (p *place) note(r *http.Request) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.requests = append(p.requests, r.Method+" "+r.URL.Path)
+	if p.refuse == nil {
+		return 0
+	}
+	return p.refuse(r)
+}
+
+// set lets the place refuse what f says, and forgets what was asked of it.
+func (p *place) set(f func(r *http.Request) int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse, p.requests = f, nil
+}
+
+// asked returns the requests of one method, less those for the version of the API.
+func (p *place) asked(method string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []string
+	for _, r := range p.requests {
+		if strings.HasPrefix(r, method+" ") && r != "GET /v2/" {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// copier is two registries, a client of both, and an index of two architectures in the first.
+type copier struct {
+	*Client
+	from, to *place
+	source   name.Digest
+	mirror   name.Repository
+}
+
+func newCopier(t *testing.T, to ...ggcr.Option) *copier {
+	t.Helper()
+	c := &copier{from: newPlace(t, ggcr.WithReferrersSupport(true))}
+	c.into(t, newPlace(t, to...))
+	var err error
+	if c.Client, err = New(Options{Keychain: authn.NewMultiKeychain()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	index, err := random.Index(512, 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	repository := must(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)
+	c.source = repository.Digest(must(index.Digest())(t).String())
+	if err := remote.WriteIndex(repository.Tag("v1.13.9"), index); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// into lets copies go to that registry.
+func (c *copier) into(t *testing.T, to *place) {
+	t.Helper()
+	c.to, c.mirror = to, must(name.NewRepository(to.host+"/acme/talos"))(t)
+}
+
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func (c *copier) signatureTag() string {
+	return strings.Replace(c.source.DigestStr(), ":", "-", 1) + ".sig"
+}
+
+// sign puts an image under the tag where cosign keeps a signature.
+func (c *copier) sign(t *testing.T, in name.Repository) v1.Hash {
+	t.Helper()
+	sig := must(random.Image(64, 1))(t)
+	if err := remote.Write(in.Tag(c.signatureTag()), sig); err != nil {
+		t.Fatal(err)
+	}
+	return must(sig.Digest())(t)
+}
+
+// refer puts an image into the source's repository whose subject is the source.
+func (c *copier) refer(t *testing.T) v1.Hash {
+	t.Helper()
+	desc := must(remote.Head(c.source))(t)
+	r := mutate.Subject(must(random.Image(64, 1))(t), *desc).(v1.Image)
+	hash := must(r.Digest())(t)
+	if err := remote.Write(c.source.Context().Digest(hash.String()), r); err != nil {
+		t.Fatal(err)
+	}
+	return hash
+}
+
+func (c *copier) run(t *testing.T) error {
+	t.Helper()
+	return c.Copy(t.Context(), c.source.String(), c.mirror.String(), nil)
+}
+
+// whole fails the test unless the copy is there with every manifest and blob.
+func (c *copier) whole(t *testing.T) {
+	t.Helper()
+	index := must(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	if m := must(index.IndexManifest())(t); len(m.Manifests) != 2 {
+		t.Errorf("%d manifests", len(m.Manifests))
+	}
+}
+
+func (c *copier) attach(t *testing.T) (sig, referrer v1.Hash) {
+	t.Helper()
+	return c.sign(t, c.source.Context()), c.refer(t)
+}

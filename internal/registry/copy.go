@@ -1,0 +1,175 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Head returns the digest of what a tag names, as the registry's headers have it.
+func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
+	t, err := name.NewTag(tag)
+	if err != nil {
+		return "", false, fault.Configf("image tag %q: %w", tag, err)
+	}
+	d, err := remote.Head(t, c.options(ctx)...)
+	if notFound(err) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, explain(err, t.Context())
+	}
+	return d.Digest.String(), true, nil
+}
+
+// Copy copies an image or an index as images.Copier has it: the manifests last,
+// so that what is there under its digest is whole.
+func (c *Client) Copy(ctx context.Context, source, repository string, progress func(doneBytes int64)) error {
+	from, err := name.NewDigest(source)
+	if err != nil {
+		return fault.Configf("image reference %q: %w", source, err)
+	}
+	to, err := name.NewRepository(repository)
+	if err != nil {
+		return fault.Configf("image repository %q: %w", repository, err)
+	}
+	if _, err := c.push(ctx, from, to.Digest(from.DigestStr()), progress); err != nil {
+		return err
+	}
+	if err := c.copySignature(ctx, from, to); err != nil {
+		return err
+	}
+	return c.copyReferrers(ctx, from, to)
+}
+
+// Tag puts the manifest of ref under a tag of the same repository.
+func (c *Client) Tag(ctx context.Context, ref, tag string) error {
+	d, errRef := name.NewDigest(ref)
+	t, errTag := name.NewTag(tag)
+	if err := errors.Join(errRef, errTag); err != nil {
+		return fault.As(fault.Config, err)
+	}
+	desc, err := remote.Get(d, c.options(ctx)...)
+	if err != nil {
+		return explain(err, d.Context())
+	}
+	if err := remote.Tag(t, desc, c.options(ctx)...); err != nil {
+		return explain(err, t.Context())
+	}
+	return nil
+}
+
+// push copies one manifest and everything that it refers to, less what is there already.
+func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes int64)) (*remote.Descriptor, error) {
+	desc, err := remote.Get(from, c.options(ctx)...)
+	if err != nil {
+		return nil, explain(err, from.Context())
+	}
+	opts := c.options(ctx)
+	var told sync.WaitGroup
+	if progress != nil {
+		updates := make(chan v1.Update) // Push closes it
+		opts = append(opts, remote.WithProgress(updates))
+		told.Go(func() {
+			for u := range updates {
+				progress(u.Complete)
+			}
+		})
+	}
+	err = remote.Push(to, desc, opts...)
+	told.Wait()
+	if err != nil {
+		return nil, explain(err, blame(err, from.Context(), to.Context()))
+	}
+	return desc, nil
+}
+
+// copySignature copies what cosign keeps under a tag beside the image:
+// sigstore/cosign, specs/SIGNATURE_SPEC.md.
+func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repository) error {
+	tag := strings.Replace(of.DigestStr(), ":", "-", 1) + ".sig"
+	sig, err := remote.Head(of.Context().Tag(tag), c.options(ctx)...)
+	if notFound(err) {
+		return nil
+	}
+	if err != nil {
+		return explain(err, of.Context())
+	}
+	have, err := remote.Head(to.Tag(tag), c.options(ctx)...)
+	switch {
+	case err == nil && have.Digest == sig.Digest:
+		return nil
+	case err == nil:
+		return fault.WithHint(fault.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
+			"someone has signed the copy anew. Copy the signature by hand, or delete the tag from the registry")
+	// Artifactory answers 403 for a tag like this that does not exist: sigstore/cosign issue 2973.
+	case !notFound(err) && !errors.Is(explain(err, to), images.ErrDenied):
+		return explain(err, to)
+	}
+	_, err = c.push(ctx, of.Context().Tag(tag), to.Tag(tag), nil)
+	return err
+}
+
+// copyReferrers copies what names the image as its subject (OCI 1.1): provenance, an
+// SBOM. They are found, and made to be found, by the API or by the fallback tag,
+// whichever each registry has.
+func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repository) error {
+	list, err := c.referrers(ctx, of)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	have, err := c.referrers(ctx, to.Digest(of.DigestStr()))
+	if err != nil {
+		return err
+	}
+	for _, digest := range list {
+		if slices.Contains(have, digest) {
+			continue
+		}
+		at := to.Digest(digest)
+		desc, err := c.push(ctx, of.Context().Digest(digest), at, nil)
+		if err != nil {
+			return err
+		}
+		// Push leaves a manifest alone that is there already, and with it the
+		// fallback tag, which a copy that was cut off may lack.
+		if err := remote.Put(at, desc, c.options(ctx)...); err != nil {
+			return explain(err, to)
+		}
+	}
+	return nil
+}
+
+func (c *Client) referrers(ctx context.Context, of name.Digest) ([]string, error) {
+	index, err := remote.Referrers(of, c.options(ctx)...)
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	var digests []string
+	for _, d := range m.Manifests {
+		digests = append(digests, d.Digest.String())
+	}
+	return digests, nil
+}
+
+// blame is the repository that an error while copying comes from.
+func blame(err error, from, to name.Repository) name.Repository {
+	if e, ok := errors.AsType[*transport.Error](err); ok && e.Request != nil && e.Request.URL.Host == from.RegistryStr() {
+		return from
+	}
+	return to
+}

@@ -1,0 +1,289 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func TestCopy(t *testing.T) {
+	t.Parallel()
+	for title, referrersAPI := range map[string]bool{"referrers API": true, "fallback tag": false} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
+			sig := c.sign(t, c.source.Context())
+			referrers := []string{c.refer(t).String(), c.refer(t).String()}
+			if err := c.run(t); err != nil {
+				t.Fatal(err)
+			}
+			c.whole(t)
+			if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
+				t.Errorf("signature = %s, want %s", got.Digest, sig)
+			}
+			if err := validate.Image(must(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
+				t.Errorf("signature: %v", err)
+			}
+			got := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+			slices.Sort(got)
+			slices.Sort(referrers)
+			if diff := cmp.Diff(referrers, got); diff != "" {
+				t.Errorf("referrers (-want +got):\n%s", diff)
+			}
+			for _, r := range referrers {
+				if err := validate.Image(must(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
+					t.Errorf("referrer: %v", err)
+				}
+			}
+			for _, r := range c.to.asked("PUT") {
+				if strings.Contains(r, "/manifests/v") {
+					t.Errorf("a tag was set: %s", r)
+				}
+			}
+
+			c.to.set(nil)
+			if err := c.run(t); err != nil {
+				t.Fatal(err)
+			}
+			if again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH")); len(again) > 0 {
+				t.Errorf("sent again: %q", again)
+			}
+		})
+	}
+}
+
+// TestCopyWithoutAttachments: an image that nobody signed or referred to is copied all the same.
+func TestCopyWithoutAttachments(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	if err := c.run(t); err != nil {
+		t.Fatal(err)
+	}
+	c.whole(t)
+	if got := len(c.to.asked("PUT")); got != 2*3+3 { // blobs, manifests
+		t.Errorf("%d PUTs", got)
+	}
+}
+
+// TestCopyResumes cuts a copy off at each request that writes, and copies again.
+func TestCopyResumes(t *testing.T) {
+	t.Parallel()
+	for title, referrersAPI := range map[string]bool{"referrers API": true, "fallback tag": false} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
+			sig, referrer := c.attach(t)
+			if err := c.run(t); err != nil {
+				t.Fatal(err)
+			}
+			total := len(c.to.asked("PUT"))
+			if total < 2*3+3+5 {
+				t.Fatalf("only %d writes", total)
+			}
+			for at := 1; at <= total; at++ {
+				c.into(t, newPlace(t, ggcr.WithReferrersSupport(referrersAPI)))
+				writes := 0
+				c.to.set(func(r *http.Request) int {
+					if r.Method == http.MethodPut {
+						writes++
+					}
+					if writes < at {
+						return 0
+					}
+					return http.StatusInsufficientStorage // not one of those that are tried again
+				})
+				if err := c.run(t); err == nil {
+					t.Fatalf("cut at write %d of %d: no error", at, total)
+				}
+				c.to.set(nil)
+				if err := c.run(t); err != nil {
+					t.Fatalf("again after a cut at write %d of %d: %v", at, total, err)
+				}
+				c.whole(t)
+				got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
+				list := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+				if diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...)); diff != "" {
+					t.Errorf("cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestCopyNeverOverwritesASignature(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	c.sign(t, c.source.Context())
+	theirs := c.sign(t, c.mirror)
+	err := c.run(t)
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), theirs.String()) || len(fault.Hints(err)) != 1 {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+	if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != theirs {
+		t.Errorf("signature = %s, want %s", got.Digest, theirs)
+	}
+}
+
+// TestCopyPastDeniedSignatureTag is what Artifactory answers about a signature that is not there.
+func TestCopyPastDeniedSignatureTag(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	sig := c.sign(t, c.source.Context())
+	c.to.set(func(r *http.Request) int {
+		if r.Method == http.MethodHead && strings.HasSuffix(r.URL.Path, ".sig") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	if err := c.run(t); err != nil {
+		t.Fatal(err)
+	}
+	c.to.set(nil)
+	if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
+		t.Errorf("signature = %s, want %s", got.Digest, sig)
+	}
+}
+
+func TestCopyExplains(t *testing.T) {
+	t.Parallel()
+	on := func(method, part string, status int) func(*http.Request) int {
+		return func(r *http.Request) int {
+			if r.Method == method && strings.Contains(r.URL.Path, part) {
+				return status
+			}
+			return 0
+		}
+	}
+	for title, tc := range map[string]struct {
+		spoil  func(*copier)
+		denied bool
+		blame  func(*copier) string
+	}{
+		"may not push": {
+			func(c *copier) { c.to.set(on(http.MethodPost, "/uploads/", http.StatusForbidden)) },
+			true, func(c *copier) string { return c.to.host },
+		},
+		"not logged in": {
+			func(c *copier) { c.to.set(on(http.MethodPost, "/uploads/", http.StatusUnauthorized)) },
+			true, func(c *copier) string { return c.to.host },
+		},
+		"may not pull": {
+			func(c *copier) { c.from.set(on(http.MethodGet, "/manifests/", http.StatusForbidden)) },
+			true, func(c *copier) string { return c.from.host },
+		},
+		"may not pull a blob": {
+			func(c *copier) { c.from.set(on(http.MethodGet, "/blobs/", http.StatusForbidden)) },
+			true, func(c *copier) string { return c.from.host },
+		},
+		"a broken manifest": {
+			func(c *copier) { c.to.set(on(http.MethodPut, "/manifests/", http.StatusBadRequest)) },
+			false, func(c *copier) string { return c.to.host },
+		},
+		"referrers": {
+			func(c *copier) { c.from.set(on(http.MethodGet, "/referrers/", http.StatusForbidden)) },
+			true, func(c *copier) string { return c.from.host },
+		},
+		"a signature": {
+			func(c *copier) { c.from.set(on(http.MethodHead, ".sig", http.StatusForbidden)) },
+			true, func(c *copier) string { return c.from.host },
+		},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			c := newCopier(t)
+			tc.spoil(c)
+			err := c.run(t)
+			blamed := tc.blame(c)
+			if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed+": ") {
+				t.Fatalf("err = %v, want it to begin with registry %s", err, blamed)
+			}
+			if got := errors.Is(err, images.ErrDenied); got != tc.denied {
+				t.Errorf("denied = %t", got)
+			}
+			want := fmt.Sprintf("log in with `docker login %s`", blamed)
+			if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
+				t.Errorf("hints = %q", got)
+			}
+		})
+	}
+}
+
+func TestHeadAndTag(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	if err := c.run(t); err != nil {
+		t.Fatal(err)
+	}
+	tag, copied := c.mirror.Tag("v1.13.9-abc").String(), c.mirror.Digest(c.source.DigestStr()).String()
+	if got, found, err := c.Head(t.Context(), tag); err != nil || found {
+		t.Errorf("before: %q %t %v", got, found, err)
+	}
+	if err := c.Tag(t.Context(), copied, tag); err != nil {
+		t.Fatal(err)
+	}
+	c.to.set(nil)
+	if got, found, err := c.Head(t.Context(), tag); err != nil || !found || got != c.source.DigestStr() {
+		t.Errorf("after: %q %t %v", got, found, err)
+	}
+	want := []string{"HEAD /v2/acme/talos/manifests/v1.13.9-abc"}
+	if diff := cmp.Diff(want, slices.Concat(c.to.asked("HEAD"), c.to.asked("GET"))); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	c.to.set(func(*http.Request) int { return http.StatusForbidden })
+	if _, _, err := c.Head(t.Context(), tag); !errors.Is(err, images.ErrDenied) {
+		t.Errorf("denied: %v", err)
+	}
+	c.to.set(nil)
+	if err := c.Tag(t.Context(), c.mirror.Digest("sha256:"+strings.Repeat("0", 64)).String(), tag); err == nil {
+		t.Error("tagged what is not there")
+	}
+}
+
+func TestCopyOfAnImage(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	img := must(random.Image(1<<17, 9))(t) // more layers than there are jobs
+	d := must(img.Digest())(t)
+	if err := remote.Write(c.source.Context().Tag("one"), img); err != nil {
+		t.Fatal(err)
+	}
+	var last int64
+	err := c.Copy(t.Context(), c.source.Context().Digest(d.String()).String(), c.mirror.String(), func(done int64) { last = done })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last < 1<<19 || last > 9<<17+4096 {
+		t.Errorf("progress ended at %d bytes", last)
+	}
+	if got := must(remote.Head(c.mirror.Digest(d.String())))(t); got.Digest != d {
+		t.Errorf("digest = %s", got.Digest)
+	}
+}
+
+func TestCopyOfBadReferences(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	for title, err := range map[string]error{
+		"a tag":           c.Copy(t.Context(), c.source.Context().Tag("v1.13.9").String(), c.mirror.String(), nil),
+		"no repository":   c.Copy(t.Context(), c.source.String(), "A B", nil),
+		"head of no tag":  func() error { _, _, err := c.Head(t.Context(), "a b"); return err }(),
+		"tag of a tag":    c.Tag(t.Context(), c.mirror.Tag("a").String(), c.mirror.Tag("b").String()),
+		"tag of no place": c.Tag(t.Context(), c.source.String(), "a b"),
+	} {
+		if fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: %v", title, err)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// formEtcd makes the etcd of the control planes, as if it had been bootstrapped
+// long ago: what each has on disk, by name.
+func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
+	var peers []talosapi.EtcdPeer
+	for _, n := range l.Nodes {
+		if n.ControlPlane {
+			peers = append(peers, talosapi.EtcdPeer{Name: n.Name, Addr: n.Addr})
+		}
+	}
+	out := map[string]talosapi.EtcdData{}
+	for i, d := range l.machines.FormEtcd(l.Talos, peers...) {
+		out[peers[i].Name] = d
+	}
+	return out
+}
+
+// EtcdMembers lists the members of etcd, by name.
+func (l *Lab) EtcdMembers() []talosapi.EtcdMember { return l.machines.EtcdMembers() }
+
+// EtcdViolations lists each time at which etcd fell below a majority after all
+// of its members had run; none is what a test of several control planes wants.
+func (l *Lab) EtcdViolations() []string { return l.machines.EtcdViolations() }
+
+// BreakEtcd sets what is broken of a control plane's etcd; the zero fault is nothing.
+func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
+	i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node && n.ControlPlane })
+	if i < 0 {
+		return fmt.Errorf("break etcd: no control plane is called %s", node)
+	}
+	l.machines.BreakEtcd(l.Nodes[i].VMID, f)
+	return nil
+}

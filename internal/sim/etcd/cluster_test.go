@@ -1,0 +1,280 @@
+package etcd_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+func realTime(d time.Duration) time.Duration { return d }
+
+// ensemble is a cluster of members that all run.
+type ensemble struct {
+	*etcd.Cluster
+	t    *testing.T
+	stop map[string]func(orderly bool)
+}
+
+func newEnsemble(t *testing.T, names ...string) *ensemble {
+	var members []etcd.Member
+	for _, n := range names {
+		members = append(members, etcd.Member{Name: n, PeerURL: "https://" + n + ":2380"})
+	}
+	e := &ensemble{Cluster: etcd.New(realTime, members...), t: t, stop: map[string]func(bool){}}
+	for _, n := range names {
+		e.start(n)
+	}
+	time.Sleep(10 * time.Second)
+	return e
+}
+
+func (e *ensemble) id(name string) uint64 {
+	e.t.Helper()
+	for _, m := range e.List() {
+		if m.Name == name || m.PeerURL == "https://"+name+":2380" {
+			return m.ID
+		}
+	}
+	e.t.Fatalf("no member %s in %v", name, e.List())
+	return 0
+}
+
+func (e *ensemble) start(name string) { e.stop[name] = e.Start(e.id(name), name, "") }
+
+func (e *ensemble) names() string {
+	var out []string
+	for _, m := range e.List() {
+		out = append(out, m.Name)
+	}
+	return strings.Join(out, " ")
+}
+
+func TestRemoveKeepsTheQuorum(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		members []string
+		down    []string
+		remove  string
+		want    error
+	}{
+		"one of three":                 {[]string{"a", "b", "c"}, nil, "a", nil},
+		"one of two":                   {[]string{"a", "b"}, nil, "a", nil},
+		"the only one":                 {[]string{"a"}, nil, "a", etcd.ErrNotEnoughStarted},
+		"the one that is down":         {[]string{"a", "b", "c"}, []string{"c"}, "c", nil},
+		"one more than may be missing": {[]string{"a", "b", "c"}, []string{"c"}, "a", etcd.ErrUnhealthy},
+		"without quorum":               {[]string{"a", "b", "c"}, []string{"b", "c"}, "c", etcd.ErrTimeout},
+		"two of five down":             {[]string{"a", "b", "c", "d", "e"}, []string{"d", "e"}, "a", etcd.ErrUnhealthy},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				e := newEnsemble(t, c.members...)
+				for _, n := range c.down {
+					e.stop[n](false)
+				}
+				time.Sleep(10 * time.Second)
+				began := time.Now()
+				if err := e.Remove(t.Context(), e.id(c.remove)); !errors.Is(err, c.want) {
+					t.Errorf("err = %v, want %v", err, c.want)
+				}
+				if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
+					t.Errorf("it took %s", took)
+				}
+			})
+		})
+	}
+}
+
+func TestAddWaitsForEveryVoter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnsemble(t, "a", "b", "c")
+		ctx := t.Context()
+		e.stop["c"](true)
+		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
+			t.Errorf("with a member down: %v", err)
+		}
+		e.start("c")
+		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
+			t.Errorf("right after a start: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		if _, err := e.Add(ctx, "https://a:2380"); !errors.Is(err, etcd.ErrPeerURLExists) {
+			t.Errorf("with a peer URL that exists: %v", err)
+		}
+		if _, err := e.Add(ctx, "https://d:2380"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Add(ctx, "https://f:2380"); !errors.Is(err, etcd.ErrTooManyLearners) {
+			t.Errorf("a second learner: %v", err)
+		}
+		e.start("d")
+		if err := e.Promote(ctx, e.id("d")); !errors.Is(err, etcd.ErrLearnerNotReady) {
+			t.Errorf("promote at once: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		if err := e.Promote(ctx, e.id("d")); err != nil {
+			t.Error(err)
+		}
+		if err := e.Promote(ctx, e.id("d")); !errors.Is(err, etcd.ErrNotLearner) {
+			t.Errorf("promote again: %v", err)
+		}
+		if v := e.Violations(); len(v) > 0 {
+			t.Errorf("violations %q", v)
+		}
+	})
+}
+
+func TestLeadership(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnsemble(t, "a", "b", "c")
+		ctx := t.Context()
+		leader := func() string {
+			id := e.Status(e.id("a")).Leader
+			m, _ := e.Lookup(id)
+			return m.Name
+		}
+		first := leader()
+		var other string
+		for _, m := range e.List() {
+			if m.Name != first {
+				other = m.Name
+			}
+		}
+		if err := e.MoveLeader(ctx, e.id(other), e.id(first)); !errors.Is(err, etcd.ErrNotLeader) {
+			t.Errorf("moved by one that does not lead: %v", err)
+		}
+		if err := e.MoveLeader(ctx, e.id(first), e.id(other)); err != nil || leader() != other {
+			t.Errorf("%v, leader is %s, want %s", err, leader(), other)
+		}
+		e.stop[other](false) // loss of power: an election takes a second
+		if l := leader(); l != "" {
+			t.Errorf("leader %s right after the loss of the leader", l)
+		}
+		began := time.Now()
+		if err := e.Linearizable(ctx); err != nil || time.Since(began) != time.Second {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		now := leader()
+		short, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := e.MoveLeader(short, e.id(now), e.id(other)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("moved to one that is down: %v", err)
+		}
+		e.start(other)
+		e.stop[now](true)
+		if l := leader(); l == "" || l == now {
+			t.Errorf("leader %q after an orderly stop of %s", l, now)
+		}
+	})
+}
+
+func TestViolationsAreRecordedOncePerLoss(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnsemble(t, "a", "b", "c")
+		e.stop["a"](false)
+		if v := e.Violations(); len(v) > 0 {
+			t.Fatalf("two of three run: %q", v)
+		}
+		e.stop["b"](false)
+		e.stop["c"](false)
+		e.start("b")
+		e.start("c")
+		e.stop["b"](true)
+		want := []string{
+			"2000-01-01T00:00:10Z: etcd has lost its quorum: of the voting members [a b c] only [c] run",
+			"2000-01-01T00:00:10Z: etcd has lost its quorum: of the voting members [a b c] only [c] run",
+		}
+		if diff := cmp.Diff(want, e.Violations()); diff != "" {
+			t.Errorf("violations (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestNoViolationBeforeAllHaveRun(t *testing.T) {
+	t.Parallel()
+	c := etcd.New(realTime, etcd.Member{Name: "a"}, etcd.Member{Name: "b"}, etcd.Member{Name: "c"})
+	stop := c.Start(c.List()[0].ID, "a", "")
+	stop(true)
+	if v := c.Violations(); len(v) > 0 {
+		t.Errorf("violations %q", v)
+	}
+}
+
+func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnsemble(t, "a", "b")
+		a := e.id("a")
+		e.stop["a"](true)
+		time.Sleep(time.Minute)
+		e.start("a")
+		time.Sleep(time.Minute)
+		if err := e.Remove(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if !e.Removed(a) {
+			t.Error("it has not been told")
+		}
+		e.stop["b"](true)
+		if e.Removed(a) || e.names() != "b" {
+			t.Errorf("nobody can tell it; members %s", e.names())
+		}
+	})
+}
+
+func TestSnapshotIsADatabaseAndItsSum(t *testing.T) {
+	t.Parallel()
+	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
+	b, err := c.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(b)%512 != sha256.Size {
+		t.Fatalf("%d bytes", len(b))
+	}
+	body, want := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
+	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], want) {
+		t.Error("the checksum is wrong")
+	}
+	file := filepath.Join(t.TempDir(), "db")
+	if err := os.WriteFile(file, body, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	err = db.View(func(tx *bbolt.Tx) error {
+		for err := range tx.Check() {
+			t.Error(err)
+		}
+		if k, v := tx.Bucket([]byte("key")).Cursor().First(); len(k) != 17 || !bytes.Contains(v, []byte("/registry/namespaces/kube-system")) {
+			t.Errorf("first key %x = %q", k, v)
+		}
+		if _, v := tx.Bucket([]byte("members")).Cursor().First(); !strings.Contains(string(v), `"name":"a"`) {
+			t.Errorf("member %s", v)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,222 @@
+package sim_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// start brings a lab up; ready says whether to install it too.
+func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
+	t.Helper()
+	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
+	lab, err := sim.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lab.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if ready {
+		install(t, lab)
+	}
+	return lab
+}
+
+func install(t *testing.T, lab *sim.Lab) {
+	t.Helper()
+	files, err := lab.Files("/work/lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = lab.Install(t.Context(), map[string]string{
+		"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
+	})
+	if err == nil {
+		err = lab.WaitReady(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubernetesClient is client-go with the lab's kubeconfig.
+func kubernetesClient(t *testing.T, lab *sim.Lab) *kubernetes.Clientset {
+	t.Helper()
+	files, err := lab.Files("/work/lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := clientcmd.RESTConfigFromKubeConfig(files["kubeconfig"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Dial, cfg.QPS = lab.Client().DialContext, -1
+	h, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.CloseIdleConnections)
+	c, err := kubernetes.NewForConfigAndClient(cfg, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func memberNames(lab *sim.Lab) string {
+	var names []string
+	for _, m := range lab.EtcdMembers() {
+		if m.Learner {
+			m.Name += "?"
+		}
+		names = append(names, m.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestEtcdIsThereFromTheStart(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 5; n++ {
+		for _, onData := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d onData=%t", n, onData), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					lab := start(t, sim.Options{ControlPlanes: n, Workers: 1, EtcdOnData: onData}, true)
+					if got, want := memberNames(lab), strings.Join([]string{"cp1", "cp2", "cp3", "cp4", "cp5"}[:n], " "); got != want {
+						t.Errorf("members %s, want %s", got, want)
+					}
+					wantDisks := 1
+					if onData {
+						wantDisks += n
+					}
+					if disks := lab.Disks(); len(disks) != wantDisks {
+						t.Errorf("persistent disks %v", disks)
+					}
+					if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
+						t.Errorf("violations %q", v)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, true)
+		before := lab.Disks()
+		if err := lab.World.PowerOff(9003); err != nil {
+			t.Fatal(err)
+		}
+		if err := lab.World.PowerOn(9003); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff(before, lab.Disks()); diff != "" {
+			t.Errorf("disks (-before +after):\n%s", diff)
+		}
+		if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
+			t.Errorf("violations %q", v)
+		}
+		for _, d := range lab.World.Persistent() {
+			if d.Serial == "data-cp2" {
+				lab.World.Media(d.Volid, "pve1").Write(talosapi.DataDisk("EPHEMERAL", nil))
+			}
+		}
+		if v := lab.World.Violations(); len(v) != 1 || !strings.HasPrefix(v[0], "disk data-cp2: content is ") {
+			t.Errorf("violations after another volume was put there: %q", v)
+		}
+	})
+}
+
+func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1}, false)
+		c := kubernetesClient(t, lab)
+		list := func() error {
+			_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			return err
+		}
+		if err := list(); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("before the install: %v", err)
+		}
+		install(t, lab)
+		if err := list(); err != nil {
+			t.Errorf("installed: %v", err)
+		}
+		power := func(on bool, ids ...int) {
+			for _, id := range ids {
+				change := lab.World.PowerOff
+				if on {
+					change = lab.World.PowerOn
+				}
+				if err := change(id); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		power(false, 9002)
+		if err := list(); err != nil {
+			t.Errorf("two of three run: %v", err)
+		}
+		power(false, 9003)
+		began := time.Now()
+		var status apierrors.APIStatus
+		if err := list(); !errors.As(err, &status) || status.Status().Code != http.StatusInternalServerError || status.Status().Message != "etcdserver: request timed out" || time.Since(began) != 7*time.Second {
+			t.Errorf("one of three runs: after %s %v", time.Since(began), err)
+		}
+		power(false, 9001)
+		time.Sleep(time.Second)
+		if err := list(); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("none runs: %v", err)
+		}
+		power(true, 9001, 9002)
+		time.Sleep(2 * time.Minute)
+		if err := list(); err != nil {
+			t.Errorf("two of three run again: %v", err)
+		}
+		if v := lab.EtcdViolations(); len(v) != 1 {
+			t.Errorf("violations %q", v)
+		}
+	})
+}
+
+func TestBreakEtcd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := start(t, sim.Options{Workers: 1}, true)
+		c := kubernetesClient(t, lab)
+		if err := lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}); err == nil {
+			t.Error("a worker has no etcd")
+		}
+		if err := lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") {
+			t.Errorf("with etcd down: %v", err)
+		}
+	})
+}

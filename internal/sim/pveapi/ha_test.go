@@ -1,0 +1,236 @@
+package pveapi_test
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// root sends a form as a token of root's, which holds every privilege.
+func (l *lab) root(method, path string, form ...string) reply {
+	l.t.Helper()
+	values := url.Values{}
+	for _, f := range form {
+		name, value, _ := strings.Cut(f, "=")
+		values.Set(name, value)
+	}
+	if method == "GET" || method == "DELETE" {
+		return l.as("root@pam!ci", method, path+"?"+values.Encode(), "", nil)
+	}
+	return l.as("root@pam!ci", method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
+}
+
+// ha is what a VM's status says: running or stopped, and HA's view.
+func (l *lab) ha() []any {
+	l.t.Helper()
+	s := l.do("GET", vm+"/status/current").Data.(map[string]any)
+	return []any{s["status"], s["ha"]}
+}
+
+func managed(status, state string) []any {
+	return []any{status, map[string]any{"managed": 1.0, "state": state}}
+}
+
+// obedient is a firmware and its guest: it powers off five seconds after it was asked to, as often as it is booted.
+type obedient struct{ hw *world.Hardware }
+
+func (g *obedient) PowerOn(hw *world.Hardware) world.Guest { g.hw = hw; return g }
+func (g *obedient) Shutdown()                              { time.AfterFunc(5*time.Second, g.hw.PowerOff) }
+func (g *obedient) Kill()                                  {}
+
+const resources = "/cluster/ha/resources"
+
+func TestHAStartAndStopAreRequests(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		g := &obedient{}
+		l.world.SetFirmware(g)
+		if got := l.root("POST", resources, "sid=vm:9011", "state=stopped", "max_restart=2", "comment=7").Status; got != "200 OK" {
+			t.Fatal(got)
+		}
+		if diff := cmp.Diff([]any{"stopped", map[string]any{"managed": 1.0}}, l.ha()); diff != "" {
+			t.Error("before the manager's round: ", diff)
+		}
+		time.Sleep(20 * time.Second)
+		for _, step := range []struct {
+			path, kind    string
+			early, settle []any
+		}{
+			{"/status/start", "hastart", managed("stopped", "stopped"), managed("running", "started")},
+			{"/status/shutdown", "hastop", managed("running", "started"), managed("stopped", "stopped")},
+			{"/status/start", "hastart", managed("stopped", "stopped"), managed("running", "started")},
+		} {
+			upid := l.do("POST", vm+step.path).Data.(string)
+			if !strings.Contains(upid, ":"+step.kind+":9011:") {
+				t.Fatal(upid)
+			}
+			if task, _ := l.world.WaitTask(upid); task.ExitStatus != "OK" {
+				t.Fatalf("%+v", task)
+			}
+			if diff := cmp.Diff(step.early, l.ha()); diff != "" {
+				t.Error("when the task has ended: ", diff)
+			}
+			time.Sleep(45 * time.Second)
+			if diff := cmp.Diff(step.settle, l.ha()); diff != "" {
+				t.Error("later: ", diff)
+			}
+		}
+		g.hw.PowerOff()
+		if got := l.ha()[0]; got != "stopped" {
+			t.Error("powered off inside, it is ", got)
+		}
+		time.Sleep(20 * time.Second)
+		if diff := cmp.Diff(managed("running", "started"), l.ha()); diff != "" {
+			t.Error("HA did not start it again: ", diff)
+		}
+	})
+}
+
+func TestHARemovedLeavesTheVMAndItsRules(t *testing.T) {
+	t.Parallel()
+	rule := world.HARule{ID: "together", Type: "resource-affinity", Resources: []string{"vm:9011", "vm:9090"}, Options: map[string]string{"affinity": "positive"}}
+	alone := world.HARule{ID: "here", Type: "node-affinity", Resources: []string{"vm:9011"}, Options: map[string]string{"nodes": "pve1", "strict": "1"}}
+	left := func(resources string) any {
+		return map[string]any{"rule": "together", "type": "resource-affinity", "resources": resources, "affinity": "positive", "order": 1.0}
+	}
+	here := map[string]any{"rule": "here", "type": "node-affinity", "resources": "vm:9011", "nodes": "pve1", "strict": 1.0, "order": 2.0}
+	tests := map[string]struct {
+		form []string
+		want []any
+	}{
+		"purge=0":     {form: []string{"purge=0"}, want: []any{left("vm:9011,vm:9090"), here}},
+		"the default": {want: []any{left("vm:9090")}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) {
+				must(t, l.world.PowerOn(9011))
+				l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
+				l.world.AddHARule(rule)
+				l.world.AddHARule(alone)
+				if got := l.root("DELETE", resources+"/vm:9011", test.form...).Status; got != "200 OK" {
+					t.Fatal(got)
+				}
+				if diff := cmp.Diff(test.want, l.do("GET", "/cluster/ha/rules").Data); diff != "" {
+					t.Error(diff)
+				}
+				if got := l.services(); !cmp.Equal(got, []string{"vm:9011 deleting"}) {
+					t.Error("before the manager's round: ", got)
+				}
+				time.Sleep(time.Minute)
+				if diff := cmp.Diff([]any{"running", map[string]any{"managed": 0.0}}, l.ha()); diff != "" {
+					t.Error(diff)
+				}
+				if got := l.services(); got != nil {
+					t.Error(got)
+				}
+			})
+		})
+	}
+}
+
+// services lists what HA's status says of its resources.
+func (l *lab) services() []string {
+	l.t.Helper()
+	var list []string
+	for _, row := range l.do("GET", "/cluster/ha/status/current").Data.([]any) {
+		if s := row.(map[string]any); s["type"] == "service" {
+			list = append(list, s["sid"].(string)+" "+s["state"].(string))
+		}
+	}
+	return list
+}
+
+// TestHAStartsOnceMoreAfterRemoval: the manager has not noticed yet that it no longer manages the VM.
+func TestHAStartsOnceMoreAfterRemoval(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		must(t, l.world.PowerOn(9011))
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
+		l.root("DELETE", resources+"/vm:9011", "purge=0")
+		if got := l.task("POST", vm+"/status/stop"); got != "OK" {
+			t.Fatal(got)
+		}
+		time.Sleep(20 * time.Second)
+		if got := l.ha()[0]; got != "running" {
+			t.Error(got)
+		}
+		if got := l.task("POST", vm+"/status/stop"); got != "OK" {
+			t.Fatal(got)
+		}
+		time.Sleep(time.Minute)
+		if got := l.ha()[0]; got != "stopped" {
+			t.Error(got)
+		}
+	})
+}
+
+func TestHAThatCannotStart(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.SetLock(9011, "backup")
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff(managed("stopped", "error"), l.ha()); diff != "" {
+			t.Fatal(diff)
+		}
+		if got, want := l.root("PUT", resources+"/vm:9011", "state=started").Status, "500 service 'vm:9011' in error state, must be disabled and fixed first"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		l.world.SetLock(9011, "")
+		for _, state := range []string{"disabled", "started"} {
+			if got := l.root("PUT", resources+"/vm:9011", "state="+state).Status; got != "200 OK" {
+				t.Error(got)
+			}
+			time.Sleep(30 * time.Second)
+		}
+		if diff := cmp.Diff(managed("running", "started"), l.ha()); diff != "" {
+			t.Error(diff)
+		}
+		l.root("PUT", resources+"/vm:9011", "state=ignored")
+		time.Sleep(30 * time.Second)
+		if diff := cmp.Diff([]any{"running", map[string]any{"managed": 0.0}}, l.ha()); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.task("POST", vm+"/status/stop"); got != "OK" {
+			t.Error(got)
+		}
+		if got := l.do("DELETE", vm).Status; got != "500 unable to remove VM 9011 - used in HA resources and purge parameter not set." {
+			t.Error(got)
+		}
+	})
+}
+
+func TestHARefusals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, talosRole()...)
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "stopped"})
+		for name, test := range map[string]struct{ got, want string }{
+			"create":       {l.do("POST", resources, "sid=vm:9011").Status, "403 Permission check failed (/, Sys.Console)"},
+			"delete":       {l.do("DELETE", resources+"/vm:9011").Status, "403 Permission check failed (/, Sys.Console)"},
+			"twice":        {l.root("POST", resources, "sid=9011").Status, "500 create resource failed: resource ID 'vm:9011' already defined"},
+			"no VM":        {l.root("POST", resources, "sid=vm:700").Status, "500 resource 'vm:700' does not exists in cluster"},
+			"no group":     {l.root("PUT", resources+"/vm:9011", "group=g").Status, "500 HA group 'g' does not exist"},
+			"not there":    {l.do("GET", resources+"/vm:700").Status, "500 no such resource 'vm:700'"},
+			"not managed":  {l.root("DELETE", resources+"/vm:700").Status, "500 cannot delete service 'vm:700', not HA managed!"},
+			"wrong digest": {l.root("PUT", resources+"/vm:9011", "comment=x", "digest=00").Status, "500 update resource failed: detected modified configuration - file changed by other user? Try again."},
+			"wrong state":  {l.root("PUT", resources+"/vm:9011", "state=on").Status, bad},
+		} {
+			if test.got != test.want {
+				t.Errorf("%s: %s, want %s", name, test.got, test.want)
+			}
+		}
+		l.world.SetQuorum(false)
+		if got, want := l.root("DELETE", resources+"/vm:9011").Status, "500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	})
+}

@@ -1,0 +1,119 @@
+package pveapi
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func jobRoutes() []route {
+	return []route{
+		{method: "GET", path: "/cluster/replication", handle: replicationJobs},
+		{method: "GET", path: "/nodes/{node}/replication", params: []string{"guest"}, handle: replicationStatus},
+		{method: "GET", path: "/cluster/backup", handle: backupJobs},
+		{method: "GET", path: "/cluster/backup/{id}", handle: backupJob},
+	}
+}
+
+func replicationJobs(c *call) (any, error) {
+	list := []object{}
+	for _, j := range c.Replication() {
+		if !c.may(vmPath(j.Guest), "VM.Audit") {
+			continue
+		}
+		list = append(list, replicationEntry(j))
+	}
+	return list, nil
+}
+
+func replicationEntry(j world.ReplicationJob) object {
+	_, number, _ := strings.Cut(j.ID, "-")
+	out := object{"id": j.ID, "type": "local", "guest": j.Guest, "jobnum": atoi(number), "target": j.Target}
+	addText(out, map[string]string{"schedule": j.Schedule, "comment": j.Comment})
+	if j.Disabled {
+		out["disable"] = 1
+	}
+	return out
+}
+
+// replicationStatus is what the host of the VMs knows of their jobs.
+func replicationStatus(c *call) (any, error) {
+	here := map[int]bool{}
+	for _, vm := range c.VMs() {
+		here[vm.ID] = vm.Host == c.node()
+	}
+	list := []object{}
+	for _, j := range c.Replication() {
+		other := c.params["guest"] != "" && c.params["guest"] != strconv.Itoa(j.Guest)
+		if other || !here[j.Guest] || !c.may(vmPath(j.Guest), "VM.Audit") {
+			continue
+		}
+		entry := replicationEntry(j)
+		entry["next_sync"], entry["last_sync"], entry["last_try"], entry["fail_count"], entry["vmtype"] = 0, 0, 0, 0, "qemu"
+		if !j.NextSync.IsZero() {
+			entry["next_sync"] = j.NextSync.Unix()
+		}
+		if j.Running {
+			entry["pid"] = 4711
+		}
+		list = append(list, entry)
+	}
+	return list, nil
+}
+
+func addText(out object, values map[string]string) {
+	for name, value := range values {
+		if value != "" {
+			out[name] = value
+		}
+	}
+}
+
+func backupJobs(c *call) (any, error) {
+	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
+		return nil, err
+	}
+	list := []object{}
+	for _, j := range c.BackupJobs() {
+		list = append(list, backupEntry(j))
+	}
+	return list, nil
+}
+
+func backupJob(c *call) (any, error) {
+	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
+		return nil, err
+	}
+	for _, j := range c.BackupJobs() {
+		if j.ID == c.vars["id"] {
+			return backupEntry(j), nil
+		}
+	}
+	return nil, &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"id": "No such job '" + c.vars["id"] + "'"}}
+}
+
+// backupEntry shows what is set; a job that will not run has no next-run.
+func backupEntry(j world.BackupJob) object {
+	out := object{"id": j.ID, "type": "vzdump", "enabled": bit(!j.Disabled)}
+	addText(out, map[string]string{
+		"schedule": j.Schedule, "storage": j.Storage, "pool": j.Pool, "node": j.Host, "mode": j.Mode, "comment": j.Comment,
+		"vmid": numbers(j.VMIDs), "exclude": numbers(j.Exclude),
+	})
+	if j.All {
+		out["all"] = 1
+	}
+	if !j.NextRun.IsZero() && !j.Disabled {
+		out["next-run"] = j.NextRun.Unix()
+	}
+	return out
+}
+
+func numbers(ids []int) string {
+	var list []string
+	for _, id := range ids {
+		list = append(list, strconv.Itoa(id))
+	}
+	return strings.Join(list, ",")
+}

@@ -1,0 +1,123 @@
+package pveapi_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func TestStorageConfig(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Shared: true, Content: []string{"images"}, Hosts: []string{"pve1", "pve2"}})
+		want := []any{
+			map[string]any{"storage": "fast", "type": "dir", "content": "images"},
+			map[string]any{"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0},
+			map[string]any{"storage": "san", "type": "iscsi", "content": "images", "shared": 1.0, "nodes": "pve1,pve2"},
+			map[string]any{"storage": "thin", "type": "lvmthin", "content": "images"},
+		}
+		if diff := cmp.Diff(want, l.do("GET", "/storage").Data); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff(want[3:], l.do("GET", "/storage?type=lvmthin").Data); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.do("GET", "/storage/thin").Status; got != "403 Permission check failed (/storage/thin, Datastore.Allocate)" {
+			t.Error(got)
+		}
+		if diff := cmp.Diff(want[3], l.root("GET", "/storage/thin").Data); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestMoveByStorageType: what volume_has_feature says of "rename", and the names that volumes have.
+func TestMoveByStorageType(t *testing.T) {
+	t.Parallel()
+	const refused = "500 Storage does not support moving of this disk to another VM"
+	tests := map[string]struct{ want, volid string }{
+		"dir":     {want: "OK", volid: "st:9090/vm-9090-disk-0.raw"},
+		"nfs":     {want: "OK", volid: "st:9090/vm-9090-disk-0.raw"},
+		"btrfs":   {want: "OK", volid: "st:9090/vm-9090-disk-0.raw"},
+		"lvm":     {want: "OK", volid: "st:vm-9090-disk-0"},
+		"lvmthin": {want: "OK", volid: "st:vm-9090-disk-0"},
+		"zfspool": {want: "OK", volid: "st:vm-9090-disk-0"},
+		"rbd":     {want: "OK", volid: "st:vm-9090-disk-0"},
+		"zfs":     {want: refused, volid: "st:vm-9011-disk-0"}, // ZFS over iSCSI
+		"iscsi":   {want: refused, volid: "st:0.0.0.scsi-3600"},
+	}
+	for kind, test := range tests {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) {
+				l.world.AddStorage(world.Storage{ID: "st", Type: kind, Content: []string{"images"}})
+				must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+				if kind == "iscsi" {
+					must(t, l.world.AddLUN("st", "pve1", "0.0.0.scsi-3600", 1<<30, world.NewMedia(nil)))
+					must(t, l.world.SetConfig("", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"scsi5": test.volid}}))
+				} else {
+					l.putOK(vm+"/config", "scsi5=st:1")
+				}
+				r := l.do("POST", vm+"/move_disk", "disk=scsi5", "target-vmid=9090")
+				got := r.Status
+				if upid, ok := r.Data.(string); ok {
+					task, _ := l.world.WaitTask(upid)
+					got = task.ExitStatus
+				}
+				if got != test.want {
+					t.Errorf("%s, want %s", got, test.want)
+				}
+				if diff := cmp.Diff([]string{test.volid}, l.volumes("st")); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+func TestLUNs(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
+		must(t, l.world.AddLUN("san", "pve1", "0.0.1.scsi-3601", 1<<30, world.NewMedia(nil)))
+		if got := l.do("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status; got != "500 missing privileges to access san:0.0.1.scsi-3601" {
+			t.Error(got)
+		}
+		if got := l.root("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status; got != "200 OK" {
+			t.Error(got)
+		}
+		if got := l.do("PUT", vm+"/config", "scsi6=san:1").Status; got != "500 can't allocate space in iscsi storage" {
+			t.Error(got)
+		}
+		if got := l.task("DELETE", vm); got != "OK" {
+			t.Error(got)
+		}
+		if diff := cmp.Diff([]string{"san:0.0.1.scsi-3601"}, l.volumes("san")); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestContentOfOthers: images of VMs that one may not see are not listed, and files have no owner.
+func TestContentOfOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		l.world.AddRole("Look", "Datastore.Audit", "VM.Config.Disk")
+		l.world.Grant(world.ACL{Path: "/storage", Who: tokenID, Role: "Look", Propagate: true})
+		l.world.Grant(world.ACL{Path: "/vms/210", Who: tokenID, Role: "Look"})
+		must(t, l.world.DefineVM("pve1", 210, map[string]string{"scsi0": "thin:1"}, nil))
+		must(t, l.world.DefineVM("pve1", 211, map[string]string{"scsi0": "thin:1"}, nil))
+		want := []any{map[string]any{"volid": "thin:vm-210-disk-0", "content": "images", "format": "raw", "size": 1073741824.0, "ctime": 946684800.0, "vmid": 210.0}}
+		if diff := cmp.Diff(want, l.do("GET", "/nodes/pve1/storage/thin/content").Data); diff != "" {
+			t.Error(diff)
+		}
+		iso := []any{map[string]any{"volid": "isos:iso/boot.iso", "content": "iso", "format": "iso", "size": 3.0, "ctime": 946684800.0}}
+		if diff := cmp.Diff(iso, l.do("GET", "/nodes/pve1/storage/isos/content?vmid=210").Data); diff != "" {
+			t.Error(diff)
+		}
+	})
+}

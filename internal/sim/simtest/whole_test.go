@@ -1,0 +1,103 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// everywhere is an extension that every node of the lab has.
+const everywhere = "qemu-guest-agent"
+
+// whole is a cluster of three control planes and two workers, and how it is to be rolled.
+type whole struct {
+	strategy   cluster.Strategy
+	etcdOnData bool // etcd's data on persistent disks
+	holder     bool // data disks belong to a data VM
+}
+
+func (w whole) String() string {
+	where, owner := "etcd-on-system-disk", "owned"
+	if w.etcdOnData {
+		where = "etcd-on-data-disk"
+	}
+	if w.holder {
+		owner = "holder"
+	}
+	return fmt.Sprintf("%s/%s/%s", w.strategy, where, owner)
+}
+
+func (w whole) options() sim.Options {
+	return sim.Options{ControlPlanes: 3, Workers: 2, EtcdOnData: w.etcdOnData, Holder: w.holder}
+}
+
+// keepsEtcd says whether the members of etcd stay the same.
+func (w whole) keepsEtcd() bool { return w.etcdOnData || w.strategy == cluster.InPlace }
+
+// prepare makes every node stale.
+func (w whole) prepare(lab *Lab) {
+	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(w.strategy)+"\n")
+	lab.Patch(everywhere)
+}
+
+func wholes() []whole {
+	var all []whole
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+		for _, etcdOnData := range []bool{false, true} {
+			for _, holder := range []bool{false, true} {
+				all = append(all, whole{s, etcdOnData, holder})
+			}
+		}
+	}
+	return all
+}
+
+// TestWholeRoll brings a patch onto 3 + 2 nodes in every way there is.
+func TestWholeRoll(t *testing.T) {
+	for _, w := range wholes() {
+		t.Run(w.String(), func(t *testing.T) {
+			inLab(t, w.options(), func(t *testing.T, lab *Lab) {
+				requireDrift(t, lab)
+				members := lab.EtcdMembers()
+				w.prepare(lab)
+				requireDrift(t, lab, "cp1", "cp2", "cp3", "wk1", "wk2")
+				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range rep.Plan.Work() {
+					if n.Strategy != w.strategy {
+						t.Errorf("%s was planned as %s: %s", n.Node, n.Strategy, n.Why)
+					}
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				requireMembers(t, lab, fmt.Sprint(members), w.keepsEtcd())
+			})
+		})
+	}
+}
+
+// requireMembers compares etcd with what it was: IDs too where its data was kept.
+func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
+	t.Helper()
+	var names []string
+	for _, m := range lab.EtcdMembers() {
+		names = append(names, m.Name)
+		if m.Learner {
+			t.Errorf("%s is a learner still", m.Name)
+		}
+	}
+	if got := strings.Join(names, " "); got != "cp1 cp2 cp3" {
+		t.Errorf("members of etcd: %s", got)
+	}
+	if after := fmt.Sprint(lab.EtcdMembers()); kept && after != before {
+		t.Errorf("members of etcd: %s, before: %s", after, before)
+	}
+	for _, v := range lab.EtcdViolations() {
+		t.Errorf("etcd: %s", v)
+	}
+}

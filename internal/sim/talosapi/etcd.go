@@ -1,0 +1,251 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+// How Talos runs etcd, at speed 1 (services/etcd.go and runner/restart).
+const (
+	etcdRestart     = 5 * time.Second
+	etcdJoinRetry   = 3 * time.Second
+	etcdJoinTimeout = 30 * time.Second // of one attempt
+	promoteRetry    = 2 * time.Second
+	healthDelay     = 5 * time.Second
+	healthPeriod    = 20 * time.Second
+	healthTimeout   = 15 * time.Second
+)
+
+// errOrderly ends a server that is shut down, not cut off.
+var errOrderly = errors.New("stopped in order")
+
+// etcdService is machined's service etcd in one boot of a control plane.
+type etcdService struct {
+	b      *boot
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when it has ended for this boot
+	up     chan struct{} // closed when it has been healthy once
+
+	mu        sync.Mutex
+	status    service
+	cluster   *etcd.Cluster // while the server runs
+	member    uint64
+	joined    bool // by this start of the service: only then Talos promotes the learner
+	bootstrap bool
+	wake      chan struct{} // closed when bootstrap is set
+}
+
+// startEtcd starts the service if this is a control plane; it ends with ctx.
+func (b *boot) startEtcd(ctx context.Context) {
+	if !b.config().Machine().Type().IsControlPlane() || !b.m.addr.IsValid() {
+		return
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	e := &etcdService{
+		b: b, cancel: cancel, done: make(chan struct{}), up: make(chan struct{}), wake: make(chan struct{}),
+		status: service{id: "etcd", state: statePreparing, unknown: true},
+	}
+	b.mu.Lock()
+	b.etcd = e
+	b.mu.Unlock()
+	b.tasks.Go(func() {
+		defer close(e.done)
+		defer cancel(nil)
+		e.run(ctx)
+	})
+}
+
+// stop ends the service for this boot; cause is errOrderly, or nil as if the power were lost.
+func (e *etcdService) stop(cause error) {
+	if e == nil {
+		return
+	}
+	e.cancel(cause)
+	<-e.done
+}
+
+// etcdService is nil on a worker, and on a control plane until it is started.
+func (b *boot) etcdService() *etcdService {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.etcd
+}
+
+// run prepares the member and runs its server again and again until ctx ends.
+func (e *etcdService) run(ctx context.Context) {
+	cluster, data, err := e.prepare(ctx)
+	for err == nil {
+		how := e.serve(ctx, cluster, data)
+		if ctx.Err() != nil {
+			break
+		}
+		e.show(ctx, service{state: stateWaiting, message: how, unknown: true})
+		e.b.m.fw.sleep(ctx, etcdRestart)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if errors.Is(context.Cause(ctx), errOrderly) {
+		e.mu.Lock()
+		e.status = service{id: "etcd", state: stateFinished, message: "Service finished successfully", unknown: true}
+		e.mu.Unlock()
+	}
+}
+
+// prepare finds out which member this is: that of its data, that of a new
+// cluster if it is told to bootstrap, or one that it adds to the running cluster.
+func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
+	e.show(ctx, service{state: statePreparing, message: "Running pre state", unknown: true})
+	b, last := e.b, ""
+	for {
+		if d := b.m.etcdData(); d != nil {
+			return b.m.fw.hub.etcdOf(clusterID(b.config()), d.Cluster), *d, nil
+		}
+		e.mu.Lock()
+		bootstrap := e.bootstrap
+		e.mu.Unlock()
+		form := e.join
+		if bootstrap {
+			form = e.found
+		}
+		cluster, data, err := form(ctx)
+		if err == nil {
+			err = b.m.writeEtcdData(&data)
+		}
+		if ctx.Err() != nil {
+			return nil, data, ctx.Err()
+		}
+		if err == nil {
+			return cluster, data, nil
+		}
+		if text := err.Error(); text != last {
+			b.m.console("service[etcd](Preparing): failed to build initial etcd cluster: %s", text)
+			last = text
+		}
+		e.pause(ctx)
+	}
+}
+
+// pause waits for the next attempt to join, which a request to bootstrap brings forward.
+func (e *etcdService) pause(ctx context.Context) {
+	t := time.NewTimer(e.b.m.fw.scaled(etcdJoinRetry))
+	defer t.Stop()
+	e.mu.Lock()
+	wake := e.wake
+	if e.bootstrap {
+		wake = nil
+	}
+	e.mu.Unlock()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-wake:
+	}
+}
+
+func (b *boot) hostname() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return hostnameOf(b.cfg, b.nodeID)
+}
+
+func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr, port) }
+
+// found makes a new cluster with this member alone.
+func (e *etcdService) found(context.Context) (*etcd.Cluster, EtcdData, error) {
+	c := e.b.m.fw.newEtcd(clusterID(e.b.config()), EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr})
+	return c, dataOf(c, c.List()[0]), nil
+}
+
+// join adds this machine to the running cluster as a learner. A member of its
+// own name is taken for its own stale one and removed first (addMember).
+func (e *etcdService) join(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
+	b := e.b
+	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(etcdJoinTimeout))
+	defer cancel()
+	c, err := b.reachEtcd(ctx)
+	if err != nil {
+		return nil, EtcdData{}, fmt.Errorf("error getting etcd member list: %w", err)
+	}
+	name, url := b.hostname(), b.m.etcdURL(peerPort)
+	list, err := c.Members(ctx)
+	if err != nil {
+		return nil, EtcdData{}, fmt.Errorf("error getting etcd member list: %w", err)
+	}
+	for _, m := range list {
+		if m.Name == name {
+			if err := c.Remove(ctx, m.ID); err != nil {
+				return nil, EtcdData{}, fmt.Errorf("error removing self from the member list: %w", err)
+			}
+		}
+	}
+	added, err := c.Add(ctx, url)
+	if errors.Is(err, etcd.ErrPeerURLExists) {
+		i := slices.IndexFunc(list, func(m etcd.Member) bool { return m.PeerURL == url && m.Learner && m.Name == "" })
+		if i < 0 {
+			return nil, EtcdData{}, fmt.Errorf("member already exists with the same peer URLs [%q], but is not a learner: %w", url, err)
+		}
+		added, err = list[i], nil // added by an attempt that came to nothing
+	}
+	if err != nil {
+		return nil, EtcdData{}, fmt.Errorf("error adding member: %w", err)
+	}
+	added.Name = name
+	e.mu.Lock()
+	e.joined = true
+	e.mu.Unlock()
+	return c, dataOf(c, added), nil
+}
+
+func dataOf(c *etcd.Cluster, m etcd.Member) EtcdData {
+	return EtcdData{Cluster: hexID(c.ID()), Member: hexID(m.ID), Name: m.Name, Learner: m.Learner}
+}
+
+func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
+
+func parseID(s string) uint64 {
+	id, _ := strconv.ParseUint(s, 16, 64) // what is no ID names no member
+	return id
+}
+
+// requestBootstrap makes the service form a new cluster.
+func (e *etcdService) requestBootstrap() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.bootstrap {
+		e.bootstrap = true
+		close(e.wake)
+	}
+}
+
+// show changes what is seen of the service.
+func (e *etcdService) show(ctx context.Context, s service) {
+	s.id = "etcd"
+	e.mu.Lock()
+	changed := e.status != s
+	e.status = s
+	e.mu.Unlock()
+	if !changed {
+		return
+	}
+	if err := e.b.refresh(ctx); err != nil && ctx.Err() == nil {
+		e.b.m.console("service[etcd]: %v", err)
+	}
+}
+
+// server is the running server: its cluster and member, false while there is none.
+func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
+	if e == nil {
+		return nil, 0, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cluster, e.member, e.cluster != nil
+}

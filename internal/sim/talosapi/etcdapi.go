@@ -1,0 +1,306 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+// How long Talos' own etcd clients wait, at speed 1 (internal/pkg/etcd).
+const (
+	localDialTime = 5 * time.Second
+	leaveRetry    = 10 * time.Second
+	leaveTimeout  = 5 * time.Minute
+)
+
+// checkControlPlane refuses calls about etcd where there can be none.
+func (s *machineService) checkControlPlane(api string) error {
+	cfg := s.boot.config()
+	if cfg == nil {
+		return status.Errorf(codes.Unimplemented, "machine type is not set, cannot use %s API", api)
+	}
+	if !cfg.Machine().Type().IsControlPlane() {
+		return status.Errorf(codes.Unimplemented, "%s is only available on control plane nodes", api)
+	}
+	return nil
+}
+
+// reach is a client of the control planes' etcd.
+func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, error) {
+	if err := s.checkControlPlane(api); err != nil {
+		return nil, err
+	}
+	return s.boot.reachEtcd(ctx)
+}
+
+// local is a client of the machine's own etcd.
+func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, uint64, error) {
+	if err := s.checkControlPlane(api); err != nil {
+		return nil, 0, err
+	}
+	deadline := time.Now().Add(s.boot.m.fw.scaled(localDialTime))
+	for {
+		changed := s.boot.m.fw.hub.changes()
+		if c, id, ok := s.boot.etcdService().server(); ok {
+			return c, id, nil
+		}
+		if !awaitChange(ctx, changed, deadline) {
+			return nil, 0, ctx.Err()
+		}
+		if !time.Now().Before(deadline) {
+			return nil, 0, errors.New("failed to create etcd client: error building etcd client: context deadline exceeded")
+		}
+	}
+}
+
+// EtcdMemberList implements the API.
+func (s *machineService) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
+	var c *etcd.Cluster
+	var err error
+	if req.GetQueryLocal() {
+		var id uint64
+		if c, id, err = s.local(ctx, "member list"); err == nil && c.Status(id).Learner {
+			err = etcd.ErrNotForLearner
+		}
+	} else {
+		c, err = s.reach(ctx, "member list")
+	}
+	if err != nil {
+		return nil, err
+	}
+	members, err := c.Members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer := &machineapi.EtcdMembers{}
+	for _, m := range members {
+		em := &machineapi.EtcdMember{Id: m.ID, Hostname: m.Name, PeerUrls: []string{m.PeerURL}, IsLearner: m.Learner}
+		if m.ClientURL != "" {
+			em.ClientUrls = []string{m.ClientURL}
+		}
+		answer.LegacyMembers, answer.Members = append(answer.LegacyMembers, m.Name), append(answer.Members, em)
+	}
+	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{answer}}, nil
+}
+
+// EtcdStatus implements the API; the member answers without a quorum too.
+func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdStatusResponse, error) {
+	c, id, err := s.local(ctx, "etcd status")
+	if err != nil {
+		return nil, err
+	}
+	now := c.Status(id)
+	answer := &machineapi.EtcdMemberStatus{
+		MemberId: id, Leader: now.Leader, RaftTerm: now.Term, RaftIndex: now.Index, RaftAppliedIndex: now.Index, IsLearner: now.Learner,
+		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: s.boot.etcdVersion(),
+	}
+	if v := strings.Split(answer.ProtocolVersion, "."); len(v) > 1 {
+		answer.StorageVersion = v[0] + "." + v[1] + ".0"
+	}
+	if now.Leader == 0 {
+		answer.Errors = append(answer.Errors, "etcdserver: no leader")
+	}
+	for _, member := range now.Alarms {
+		answer.Errors = append(answer.Errors, "memberID:"+strconv.FormatUint(member, 10)+" alarm:NOSPACE ")
+	}
+	return &machineapi.EtcdStatusResponse{Messages: []*machineapi.EtcdStatus{{MemberStatus: answer}}}, nil
+}
+
+// etcdVersion is that of the configured image.
+func (b *boot) etcdVersion() string {
+	image, _, _ := strings.Cut(b.config().Cluster().Etcd().Image(), "@")
+	return strings.TrimPrefix(image[strings.LastIndexByte(image, ':')+1:], "v")
+}
+
+// EtcdAlarmList implements the API.
+func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
+	c, id, err := s.local(ctx, "etcd alarm list")
+	if err != nil {
+		return nil, err
+	}
+	err = etcd.ErrNotForLearner
+	if !c.Status(id).Learner {
+		err = c.Linearizable(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("failed to list etcd alarms: %w", err)
+	}
+	answer := &machineapi.EtcdAlarm{}
+	for _, member := range c.Status(id).Alarms {
+		answer.MemberAlarms = append(answer.MemberAlarms, &machineapi.EtcdMemberAlarm{MemberId: member, Alarm: machineapi.EtcdMemberAlarm_NOSPACE})
+	}
+	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{answer}}, nil
+}
+
+// EtcdSnapshot implements the API; the member answers without a quorum too.
+func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grpc.ServerStreamingServer[common.Data]) error {
+	c, _, err := s.local(srv.Context(), "etcd snapshot")
+	if err != nil {
+		return err
+	}
+	b, err := c.Snapshot()
+	if err != nil {
+		return fmt.Errorf("failed reading etcd snapshot: %w", err)
+	}
+	fault := s.boot.m.etcdFault().Snapshot
+	switch fault {
+	case SnapshotCut, SnapshotBroken:
+		b = b[:len(b)/2]
+	case SnapshotFlipped:
+		b[len(b)/2] ^= 1
+	}
+	for chunk := range chunks(b) {
+		if err := srv.Send(&common.Data{Bytes: chunk}); err != nil {
+			return err
+		}
+	}
+	if fault == SnapshotBroken {
+		return status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	return nil
+}
+
+// EtcdForfeitLeadership implements the API: the next member in the list that is
+// not this one gets it, whether it runs or not.
+func (s *machineService) EtcdForfeitLeadership(ctx context.Context, _ *machineapi.EtcdForfeitLeadershipRequest) (*machineapi.EtcdForfeitLeadershipResponse, error) {
+	c, err := s.reach(ctx, "etcd forfeit leadership")
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.boot.localMember()
+	if err != nil {
+		return nil, err
+	}
+	name, err := forfeit(ctx, c, id)
+	if err != nil {
+		return nil, fmt.Errorf("failed to forfeit leadership: %w", err)
+	}
+	return &machineapi.EtcdForfeitLeadershipResponse{Messages: []*machineapi.EtcdForfeitLeadership{{Member: name}}}, nil
+}
+
+func forfeit(ctx context.Context, c *etcd.Cluster, id uint64) (string, error) {
+	members, err := c.Members(ctx)
+	if err != nil {
+		return "", fmt.Errorf("failed to list etcd members: %w", err)
+	}
+	if len(members) == 1 {
+		return "", errors.New("cannot forfeit leadership, only one member")
+	}
+	if _, ok := c.Lookup(id); !ok {
+		return "", fmt.Errorf("failed to find %q in list of etcd members", hexID(id))
+	}
+	for _, m := range members {
+		if m.ID == id {
+			continue
+		}
+		err := c.MoveLeader(ctx, id, m.ID)
+		if errors.Is(err, etcd.ErrNotLeader) {
+			return "", nil
+		}
+		return m.Name, err
+	}
+	return "", nil
+}
+
+// localMember is the member that ran on this machine last in this boot.
+func (b *boot) localMember() (uint64, error) {
+	if e := b.etcdService(); e != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.member != 0 {
+			return e.member, nil
+		}
+	}
+	return 0, errors.New("failed to get local etcd member ID: resource EtcdMembers.etcd.talos.dev(etcd/local@undefined) doesn't exist")
+}
+
+// EtcdRemoveMemberByID implements the API.
+func (s *machineService) EtcdRemoveMemberByID(ctx context.Context, req *machineapi.EtcdRemoveMemberByIDRequest) (*machineapi.EtcdRemoveMemberByIDResponse, error) {
+	c, err := s.reach(ctx, "etcd remove member")
+	if err != nil {
+		return nil, err
+	}
+	if err := removeMember(ctx, c, req.GetMemberId()); err != nil {
+		if errors.Is(err, etcd.ErrMemberNotFound) {
+			return nil, status.Error(codes.NotFound, err.Error())
+		}
+		return nil, fmt.Errorf("failed to remove member: %w", err)
+	}
+	return &machineapi.EtcdRemoveMemberByIDResponse{Messages: []*machineapi.EtcdRemoveMemberByID{{}}}, nil
+}
+
+func removeMember(ctx context.Context, c *etcd.Cluster, id uint64) error {
+	if err := c.Remove(ctx, id); err != nil {
+		return fmt.Errorf("failed to remove member %d: %w", id, err)
+	}
+	return nil
+}
+
+// EtcdLeaveCluster implements the API: it removes the member, stops the server
+// and empties its data directory. The next boot joins anew.
+func (s *machineService) EtcdLeaveCluster(ctx context.Context, _ *machineapi.EtcdLeaveClusterRequest) (*machineapi.EtcdLeaveClusterResponse, error) {
+	c, err := s.reach(ctx, "etcd leave")
+	if err != nil {
+		return nil, err
+	}
+	if err := s.boot.leaveEtcd(ctx, c); err != nil {
+		return nil, fmt.Errorf("failed to leave cluster: %w", err)
+	}
+	return &machineapi.EtcdLeaveClusterResponse{Messages: []*machineapi.EtcdLeaveCluster{{}}}, nil
+}
+
+func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
+	id, err := b.localMember()
+	if err != nil {
+		return err
+	}
+	retry, cancel := context.WithTimeout(ctx, b.m.fw.scaled(leaveTimeout))
+	defer cancel()
+	err = removeMember(retry, c, id)
+	for errors.Is(err, etcd.ErrUnhealthy) && b.m.fw.sleep(retry, leaveRetry) {
+		err = removeMember(retry, c, id)
+	}
+	if err != nil {
+		return err
+	}
+	b.etcdService().stop(errOrderly)
+	if err := b.m.writeEtcdData(nil); err != nil {
+		return fmt.Errorf("failed to remove /var/lib/etcd: %w", err)
+	}
+	return b.refresh(ctx)
+}
+
+// Bootstrap implements the API.
+func (s *machineService) Bootstrap(_ context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
+	cfg := s.boot.config()
+	if cfg == nil {
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
+	}
+	if !cfg.Machine().Type().IsControlPlane() {
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap can only be performed on a control plane node")
+	}
+	if req.GetRecoverEtcd() {
+		return nil, status.Error(codes.Unimplemented, "the lab cannot recover etcd from a snapshot")
+	}
+	e := s.boot.etcdService()
+	if e == nil {
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
+	}
+	if s.boot.m.etcdData() != nil {
+		return nil, status.Error(codes.AlreadyExists, "etcd data directory is not empty")
+	}
+	e.requestBootstrap()
+	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
+}

@@ -1,0 +1,226 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	etcdres "github.com/siderolabs/talos/pkg/machinery/resources/etcd"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+// The ports of etcd.
+const (
+	clientPort = 2379
+	peerPort   = 2380
+)
+
+// EtcdPeer is a control plane that is to be a member of a new etcd cluster.
+type EtcdPeer struct {
+	Name string
+	Addr netip.Addr
+}
+
+// FormEtcd makes an etcd cluster of control planes that have formed it in the
+// past. What each of them has on disk is in the same order.
+func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
+	formed := fw.newEtcd(c.Secrets.Cluster.ID, peers...)
+	data := make([]EtcdData, len(peers))
+	for _, m := range formed.List() {
+		i := slices.IndexFunc(peers, func(p EtcdPeer) bool { return p.Name == m.Name })
+		data[i] = dataOf(formed, m)
+	}
+	return data
+}
+
+func (fw *Firmware) newEtcd(clusterID string, peers ...EtcdPeer) *etcd.Cluster {
+	var members []etcd.Member
+	for _, p := range peers {
+		m := &machine{fw: fw, addr: p.Addr}
+		members = append(members, etcd.Member{Name: p.Name, PeerURL: m.etcdURL(peerPort), ClientURL: m.etcdURL(clientPort)})
+	}
+	formed := etcd.New(fw.scaled, members...)
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	fw.hub.etcds[clusterID] = append(fw.hub.etcds[clusterID], formed)
+	fw.hub.notify()
+	return formed
+}
+
+// EtcdMember is a member as it is shown to people.
+type EtcdMember struct {
+	ID      string // hexadecimal
+	Name    string
+	Learner bool
+}
+
+// EtcdMembers lists the members of the clusters' etcd, by name: of each the one that was formed last.
+func (fw *Firmware) EtcdMembers() []EtcdMember {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	var out []EtcdMember
+	for _, clusters := range fw.hub.etcds {
+		for _, m := range clusters[len(clusters)-1].List() {
+			out = append(out, EtcdMember{ID: hexID(m.ID), Name: m.Name, Learner: m.Learner})
+		}
+	}
+	slices.SortFunc(out, func(a, b EtcdMember) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
+	return out
+}
+
+// EtcdViolations lists each time at which a cluster's etcd fell below a majority after all of its members had run.
+func (fw *Firmware) EtcdViolations() []string {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	var out []string
+	for _, clusters := range fw.hub.etcds {
+		for _, c := range clusters {
+			out = append(out, c.Violations()...)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// EtcdFault is what a test breaks of a machine's etcd; the zero value is none.
+type EtcdFault struct {
+	Down     bool // the process fails again and again
+	Learner  bool // the machine's member is never promoted
+	NoSpace  bool // its member has raised that alarm
+	Snapshot SnapshotFault
+}
+
+// SnapshotFault is how the snapshots of a machine's etcd go wrong.
+type SnapshotFault int
+
+// The ways.
+const (
+	SnapshotWhole   SnapshotFault = iota
+	SnapshotCut                   // it ends early, and the stream with it as if all were well
+	SnapshotFlipped               // one bit is wrong
+	SnapshotBroken                // the stream breaks in the middle
+)
+
+// BreakEtcd sets what is broken of the etcd on a VM, also across its reboots.
+func (fw *Firmware) BreakEtcd(vmid int, f EtcdFault) {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	fw.hub.faults[vmid] = f
+	fw.hub.notify()
+}
+
+func (m *machine) etcdFault() EtcdFault {
+	m.fw.hub.mu.Lock()
+	defer m.fw.hub.mu.Unlock()
+	return m.fw.hub.faults[m.hw.VMID]
+}
+
+// etcdOf is the etcd cluster with that ID, nil if it was never formed.
+func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.etcds[clusterID] {
+		if hexID(c.ID()) == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// changes is closed at the next change of anything in the hub.
+func (h *hub) changes() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changed
+}
+
+// wake makes everybody who waits for a change look again.
+func (h *hub) wake() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.notify()
+}
+
+// reachEtcd is the etcd that a client finds at the addresses of the control
+// planes. Where nobody listens it tries for a while, then fails as clientv3 does.
+func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
+	h := b.m.fw.hub
+	h.mu.Lock()
+	clusters := slices.Clone(h.etcds[clusterID(b.config())])
+	h.mu.Unlock()
+	for _, c := range slices.Backward(clusters) {
+		if c.Runs() {
+			return c, nil
+		}
+	}
+	if !b.m.fw.sleep(ctx, dialTime) {
+		return nil, ctx.Err()
+	}
+	return nil, status.Errorf(codes.Unavailable, "last connection error: connection error: desc = \"transport: Error while dialing: dial tcp %s:%d: connect: connection refused\"", b.m.addr, clientPort)
+}
+
+// dialTime is how long a client goes on dialling servers that refuse it.
+const dialTime = 2 * time.Second
+
+// publishEtcdMember shows which member runs on this machine.
+func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
+	r := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
+	r.TypedSpec().MemberID = etcdres.FormatMemberID(id)
+	return b.store.set(ctx, r)
+}
+
+// startKubernetes starts the API server of a control plane; its end is gone.
+func (b *boot) startKubernetes() {
+	if b.etcdService() == nil {
+		return
+	}
+	b.m.fw.hub.mu.Lock()
+	defer b.m.fw.hub.mu.Unlock()
+	b.m.fw.hub.kubernetes[b] = true
+	b.m.fw.hub.notify()
+}
+
+// KubernetesRuns says whether any control plane's API server runs; the channel
+// is closed when that may have changed.
+func (fw *Firmware) KubernetesRuns() (bool, <-chan struct{}) {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	return len(fw.hub.kubernetes) > 0, fw.hub.changed
+}
+
+// KubernetesStorage waits until an API server that runs can read from the etcd
+// beside it, and fails as etcd does if that takes too long.
+func (fw *Firmware) KubernetesStorage(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, fw.scaled(7*time.Second))
+	defer cancel()
+	for {
+		fw.hub.mu.Lock()
+		var beside []*etcd.Cluster
+		for b := range fw.hub.kubernetes {
+			if c, id, ok := b.etcdService().server(); ok && !c.Status(id).Learner {
+				beside = append(beside, c)
+			}
+		}
+		changed := fw.hub.changed
+		fw.hub.mu.Unlock()
+		for _, c := range beside {
+			if err := c.Linearizable(ctx); err == nil {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return etcd.ErrTimeout
+			}
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}

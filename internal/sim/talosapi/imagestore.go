@@ -1,0 +1,229 @@
+package talosapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// ErrNoImage is what Options.PullInstaller and Options.ResolveImage return for
+// an image that the registry does not have.
+var ErrNoImage = errors.New("not found")
+
+// How long Talos goes on trying to pull an image (containers/image/image.go).
+const (
+	pullTimeout  = 20 * time.Minute
+	pullInterval = 5 * time.Second // doubled each time
+)
+
+// imageStore is what containerd holds on each EPHEMERAL volume, by the volume's
+// partition UUID. It is kept beside the disk's bytes: an image cache is no data
+// that anybody would miss.
+type imageStore struct {
+	mu      sync.Mutex
+	volumes map[string]map[imageName]cachedImage
+}
+
+// imageName is an image in one namespace of one containerd.
+type imageName struct {
+	driver    common.ContainerDriver
+	namespace common.ContainerdNamespace
+	ref       string
+}
+
+type cachedImage struct {
+	image  artefact.Image
+	refs   []string // that it was pulled by
+	digest string   // "sha256:…"; empty if nobody can tell
+	uki    []byte
+	pulled time.Time
+}
+
+// systemContainerd is where Talos itself pulls installers to.
+var systemContainerd = imageName{driver: common.ContainerDriver_CONTAINERD, namespace: common.ContainerdNamespace_NS_SYSTEM}
+
+// containerd is the one that a request names.
+func containerd(c *common.ContainerdInstance) (imageName, error) {
+	switch c.GetDriver() {
+	case common.ContainerDriver_CONTAINERD, common.ContainerDriver_CRI:
+	default:
+		return imageName{}, status.Errorf(codes.InvalidArgument, "invalid containerd driver %s", c.GetDriver())
+	}
+	switch c.GetNamespace() {
+	case common.ContainerdNamespace_NS_SYSTEM:
+	case common.ContainerdNamespace_NS_CRI:
+		if c.GetDriver() == common.ContainerDriver_CONTAINERD {
+			return imageName{}, status.Error(codes.InvalidArgument, "cannot use CRI namespace with containerd driver")
+		}
+	default:
+		return imageName{}, status.Errorf(codes.InvalidArgument, "invalid containerd namespace %s", c.GetNamespace())
+	}
+	return imageName{driver: c.GetDriver(), namespace: c.GetNamespace()}, nil
+}
+
+// images is the machine's cache; a machine without EPHEMERAL has none.
+func (m *machine) images() map[imageName]cachedImage {
+	p, ok := locate(m.devices(), labelEphemeral)
+	if !ok {
+		return nil
+	}
+	all := m.fw.images.volumes
+	if all[p.part.UUID] == nil {
+		all[p.part.UUID] = map[imageName]cachedImage{}
+	}
+	return all[p.part.UUID]
+}
+
+// cached finds an image by exactly the name that it is stored under.
+func (m *machine) cached(name imageName) (cachedImage, bool) {
+	m.fw.images.mu.Lock()
+	defer m.fw.images.mu.Unlock()
+	c, ok := m.images()[name]
+	return c, ok
+}
+
+// store keeps an image under all of its names: the reference, the digest, and
+// the repository at the digest (manageAliases in containers/image/image.go).
+func (m *machine) store(name imageName, c cachedImage) {
+	m.fw.images.mu.Lock()
+	defer m.fw.images.mu.Unlock()
+	cache := m.images()
+	if cache == nil {
+		return
+	}
+	names := []string{name.ref}
+	if c.digest != "" {
+		repository, _, _ := strings.Cut(name.ref, "@")
+		if !strings.Contains(name.ref, "@") {
+			repository = repository[:strings.LastIndexByte(repository, ':')]
+		}
+		names = append(names, c.digest, repository+"@"+c.digest)
+	}
+	for _, ref := range names {
+		cache[imageName{driver: name.driver, namespace: name.namespace, ref: ref}] = c
+	}
+}
+
+// list is the images of one namespace in order of names.
+func (m *machine) list(in imageName) ([]string, []cachedImage) {
+	m.fw.images.mu.Lock()
+	defer m.fw.images.mu.Unlock()
+	var refs []string
+	var images []cachedImage
+	cache := m.images()
+	for _, name := range slices.SortedFunc(maps.Keys(cache), func(a, b imageName) int { return cmp.Compare(a.ref, b.ref) }) {
+		if name.driver == in.driver && name.namespace == in.namespace {
+			refs, images = append(refs, name.ref), append(images, cache[name])
+		}
+	}
+	return refs, images
+}
+
+// normalRef is a reference as containerd stores it: with a registry, and with
+// a digest or else a tag, never with both (ParseDockerRef of distribution).
+func normalRef(ref string) (string, error) {
+	name, digest, pinned := strings.Cut(ref, "@")
+	if name == "" || strings.ContainsAny(ref, " \t\n") || pinned && !strings.HasPrefix(digest, "sha256:") {
+		return "", fmt.Errorf("failed to parse image reference %q: invalid reference format", ref)
+	}
+	tag := ""
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		name, tag = name[:i], name[i+1:]
+	}
+	switch host, _, deep := strings.Cut(name, "/"); {
+	case !deep:
+		name = "docker.io/library/" + name
+	case !strings.ContainsAny(host, ".:") && host != "localhost":
+		name = "docker.io/" + name
+	}
+	if pinned {
+		return name + "@" + digest, nil
+	}
+	return name + ":" + cmp.Or(tag, "latest"), nil
+}
+
+// pull fetches an image unless it is there already. An image that the registry
+// does not have is tried again notFoundRetries times, any other failure until
+// the time for it is up. progress is told what share of it has arrived.
+func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, progress func(cachedImage, float64)) (imageName, error) {
+	ref := name.ref
+	normal, err := normalRef(ref)
+	if err != nil {
+		return name, err
+	}
+	name.ref = normal
+	if _, ok := b.m.cached(name); ok {
+		return name, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(pullTimeout))
+	defer cancel()
+	missing := 0
+	for pause := pullInterval; ; pause *= 2 {
+		c, err := b.m.fetch(ctx, name.ref, ref, b.med.image.Arch)
+		if err == nil {
+			return name, b.receive(ctx, name, c, progress)
+		}
+		err = fmt.Errorf("failed to pull image %q: failed to resolve reference %q: %w", name.ref, name.ref, err)
+		if errors.Is(err, ErrNoImage) {
+			if missing++; missing > notFoundRetries {
+				return name, err
+			}
+		}
+		b.m.console("%v", err)
+		if !b.m.fw.sleep(ctx, pause) {
+			return name, fmt.Errorf("timeout: %w", err)
+		}
+	}
+}
+
+// receive lets the time of a download pass and keeps what has arrived.
+func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progress func(cachedImage, float64)) error {
+	const parts = 4
+	for i := range parts {
+		progress(c, float64(i)/parts)
+		if !b.m.fw.sleep(ctx, pullTime/parts) {
+			return context.Cause(ctx)
+		}
+	}
+	c.pulled = time.Now()
+	b.m.store(name, c)
+	progress(c, 1)
+	return nil
+}
+
+// fetch asks the registry; given is the reference as the caller wrote it.
+func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedImage, error) {
+	img, err := m.fw.o.PullInstaller(ctx, ref, arch)
+	if err != nil {
+		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
+	}
+	m.fw.defects.pulled(given, img)
+	if m.fw.defects.of(img, ref, given) == Unpullable {
+		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
+	}
+	c := cachedImage{image: img, refs: []string{ref, given}}
+	_, c.digest, _ = strings.Cut(ref, "@")
+	if c.digest == "" && m.fw.o.ResolveImage != nil {
+		if c.digest, err = m.fw.o.ResolveImage(ctx, ref); err != nil {
+			return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
+		}
+	}
+	uki, err := artefact.UKI(img)
+	if err != nil {
+		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
+	}
+	c.uki = uki
+	return c, nil
+}

@@ -1,0 +1,154 @@
+package talosapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// loaderDefaultVar is where sd-boot keeps the name of the entry that boots next.
+const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// loader is the content of the EFI partition, and the firmware's variable that
+// names the default entry.
+type loader struct {
+	Default string
+	Entries []bootEntry
+}
+
+type bootEntry struct {
+	Name string // "Talos-v1.13.9.efi"
+	UKI  []byte
+}
+
+// entry finds a boot entry by name; case does not matter to sd-boot.
+func (l loader) entry(name string) (bootEntry, bool) {
+	i := slices.IndexFunc(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
+	if i < 0 {
+		return bootEntry{}, false
+	}
+	return l.Entries[i], true
+}
+
+// other is the first entry in order of names that is not the default one.
+func (l loader) other() (string, bool) {
+	names := make([]string, 0, len(l.Entries))
+	for _, e := range l.Entries {
+		if !strings.EqualFold(e.Name, l.Default) {
+			names = append(names, e.Name)
+		}
+	}
+	if len(names) == 0 {
+		return "", false
+	}
+	return slices.Min(names), true
+}
+
+// nextName is what a new entry of that Talos version is called beside those
+// that exist: the version alone, or with the next number after a tilde
+// (generateNextUKIName in sdboot.go).
+func (l loader) nextName(version string) string {
+	highest := -1
+	for _, e := range l.Entries {
+		base := strings.TrimSuffix(strings.TrimPrefix(e.Name, "Talos-"), ".efi")
+		v, n, numbered := strings.Cut(base, "~")
+		if v != version {
+			continue
+		}
+		i, err := strconv.Atoi(n)
+		if !numbered {
+			i, err = 0, nil
+		}
+		if err == nil {
+			highest = max(highest, i)
+		}
+	}
+	if highest < 0 {
+		return "Talos-" + version + ".efi"
+	}
+	return fmt.Sprintf("Talos-%s~%d.efi", version, highest+1)
+}
+
+func readLoader(d device) (loader, bool) {
+	efi, ok := partition(d.disk, labelEFI)
+	if !ok {
+		return loader{}, false
+	}
+	var l loader
+	return l, json.Unmarshal(efi.Data, &l) == nil
+}
+
+// editLoader changes the boot entries of the disk at that key.
+func (m *machine) editLoader(key string, change func(*loader)) error {
+	return m.editJSON(key, labelEFI, func(data []byte) ([]byte, error) {
+		var l loader
+		if err := json.Unmarshal(data, &l); err != nil {
+			return nil, fmt.Errorf("read boot entries: %w", err)
+		}
+		change(&l)
+		return json.Marshal(l)
+	})
+}
+
+// metaData is the tags of the META partition, as far as the lab has them.
+type metaData struct {
+	Upgrade string `json:",omitempty"` // the entry to fall back to
+	Staged  string `json:",omitempty"` // the installer to run at the next boot
+}
+
+func readMeta(d device) metaData {
+	var meta metaData
+	if p, ok := partition(d.disk, labelMeta); ok && len(p.Data) > 0 {
+		_ = json.Unmarshal(p.Data, &meta) // unreadable tags are no tags
+	}
+	return meta
+}
+
+// editMeta changes the tags in META. A partition without tags is empty again.
+func (m *machine) editMeta(key string, change func(*metaData)) error {
+	return m.editJSON(key, labelMeta, func(data []byte) ([]byte, error) {
+		var meta metaData
+		if len(data) > 0 {
+			if err := json.Unmarshal(data, &meta); err != nil {
+				return nil, fmt.Errorf("read META: %w", err)
+			}
+		}
+		change(&meta)
+		if meta == (metaData{}) {
+			return nil, nil
+		}
+		return json.Marshal(meta)
+	})
+}
+
+// editJSON changes the data of a partition unless change fails.
+func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error)) error {
+	var failed error
+	err := m.rewrite(key, func(disk artefact.Disk) artefact.Disk {
+		return edited(disk, label, func(data []byte) []byte {
+			changed, err := change(data)
+			if err != nil {
+				failed = err
+				return data
+			}
+			return changed
+		})
+	})
+	return errors.Join(err, failed)
+}
+
+// efiString is a string variable as efivarfs shows it: four bytes of
+// attributes, then UTF-16LE with a NUL at its end.
+func efiString(s string) []byte {
+	b := []byte{7, 0, 0, 0}
+	for _, u := range utf16.Encode([]rune(s + "\x00")) {
+		b = append(b, byte(u), byte(u>>8))
+	}
+	return b
+}

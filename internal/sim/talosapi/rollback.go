@@ -1,0 +1,72 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+var errNoPrevious = errors.New("previous UKI not found")
+
+// Rollback implements the API: the other entry becomes the default one,
+// whether or not the running system has proven itself since.
+func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) (*machineapi.RollbackResponse, error) {
+	d, ok := systemDisk(s.boot.m.devices())
+	if !ok {
+		return nil, status.Error(codes.FailedPrecondition, "system disk not found")
+	}
+	if err := s.boot.m.revertLoader(d); err != nil {
+		return nil, err
+	}
+	s.boot.order(kexec)
+	return &machineapi.RollbackResponse{Messages: []*machineapi.Rollback{{}}}, nil
+}
+
+// revertLoader makes another entry the default one.
+func (m *machine) revertLoader(d device) error {
+	previous := ""
+	err := m.editLoader(d.Key, func(l *loader) {
+		if name, ok := l.other(); ok {
+			l.Default, previous = name, name
+		}
+	})
+	if err == nil && previous == "" {
+		return errNoPrevious
+	}
+	return err
+}
+
+// revertUpgrade undoes an upgrade that META still has a way back from.
+func (m *machine) revertUpgrade() error {
+	d, ok := systemDisk(m.devices())
+	if !ok {
+		return nil
+	}
+	label := readMeta(d).Upgrade
+	if label == "" {
+		m.console("no state to revert bootloader")
+		return nil
+	}
+	m.console("reverting failed upgrade, switching to %q", label)
+	if err := m.revertLoader(d); err != nil {
+		return err
+	}
+	return m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = "" })
+}
+
+// dropFallback ends an upgrade's probation. It is for the first time in a boot
+// that the machine is running and ready: what is installed later has its own.
+func (m *machine) dropFallback() {
+	d, ok := systemDisk(m.devices())
+	if !ok || readMeta(d).Upgrade == "" {
+		return
+	}
+	if err := m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = "" }); err != nil {
+		m.console("remove fallback entry: %v", err)
+		return
+	}
+	m.console("removing fallback entry")
+}

@@ -1,0 +1,181 @@
+package talosapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+// drainTimeout is how long Talos itself waits for a node to be empty.
+const drainTimeout = 5 * time.Minute
+
+// legacyRetries is how often Talos itself asks again for an image that is not there.
+const legacyRetries = 5
+
+// upgrade is one that MachineService.Upgrade has accepted.
+type upgrade struct {
+	image imageName
+	then  outcome // kexec or powerCycle
+}
+
+// Upgrade implements the API: it pulls the image and checks etcd, answers, and
+// the machine then drains, installs and reboots by itself.
+func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeRequest) (*machineapi.UpgradeResponse, error) {
+	b := s.boot
+	name := systemContainerd
+	name.ref = req.GetImage()
+	name, err := b.pull(ctx, name, legacyRetries, func(cachedImage, float64) {})
+	if err != nil {
+		return nil, fmt.Errorf("error validating installer image %q: %w", req.GetImage(), err)
+	}
+	if err := b.checkEtcd(ctx, req); err != nil {
+		return nil, err
+	}
+	then := kexec
+	if req.GetRebootMode() == machineapi.UpgradeRequest_POWERCYCLE {
+		then = powerCycle
+	}
+	if req.GetStage() {
+		d, ok := systemDisk(b.m.devices())
+		if !ok {
+			return nil, errors.New("error adding staged upgrade image ref tag: META is missing")
+		}
+		if err := b.m.editMeta(d.Key, func(meta *metaData) { meta.Staged = req.GetImage() }); err != nil {
+			return nil, fmt.Errorf("error adding staged upgrade image ref tag: %w", err)
+		}
+		b.order(then)
+	} else {
+		b.mu.Lock()
+		b.upgrade = upgrade{image: name, then: then}
+		b.mu.Unlock()
+		b.order(upgrading)
+	}
+	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: newNodeID()}}}, nil
+}
+
+// checkEtcd refuses to take a control plane down unless every member of etcd is up.
+func (b *boot) checkEtcd(ctx context.Context, req *machineapi.UpgradeRequest) error {
+	if req.GetForce() || req.GetPreserve() || !b.config().Machine().Type().IsControlPlane() {
+		return nil
+	}
+	c, err := b.reachEtcd(ctx)
+	if err == nil {
+		err = b.membersUp(ctx, c)
+	}
+	if err != nil {
+		return fmt.Errorf("error validating etcd for upgrade: %w", err)
+	}
+	return nil
+}
+
+// membersUp is ValidateForUpgrade in Talos' internal/pkg/etcd.
+func (b *boot) membersUp(ctx context.Context, c *etcd.Cluster) error {
+	members, err := c.Members(ctx)
+	if err != nil {
+		return err
+	}
+	if len(members) == 2 {
+		return fmt.Errorf("etcd member count(%d) is insufficient to maintain quorum if upgrade commences", len(members))
+	}
+	for _, m := range members {
+		if m.Name == "" {
+			return fmt.Errorf("etcd member %016x is not started, all members must be running to perform an upgrade", m.ID)
+		}
+		if err := b.memberHealth(ctx, c, m); err != nil {
+			return fmt.Errorf("etcd member %016x is not healthy; all members must be healthy to perform an upgrade: %w", m.ID, err)
+		}
+	}
+	return nil
+}
+
+// memberHealth reads one key from one member, which takes a quorum as well.
+func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member) error {
+	switch {
+	case m.Learner:
+		return etcd.ErrNotForLearner
+	case !c.Answers(m.ID):
+		if !b.m.fw.sleep(ctx, healthTimeout) {
+			return ctx.Err()
+		}
+		return context.DeadlineExceeded
+	}
+	return c.Linearizable(ctx)
+}
+
+// runUpgrade is the sequence of an upgrade that the machine does by itself. A
+// failure ends it as any fatal error does: with a reboot.
+func (b *boot) runUpgrade(ctx context.Context) outcome {
+	b.mu.Lock()
+	u, node := b.upgrade, b.node
+	b.mu.Unlock()
+	if err := b.stage(ctx, runtime.MachineStageUpgrading, false, "services"); err != nil {
+		return killed
+	}
+	if node != "" && b.m.fw.o.Drain != nil {
+		limited, cancel := context.WithTimeout(ctx, b.m.fw.scaled(drainTimeout))
+		if err := b.m.fw.o.Drain(limited, node); err != nil {
+			b.m.console("WARNING: failed to evict pod: %v", err)
+		}
+		cancel()
+	}
+	b.gone()
+	b.etcdService().stop(errOrderly)
+	c, ok := b.m.cached(u.image)
+	if !ok {
+		return b.sequenceFailed(ctx, fmt.Errorf("image %q: not found", u.image.ref))
+	}
+	if err := b.upgradeDisk(ctx, c.image, c.refs, func(line string) { b.m.console("%s", line) }); err != nil {
+		return b.sequenceFailed(ctx, err)
+	}
+	return u.then
+}
+
+func (b *boot) sequenceFailed(ctx context.Context, err error) outcome {
+	if ctx.Err() != nil {
+		return killed
+	}
+	return b.fatal(ctx, fmt.Sprintf("fatal sequencer error in \"upgrade\" sequence: %v", err))
+}
+
+// runStaged does the upgrade that was staged for this boot, if one was; it is tried once.
+func (b *boot) runStaged(ctx context.Context) outcome {
+	d, ok := systemDisk(b.m.devices())
+	if !ok || b.med.entry == "" {
+		return carryOn
+	}
+	name := systemContainerd
+	if name.ref = readMeta(d).Staged; name.ref == "" {
+		return carryOn
+	}
+	if err := b.m.editMeta(d.Key, func(meta *metaData) { meta.Staged = "" }); err != nil {
+		return b.sequenceFailed(ctx, err)
+	}
+	name, err := b.pull(ctx, name, legacyRetries, func(cachedImage, float64) {})
+	if err != nil {
+		return b.sequenceFailed(ctx, err)
+	}
+	c, _ := b.m.cached(name)
+	if err := b.upgradeDisk(ctx, c.image, c.refs, func(line string) { b.m.console("%s", line) }); err != nil {
+		return b.sequenceFailed(ctx, err)
+	}
+	return kexec
+}
+
+// uncordon makes the node schedulable again if it was Talos that made it unschedulable.
+func (b *boot) uncordon(ctx context.Context) {
+	b.mu.Lock()
+	node := b.node
+	b.mu.Unlock()
+	if node == "" || b.m.fw.o.Uncordon == nil {
+		return
+	}
+	if err := b.m.fw.o.Uncordon(ctx, node); err != nil && ctx.Err() == nil {
+		b.m.console("uncordon: %v", err)
+	}
+}

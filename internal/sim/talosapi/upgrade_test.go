@@ -1,0 +1,293 @@
+package talosapi_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf16"
+
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// criSystem is where talosctl pulls installers to.
+func criSystem() *common.ContainerdInstance {
+	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
+}
+
+func pull(ctx context.Context, c *client.Client, ref string) error {
+	s, err := c.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: criSystem(), ImageRef: ref})
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := s.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// install runs a pulled installer and returns its exit code.
+func install(ctx context.Context, c *client.Client, ref string) (code int32, err error) {
+	s, err := c.LifecycleClient.Upgrade(ctx, &machineapi.LifecycleServiceUpgradeRequest{
+		Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: ref},
+	})
+	if err != nil {
+		return 0, err
+	}
+	code = -1
+	for {
+		m, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return code, nil
+		}
+		if err != nil {
+			return code, err
+		}
+		if exit, ok := m.GetProgress().GetResponse().(*machineapi.LifecycleServiceInstallProgress_ExitCode); ok {
+			code = exit.ExitCode
+		}
+	}
+}
+
+func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.UpgradeResponse, error) {
+	//lint:ignore SA1019 it is the only way that Talos 1.12 has
+	return c.UpgradeWithOptions(ctx, client.WithUpgradeImage(ref))
+}
+
+// nextEntry is what the firmware's variable says boots next.
+func nextEntry(t *testing.T, c *client.Client) string {
+	t.Helper()
+	raw, err := readFile(t.Context(), c, "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var units []uint16
+	for i := 4; i+1 < len(raw); i += 2 {
+		units = append(units, uint16(raw[i])|uint16(raw[i+1])<<8)
+	}
+	name, ok := strings.CutSuffix(string(utf16.Decode(units)), "\x00")
+	if !ok {
+		t.Errorf("variable without a NUL at its end: %q", raw)
+	}
+	return name
+}
+
+// efi is what the boot entries and META of a system disk say, without digests.
+func efi(b *box) string {
+	var words []string
+	for w := range strings.FieldsSeq(talosapi.Describe(b.drives[0].Media.Bytes())) {
+		if w == "STATE" {
+			break
+		}
+		if w = strings.Trim(w, "[],;"); len(w) != 16 || strings.Contains(w, ".") {
+			words = append(words, w)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// upgradeLab is a control plane that runs build old, and build new to upgrade to.
+func upgradeLab(t *testing.T, change ...func(*talosapi.Options)) (*lab, *box, *client.Client) {
+	t.Helper()
+	l := newLab(t, change...)
+	b, c := l.upgradable()
+	return l, b, c
+}
+
+func (l *lab) upgradable() (*box, *client.Client) {
+	l.t.Helper()
+	l.installers[oldRef], l.installers[newRef] = image("old"), image("new")
+	b := l.controlPlane()
+	l.running(cpAddr)
+	return b, l.client(cpAddr, role.Admin)
+}
+
+// mustInstall pulls and installs ref.
+func mustInstall(t *testing.T, c *client.Client, ref string) {
+	t.Helper()
+	if err := pull(t.Context(), c, ref); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
+		t.Fatalf("exit code %d, err = %v", code, err)
+	}
+}
+
+// reboot waits until the machine has been rebooted by do and is ready again.
+func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
+	l.t.Helper()
+	before := facts(l.t, c).bootID
+	if err := do(); err != nil {
+		l.t.Fatal(err)
+	}
+	return l.rebooted(c, before)
+}
+
+// rebooted waits for another boot than that one.
+func (l *lab) rebooted(c *client.Client, before string) nodeFacts {
+	l.t.Helper()
+	for range 600 {
+		time.Sleep(time.Second)
+		if f, err := readFacts(l.t.Context(), c); err == nil && f.bootID != "" && f.bootID != before {
+			l.awaitStage(c, runtime.MachineStageRunning)
+			return facts(l.t, c)
+		}
+	}
+	l.t.Fatalf("the machine did not come back; screen: %q", l.lines(&l.screen))
+	return nodeFacts{}
+}
+
+func TestUpgradeByLifecycleService(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, b, c := upgradeLab(t)
+		defer func() { b.guest.Kill() }()
+		old := facts(t, c)
+		if _, err := install(t.Context(), c, newRef); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "not found in containerd store") {
+			t.Errorf("an image that was never pulled: %v", err)
+		}
+		mustInstall(t, c, newRef)
+		if now := facts(t, c); now != old {
+			t.Errorf("installed but not rebooted: %+v, before: %+v", now, old)
+		}
+		if got := nextEntry(t, c); got != "Talos-v1.13.9~1.efi" {
+			t.Errorf("next entry = %s", got)
+		}
+		if got, want := efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`; got != want {
+			t.Errorf("disk: %s\nwant:  %s", got, want)
+		}
+		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		if now.schematic != "schematic-new" || now.entry != "talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
+			t.Errorf("after the reboot: %+v", now)
+		}
+		if got, want := efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`; got != want {
+			t.Errorf("disk: %s\nwant:  %s", got, want)
+		}
+		if screen := strings.Join(l.lines(&l.screen), "\n"); strings.Count(screen, "removing fallback entry") != 1 {
+			t.Errorf("screen:\n%s", screen)
+		}
+		// the next one takes the slot of the oldest, and its number goes on
+		mustInstall(t, c, oldRef)
+		if got, want := efi(b), `EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {"Upgrade":"Talos-v1.13.9~1.efi"}`; got != want {
+			t.Errorf("disk: %s\nwant:  %s", got, want)
+		}
+	})
+}
+
+func TestPowerLossDuringAnUpgrade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		builds := map[string]int{}
+		for after := time.Second; after < 16*time.Second; after += time.Second {
+			l, b, c := upgradeLab(t)
+			if err := pull(t.Context(), c, newRef); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				_, _ = install(t.Context(), c, newRef) // the machine goes while it runs
+			}()
+			time.Sleep(after)
+			b.guest.Kill()
+			b.on()
+			l.running(cpAddr)
+			c = l.client(cpAddr, role.Admin)
+			now := facts(t, c)
+			builds[now.schematic]++
+			if !strings.HasSuffix(efi(b), "META") {
+				t.Errorf("power lost after %s: the fallback is still there: %s", after, efi(b))
+			}
+			if now.schematic == "schematic-old" {
+				if err := pull(t.Context(), c, newRef); err != nil { // it is in the cache
+					t.Fatal(err)
+				}
+				if code, err := install(t.Context(), c, newRef); err != nil || code != 0 {
+					t.Errorf("power lost after %s: the upgrade cannot be repeated: %d, %v", after, code, err)
+				}
+			}
+			b.guest.Kill()
+		}
+		if builds["schematic-old"] < 5 || builds["schematic-new"] < 3 {
+			t.Errorf("what came up: %v", builds)
+		}
+	})
+}
+
+func TestRollback(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, b, c := upgradeLab(t)
+		defer func() { b.guest.Kill() }()
+		if err := c.Rollback(t.Context()); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "previous UKI not found") {
+			t.Errorf("nothing to go back to: %v", err)
+		}
+		mustInstall(t, c, newRef)
+		l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		now := l.reboot(c, func() error { return c.Rollback(t.Context()) })
+		if now.schematic != "schematic-old" || now.entry != "talos-v1.13.9.efi" {
+			t.Errorf("after the rollback: %+v", now)
+		}
+		now = l.reboot(c, func() error { return c.Rollback(t.Context()) })
+		if now.schematic != "schematic-new" {
+			t.Errorf("after another: %+v", now)
+		}
+	})
+}
+
+func TestTwoInstallsWithoutARebootBetween(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"v1.13.9": "EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {\"Upgrade\":\"Talos-v1.13.9~1.efi\"}",
+		"v1.14.1": "EFI boots Talos-v1.14.1.efi of Talos-v1.13.9.efi Talos-v1.14.1.efi META {\"Upgrade\":\"Talos-v1.13.9.efi\"}",
+	} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l, b, c := upgradeLab(t)
+				defer b.guest.Kill()
+				mustInstall(t, c, newRef)
+				img := image("newer")
+				img.TalosVersion = version
+				l.installers["registry.example/newer:v1"] = img
+				mustInstall(t, c, "registry.example/newer:v1")
+				if got := efi(b); got != want {
+					t.Errorf("disk: %s\nwant:  %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, b, c := upgradeLab(t)
+		defer b.guest.Kill()
+		img := image("ancient")
+		img.TalosVersion = "v1.9.0"
+		l.installers["registry.example/ancient:v1"] = img
+		before := efi(b)
+		if err := pull(t.Context(), c, "registry.example/ancient:v1"); err != nil {
+			t.Fatal(err)
+		}
+		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
+			t.Errorf("exit code %d, err = %v", code, err)
+		}
+		if efi(b) != before {
+			t.Errorf("disk: %s, before: %s", efi(b), before)
+		}
+	})
+}

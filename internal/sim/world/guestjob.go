@@ -1,0 +1,144 @@
+package world
+
+import (
+	"slices"
+	"strconv"
+	"time"
+)
+
+// ReplicationJob copies a VM's volumes to another host.
+type ReplicationJob struct {
+	ID       string // "101-0": the VMID and a number
+	Guest    int
+	Target   string // the other host
+	Schedule string
+	Comment  string
+	Disabled bool
+	NextSync time.Time // zero: never
+	Running  bool
+}
+
+// BackupJob is an entry of the cluster's backup schedule.
+type BackupJob struct {
+	ID       string // "backup-1f2e3d4c-5b6a"
+	Disabled bool
+	Schedule string
+	Storage  string
+	All      bool
+	VMIDs    []int
+	Exclude  []int  // of All
+	Pool     string // instead of All and VMIDs
+	Host     string // runs on that host only
+	Mode     string // "snapshot", "suspend", "stop"
+	NextRun  time.Time
+	Comment  string
+}
+
+// AddReplication gives a VM a replication job.
+func (w *World) AddReplication(j ReplicationJob) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replication = append(w.replication, j)
+}
+
+// Replication lists the replication jobs.
+func (w *World) Replication() []ReplicationJob {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.replication)
+}
+
+// replicates is the first job that copies a VM; "" when there is none.
+func (w *World) replicates(vmid int) string {
+	for _, j := range w.replication {
+		if j.Guest == vmid {
+			return j.ID
+		}
+	}
+	return ""
+}
+
+// AddBackupJob adds an entry to the backup schedule. It never starts anything by itself: see StartBackup.
+func (w *World) AddBackupJob(j BackupJob) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.backups = append(w.backups, j)
+}
+
+// BackupJobs lists the backup schedule.
+func (w *World) BackupJobs() []BackupJob {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.backups)
+}
+
+// purgeJobs takes a VM out of every job.
+func (w *World) purgeJobs(vmid int) {
+	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid })
+	for i := range w.backups {
+		other := func(id int) bool { return id == vmid }
+		w.backups[i].VMIDs = slices.DeleteFunc(slices.Clone(w.backups[i].VMIDs), other)
+		w.backups[i].Exclude = slices.DeleteFunc(slices.Clone(w.backups[i].Exclude), other)
+	}
+}
+
+// StartBackup backs VMs up, one after the other, in a task that takes so long
+// for each. Meanwhile that one's configuration is locked. A task for several
+// VMs names none of them.
+func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int) (upid string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	id := ""
+	if len(vmids) == 1 {
+		id = strconv.Itoa(vmids[0])
+	}
+	return w.startTask(host, "vzdump", id, user, func(t *task) error {
+		var failed error
+		for _, vmid := range vmids {
+			if err := w.backup(t, host, vmid, takes); err != nil {
+				w.mu.Lock()
+				t.logf("ERROR: Backup of VM %d failed - %v", vmid, err)
+				w.mu.Unlock()
+				failed = failf("job errors")
+			}
+		}
+		return failed
+	})
+}
+
+// backup leaves the lock behind where its worker is killed.
+func (w *World) backup(t *task, host string, vmid int, takes time.Duration) error {
+	if err := w.lockForBackup(t, host, vmid); err != nil {
+		return err
+	}
+	err := t.begin(takes)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.vms[vmid]; v != nil && !t.killed {
+		delete(v.config, "lock")
+	}
+	return err
+}
+
+func (w *World) lockForBackup(t *task, host string, vmid int) error {
+	unlock, err := w.lockConfig(vmid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t.stopped {
+		return errInterrupted
+	}
+	v, err := w.vmOn(host, vmid)
+	if err != nil {
+		return err
+	}
+	if err := v.checkLock(); err != nil {
+		return err
+	}
+	t.logf("INFO: Starting Backup of VM %d (qemu)", vmid)
+	v.config["lock"] = "backup"
+	return nil
+}

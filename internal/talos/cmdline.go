@@ -1,0 +1,110 @@
+package talos
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// loaderEntryFile is the EFI variable with the entry that systemd-boot takes by
+// default; an installed upgrade that has not been booted yet shows nowhere else.
+const loaderEntryFile = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// readNextBoot leaves the field empty where the machine has no such variable
+// (BIOS, or nothing installed yet), or our talosconfig may not read files.
+func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
+	if s.blank {
+		return nil
+	}
+	b, err := file(ctx, s, loaderEntryFile)
+	if e, ok := errors.AsType[*answerError](err); ok {
+		switch e.code {
+		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: how an older Talos says that it is missing
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	m.NextBoot = loaderEntry(b)
+	return nil
+}
+
+// loaderEntry is the text of an EFI variable, lower-case: four bytes of
+// attributes, then UTF-16 up to a NUL. "" for anything else: an entry that was
+// cut off is none.
+func loaderEntry(variable []byte) string {
+	if len(variable) < 4 {
+		return ""
+	}
+	var units []uint16
+	for pair := variable[4:]; len(pair) >= 2; pair = pair[2:] {
+		unit := binary.LittleEndian.Uint16(pair)
+		if unit == 0 {
+			text := string(utf16.Decode(units))
+			if strings.ContainsRune(text, utf8.RuneError) {
+				return ""
+			}
+			return strings.ToLower(text)
+		}
+		units = append(units, unit)
+	}
+	return ""
+}
+
+const cmdlineFile = "/proc/cmdline"
+
+// readConfigArgs falls back on the file for a Talos without the resource.
+func readConfigArgs(ctx context.Context, s session, m *cluster.Machine) error {
+	cmdline, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
+	switch {
+	case err != nil:
+		return err
+	case found:
+		m.ConfigArgs = configArgs(cmdline.TypedSpec().Cmdline)
+	case !s.blank:
+		b, err := file(ctx, s, cmdlineFile)
+		if err != nil {
+			return err
+		}
+		m.ConfigArgs = configArgs(string(bytes.TrimSpace(b)))
+	}
+	return nil
+}
+
+// configKeys are the kernel arguments from which Talos takes a configuration, or
+// a connection to someone who gives one (controllers/config/acquire.go).
+var configKeys = []string{
+	constants.KernelParamConfig, constants.KernelParamConfigInline, constants.KernelParamConfigEarly, constants.KernelParamSideroLink,
+}
+
+// configArgs keeps of each value the server's name: the rest may be a token or the configuration itself.
+func configArgs(cmdline string) []string {
+	var out []string
+	for arg := range strings.FieldsSeq(cmdline) {
+		key, value, _ := strings.Cut(strings.Trim(arg, `"`), "=")
+		if !slices.Contains(configKeys, key) || value == "" || value == constants.ConfigNone {
+			continue
+		}
+		shown := key + "="
+		if u, err := url.Parse(value); err == nil && u.Scheme != "" && u.Host != "" {
+			shown += u.Scheme + "://" + u.Host
+		}
+		if !slices.Contains(out, shown) {
+			out = append(out, shown)
+		}
+	}
+	return out
+}

@@ -1,0 +1,178 @@
+package talos
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Deadlines of calls about etcd: without quorum it does not answer at all.
+const (
+	etcdReadTimeout    = 15 * time.Second
+	etcdForfeitTimeout = 30 * time.Second
+	etcdLeaveTimeout   = 6 * time.Minute // Talos itself tries for five while etcd is unhealthy, then empties the data directory
+	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole takes what it takes
+)
+
+// EtcdMembers asks the machine's own member, by name. A learner and a member
+// without leader have no answer.
+func (c *Client) EtcdMembers(ctx context.Context, addr netip.Addr) (members []cluster.EtcdMember, err error) {
+	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) error {
+		members, err = etcdMembers(ctx, s)
+		return err
+	})
+	return members, err
+}
+
+func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
+	answers, err := s.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{QueryLocal: true})
+	if err != nil {
+		return nil, fmt.Errorf("list etcd's members: %w", answer(err))
+	}
+	list, err := single(answers.GetMessages())
+	if err != nil {
+		return nil, fmt.Errorf("list etcd's members: %w", err)
+	}
+	var out []cluster.EtcdMember
+	for _, m := range list.GetMembers() {
+		out = append(out, cluster.EtcdMember{ID: m.GetId(), Name: m.GetHostname(), Peers: m.GetPeerUrls(), Learner: m.GetIsLearner()})
+	}
+	slices.SortFunc(out, func(a, b cluster.EtcdMember) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	return out, nil
+}
+
+// single is the one answer of the one machine that was asked.
+func single[T any](answers []T) (one T, err error) {
+	if len(answers) != 1 {
+		return one, fmt.Errorf("%d machines answered instead of one", len(answers))
+	}
+	return answers[0], nil
+}
+
+// EtcdStatus reads how the machine's own member stands. The alarms are missing
+// where etcd cannot tell them: on a learner, and where no leader is known.
+func (c *Client) EtcdStatus(ctx context.Context, addr netip.Addr) (st cluster.EtcdStatus, err error) {
+	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) error {
+		st, err = etcdStatus(ctx, s)
+		return err
+	})
+	return st, err
+}
+
+func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
+	answers, err := s.EtcdStatus(ctx)
+	if err != nil {
+		return cluster.EtcdStatus{}, fmt.Errorf("read etcd's status: %w", answer(err))
+	}
+	one, err := single(answers.GetMessages())
+	if err != nil {
+		return cluster.EtcdStatus{}, fmt.Errorf("read etcd's status: %w", err)
+	}
+	m := one.GetMemberStatus()
+	if m.GetMemberId() == 0 {
+		return cluster.EtcdStatus{}, errors.New("read etcd's status: it names no member")
+	}
+	st := cluster.EtcdStatus{
+		MemberID: m.GetMemberId(), Leader: m.GetLeader(), Learner: m.GetIsLearner(),
+		Version: m.GetProtocolVersion(), DBBytes: m.GetDbSize(), Errors: m.GetErrors(),
+	}
+	// Alarms go through raft, and learners serve next to nothing (etcd
+	// server/etcdserver/v3_server.go, api/v3rpc/interceptor.go).
+	if st.Leader == 0 || st.Learner {
+		return st, nil
+	}
+	alarms, err := etcdAlarms(ctx, s)
+	if err != nil {
+		return cluster.EtcdStatus{}, err
+	}
+	st.Errors = append(st.Errors, alarms...)
+	return st, nil
+}
+
+// etcdAlarms puts the alarms of all members in words.
+func etcdAlarms(ctx context.Context, s session) ([]string, error) {
+	answers, err := s.EtcdAlarmList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list etcd's alarms: %w", answer(err))
+	}
+	one, err := single(answers.GetMessages())
+	if err != nil {
+		return nil, fmt.Errorf("list etcd's alarms: %w", err)
+	}
+	if len(one.GetMemberAlarms()) == 0 {
+		return nil, nil
+	}
+	members, err := etcdMembers(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, a := range one.GetMemberAlarms() {
+		name := fmt.Sprintf("%x", a.GetMemberId())
+		for _, m := range members {
+			if m.ID == a.GetMemberId() && m.Name != "" {
+				name = m.Name
+			}
+		}
+		out = append(out, fmt.Sprintf("alarm %s on member %s", a.GetAlarm(), name))
+	}
+	return out, nil
+}
+
+// EtcdSnapshot copies every byte that the machine sends to w. A snapshot that
+// was cut off is an error; w has part of it then.
+func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, w io.Writer) error {
+	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		wait(snapshotSilence)
+		// The client library's own reader takes some errors within the stream for its end.
+		pieces, err := s.MachineClient.EtcdSnapshot(ctx, &machineapi.EtcdSnapshotRequest{})
+		if err != nil {
+			return fmt.Errorf("read etcd's snapshot: %w", answer(err))
+		}
+		for {
+			piece, err := pieces.Recv()
+			switch {
+			case errors.Is(err, io.EOF):
+				return nil
+			case err != nil:
+				return fmt.Errorf("read etcd's snapshot: %w", answer(err))
+			}
+			//lint:ignore SA1019 how apid reports an error within a stream
+			if text := piece.GetMetadata().GetError(); text != "" {
+				return fmt.Errorf("read etcd's snapshot: %s", text)
+			}
+			wait(0) // w is not the machine's fault
+			if _, err := w.Write(piece.GetBytes()); err != nil {
+				return fmt.Errorf("write etcd's snapshot: %w", err)
+			}
+			wait(snapshotSilence)
+		}
+	})
+}
+
+// EtcdForfeit makes the machine's member hand leadership over if it has it.
+func (c *Client) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
+	return c.change(ctx, addr, uuid, etcdForfeitTimeout, func(ctx context.Context, s session) error {
+		_, err := s.EtcdForfeitLeadership(ctx, &machineapi.EtcdForfeitLeadershipRequest{})
+		return err
+	})
+}
+
+// EtcdLeave makes the machine's member leave etcd; Talos stops etcd there and
+// empties its data directory (internal/pkg/etcd/etcd.go, LeaveCluster).
+func (c *Client) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
+	return c.change(ctx, addr, uuid, etcdLeaveTimeout, func(ctx context.Context, s session) error {
+		return s.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
+	})
+}

@@ -1,0 +1,275 @@
+package talos
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var threeMembers = []*machineapi.EtcdMember{
+	{Id: 0xc3, Hostname: "cp3", PeerUrls: []string{"https://127.42.7.13:2380"}, IsLearner: true},
+	{Id: 0xc1, Hostname: "cp1", PeerUrls: []string{"https://127.42.7.11:2380"}},
+	{Id: 0xc2, Hostname: "cp2"},
+}
+
+func TestEtcdMembers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &fakeNode{members: threeMembers}
+		got, err := n.start(t).EtcdMembers(t.Context(), nodeAddr)
+		want := []cluster.EtcdMember{
+			{ID: 0xc1, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}},
+			{ID: 0xc2, Name: "cp2"},
+			{ID: 0xc3, Name: "cp3", Peers: []string{"https://127.42.7.13:2380"}, Learner: true},
+		}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("err = %v; (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+func TestEtcdStatus(t *testing.T) {
+	t.Parallel()
+	alarms := []*machineapi.EtcdMemberAlarm{
+		{MemberId: 0xc2, Alarm: machineapi.EtcdMemberAlarm_NOSPACE}, {MemberId: 0xdd, Alarm: machineapi.EtcdMemberAlarm_CORRUPT},
+	}
+	cases := map[string]struct {
+		node *fakeNode
+		want cluster.EtcdStatus
+		err  string
+	}{
+		"leader, alarms": {
+			&fakeNode{members: threeMembers, alarms: alarms, status: &machineapi.EtcdMemberStatus{
+				MemberId: 0xc1, Leader: 0xc1, ProtocolVersion: "3.6.4", DbSize: 7 << 20, Errors: []string{"own"},
+			}},
+			cluster.EtcdStatus{
+				MemberID: 0xc1, Leader: 0xc1, Version: "3.6.4", DBBytes: 7 << 20,
+				Errors: []string{"own", "alarm NOSPACE on member cp2", "alarm CORRUPT on member dd"},
+			},
+			"",
+		},
+		"no leader: etcd would not tell its alarms": {
+			&fakeNode{hangs: "EtcdAlarmList", status: &machineapi.EtcdMemberStatus{MemberId: 0xc1, Errors: []string{"etcdserver: no leader"}}},
+			cluster.EtcdStatus{MemberID: 0xc1, Errors: []string{"etcdserver: no leader"}},
+			"",
+		},
+		"learner": {
+			&fakeNode{hangs: "EtcdAlarmList", status: &machineapi.EtcdMemberStatus{MemberId: 0xc3, Leader: 0xc1, IsLearner: true}},
+			cluster.EtcdStatus{MemberID: 0xc3, Leader: 0xc1, Learner: true},
+			"",
+		},
+		"alarms that can't be read": {
+			&fakeNode{hangs: "EtcdAlarmList", status: &machineapi.EtcdMemberStatus{MemberId: 0xc1, Leader: 0xc1}},
+			cluster.EtcdStatus{},
+			"gave up after 15s: list etcd's alarms",
+		},
+		"no status": {&fakeNode{}, cluster.EtcdStatus{}, "names no member"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				got, err := c.node.start(t).EtcdStatus(t.Context(), nodeAddr)
+				if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+					t.Errorf("err = %v, want %q; (-want +got):\n%s", err, c.err, diff)
+				}
+			})
+		})
+	}
+}
+
+// send sends pieces of a snapshot, a pause before each.
+func send(s grpc.ServerStreamingServer[common.Data], pause time.Duration, pieces ...string) error {
+	for _, p := range pieces {
+		time.Sleep(pause)
+		if err := s.Send(&common.Data{Bytes: []byte(p)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slowly takes its time for each write.
+type slowly struct {
+	io.Writer
+	pause time.Duration
+	err   error
+}
+
+func (w slowly) Write(b []byte) (int, error) {
+	time.Sleep(w.pause)
+	if w.err != nil {
+		return 0, w.err
+	}
+	return w.Writer.Write(b)
+}
+
+func TestEtcdSnapshot(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("0123456789abcdef", 1<<14)
+	errFull := errors.New("no space left on device")
+	cases := map[string]struct {
+		send  func(grpc.ServerStreamingServer[common.Data]) error
+		write slowly
+		want  string // what is written
+		err   string
+	}{
+		"every byte": {
+			send: func(s grpc.ServerStreamingServer[common.Data]) error {
+				return send(s, time.Second, big, "", big, "sum")
+			},
+			want: big + big + "sum",
+		},
+		"longer than any deadline, slow on both sides": {
+			send:  func(s grpc.ServerStreamingServer[common.Data]) error { return send(s, 50*time.Second, "a", "b", "c") },
+			write: slowly{pause: time.Hour}, want: "abc",
+		},
+		"cut in the middle": {
+			send: func(s grpc.ServerStreamingServer[common.Data]) error {
+				return errors.Join(send(s, 0, "a"), status.Error(codes.Unavailable, "error reading from server: EOF"))
+			},
+			want: "a", err: "EOF",
+		},
+		"an error within the stream": {
+			send: func(s grpc.ServerStreamingServer[common.Data]) error {
+				//lint:ignore SA1019 what apid says
+				return errors.Join(send(s, 0, "a"), s.Send(&common.Data{Metadata: &common.Metadata{Error: "context canceled"}}))
+			},
+			want: "a", err: "context canceled",
+		},
+		"silence": {
+			send: func(s grpc.ServerStreamingServer[common.Data]) error {
+				err := send(s, 0, "a")
+				<-s.Context().Done()
+				return err
+			},
+			want: "a", err: "silent for too long",
+		},
+		"nowhere to put it": {
+			send:  func(s grpc.ServerStreamingServer[common.Data]) error { return send(s, 0, "a") },
+			write: slowly{err: errFull}, err: "no space left",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var b bytes.Buffer
+				c.write.Writer = &b
+				err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), nodeAddr, c.write)
+				if b.String() != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%d bytes, want %d; err = %v, want %q", b.Len(), len(c.want), err, c.err)
+				}
+			})
+		})
+	}
+}
+
+// changes are all the calls that change a machine.
+var changes = map[string]func(ctx context.Context, c *Client, uuid string) error{
+	"forfeit":  func(ctx context.Context, c *Client, uuid string) error { return c.EtcdForfeit(ctx, nodeAddr, uuid) },
+	"leave":    func(ctx context.Context, c *Client, uuid string) error { return c.EtcdLeave(ctx, nodeAddr, uuid) },
+	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, nodeAddr, uuid) },
+	"rollback": func(ctx context.Context, c *Client, uuid string) error { return c.Rollback(ctx, nodeAddr, uuid) },
+	"apply": func(ctx context.Context, c *Client, uuid string) error {
+		return c.ReplaceConfig(ctx, nodeAddr, uuid, cluster.Secret("machine: {}"))
+	},
+	"upgrade": func(ctx context.Context, c *Client, uuid string) error {
+		_, err := c.Install(ctx, nodeAddr, uuid, "installer", func(string) {})
+		return err
+	},
+	"pull": func(ctx context.Context, c *Client, uuid string) error {
+		_, err := c.PullInstaller(ctx, nodeAddr, uuid, "installer", func(string) {})
+		return err
+	},
+}
+
+// Whatever changes a machine is not asked of another one.
+func TestChangesWantTheMachine(t *testing.T) {
+	t.Parallel()
+	for name, change := range changes {
+		for _, uuid := range []string{"", "5ec0ffee-0000-4000-8000-00000000901f"} {
+			t.Run(name+" of "+uuid, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					n := &fakeNode{version: "v1.13.9"}
+					err := change(t.Context(), n.start(t), uuid)
+					if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), nodeUUID) || n.done() != nil {
+						t.Errorf("err = %v, done: %q", err, n.done())
+					}
+				})
+			})
+		}
+	}
+}
+
+// Each change arrives as meant, tells a lost answer from a refusal, and ends by its deadline.
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		want  string
+		limit time.Duration
+	}{
+		"forfeit":  {"forfeit", etcdForfeitTimeout},
+		"leave":    {"leave", etcdLeaveTimeout},
+		"reboot":   {"reboot DEFAULT", rebootTimeout},
+		"rollback": {"rollback", rebootTimeout},
+		"apply":    {"apply NO_REBOOT machine: {}", defaultTimeout},
+		"upgrade":  {"upgrade CRI/NS_SYSTEM installer", installSilence},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, n := t.Context(), &fakeNode{version: "v1.13.9", install: exits(0)}
+				client := n.start(t)
+				if err := changes[name](ctx, client, strings.ToUpper(nodeUUID)); err != nil {
+					t.Error(err)
+				}
+				n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
+				if err := changes[name](ctx, client, nodeUUID); !errors.Is(err, cluster.ErrLostAnswer) {
+					t.Errorf("lost: err = %v", err)
+				}
+				n.answer = status.Error(codes.FailedPrecondition, "not now")
+				if err := changes[name](ctx, client, nodeUUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "not now") {
+					t.Errorf("refused: err = %v", err)
+				}
+				n.hangs = name
+				start := time.Now()
+				err := changes[name](ctx, client, nodeUUID)
+				if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took != c.limit {
+					t.Errorf("hung: err = %v after %s", err, took)
+				}
+				if diff := cmp.Diff([]string{c.want, c.want, c.want, c.want}, n.done()); diff != "" {
+					t.Errorf("done (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestEtcdMembersDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, start := (&fakeNode{hangs: "EtcdMemberList"}).start(t), time.Now()
+		_, err := c.EtcdMembers(t.Context(), nodeAddr)
+		if took := time.Since(start); err == nil || took != etcdReadTimeout || !strings.Contains(err.Error(), "gave up after 15s: list etcd's members") {
+			t.Errorf("err = %v after %s", err, took)
+		}
+	})
+}

@@ -1,0 +1,133 @@
+package talos
+
+import (
+	"encoding/binary"
+	"strings"
+	"testing"
+	"unicode/utf16"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+func TestEncryption(t *testing.T) {
+	t.Parallel()
+	const legacy = "machine:\n  systemDiskEncryption:\n    state: {provider: luks2, keys: [{slot: 0, nodeID: {}}, {slot: 1, static: {passphrase: s3cret}}]}\n    ephemeral: {provider: luks2, keys: [{slot: 0, kms: {endpoint: 'https://kms'}}]}\n"
+	doc := func(kind, name, keys string) string {
+		return "---\napiVersion: v1alpha1\nkind: " + kind + "\nname: " + name + "\nencryption:\n  provider: luks2\n  keys:\n" + keys
+	}
+	cases := map[string]struct {
+		config string
+		want   []cluster.Encryption
+	}{
+		"none":                 {"machine: {type: worker}\n---\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n", nil},
+		"no encryption at all": {"machine: {systemDiskEncryption: {state: {}, ephemeral: null}}\n---\nkind: VolumeConfig\nname: EPHEMERAL\nencryption: {}\n", nil},
+		"legacy": {legacy, []cluster.Encryption{
+			{Volume: "EPHEMERAL", Keys: []string{"kms"}}, {Volume: "STATE", Keys: []string{"nodeID", "static"}},
+		}},
+		"documents": {
+			"machine: {type: worker}\n" + doc("VolumeConfig", "EPHEMERAL", "  - slot: 0\n    tpm: {}\n    lockToState: true\n  - slot: 1\n    static: {passphrase: a}\n") +
+				doc("UserVolumeConfig", "data", "  - slot: 0\n    nodeID: {}\n    lockToState: false\n") +
+				doc("RawVolumeConfig", "block", "  - {slot: 0, kms: {endpoint: a}, lockToState: null}\n") +
+				doc("SwapVolumeConfig", "swap", "  - {slot: 0, static: {passphrase: a}, nodeID: null}\n"),
+			[]cluster.Encryption{
+				{Volume: "EPHEMERAL", Keys: []string{"static", "tpm"}, LockToState: true},
+				{Volume: "r-block", Keys: []string{"kms"}},
+				{Volume: "s-swap", Keys: []string{"static"}},
+				{Volume: "u-data", Keys: []string{"nodeID"}},
+			},
+		},
+		"written once, used twice": {
+			"machine:\n  systemDiskEncryption:\n    state: &e {provider: luks2, keys: [{slot: 0, nodeID: {}}]}\n    ephemeral: *e\n",
+			[]cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"nodeID"}}, {Volume: "STATE", Keys: []string{"nodeID"}}},
+		},
+		"of a newer Talos": {
+			doc("TapeVolumeConfig", "x", "  - slot: 0\n    pin: {}\n    lockToState: true\n"),
+			[]cluster.Encryption{{Volume: "TapeVolumeConfig/x", Keys: []string{"pin"}, LockToState: true}},
+		},
+	}
+	for name, c := range cases {
+		got, err := encryption([]byte(c.config))
+		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
+			t.Errorf("%s: err = %v; (-want +got):\n%s", name, err, diff)
+		}
+	}
+	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
+		if _, err := encryption([]byte(config)); err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: err = %v", name, err)
+		}
+	}
+}
+
+func TestConfigArgs(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		cmdline string
+		want    []string
+	}{
+		"none":            {"talos.platform=nocloud console=ttyS0 talos.configuration=x xtalos.config=y talos.config talos.config= talos.config=none", nil},
+		"a server":        {"talos.config=https://user:pass@seed.example:8080/c?uuid=${uuid}&token=s3cret quiet", []string{"talos.config=https://seed.example:8080"}},
+		"an ISO":          {"talos.config=metal-iso", []string{"talos.config="}},
+		"inline, early":   {"talos.config.inline=KLUv/QBYczNjcmV0 talos.config.inline=bW9yZQ talos.config.early=c2VjcmV0", []string{"talos.config.inline=", "talos.config.early="}},
+		"SideroLink":      {"siderolink.api=grpc://omni.example:8090?jointoken=s3cret", []string{"siderolink.api=grpc://omni.example:8090"}},
+		"in quotes":       {`"talos.config=http://seed.example/s3cret"`, []string{"talos.config=http://seed.example"}},
+		"no URL":          {"talos.config=http://[s3cret", []string{"talos.config="}},
+		"the same server": {"talos.config=http://a.example/1 talos.config=http://a.example/2", []string{"talos.config=http://a.example"}},
+	}
+	for name, c := range cases {
+		if diff := cmp.Diff(c.want, configArgs(c.cmdline)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// variable is an EFI variable with that text.
+func variable(text string) []byte {
+	b := []byte{7, 0, 0, 0}
+	for _, unit := range utf16.Encode([]rune(text + "\x00")) {
+		b = binary.LittleEndian.AppendUint16(b, unit)
+	}
+	return b
+}
+
+func TestLoaderEntry(t *testing.T) {
+	t.Parallel()
+	entry := variable("Talos-v1.14.1~1.efi")
+	cases := map[string]struct {
+		variable []byte
+		want     string
+	}{
+		"an entry":          {entry, "talos-v1.14.1~1.efi"},
+		"more behind it":    {append(variable("a.efi"), 'x', 0, 'y'), "a.efi"},
+		"beyond one unit":   {variable("A😀.efi"), "a😀.efi"},
+		"empty":             {variable(""), ""},
+		"nothing":           {nil, ""},
+		"no attributes":     {entry[:3], ""},
+		"only attributes":   {entry[:4], ""},
+		"cut off":           {entry[:len(entry)-2], ""},
+		"half a unit":       {entry[:len(entry)-1], ""},
+		"half a surrogate":  {[]byte{7, 0, 0, 0, 'a', 0, 0x3d, 0xd8, 0, 0}, ""},
+		"swapped, no UTF16": {[]byte{7, 0, 0, 0, 0xff, 0xdf, 0, 0}, ""},
+	}
+	for name, c := range cases {
+		if got := loaderEntry(c.variable); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// Every text comes back, and whatever else is read makes no harm.
+func FuzzLoaderEntry(f *testing.F) {
+	f.Add("Talos-v1.14.1~1.efi", []byte{7, 0, 0, 0, 'a'})
+	f.Fuzz(func(t *testing.T, text string, raw []byte) {
+		loaderEntry(raw)
+		text = strings.ToValidUTF8(text, "")
+		if strings.ContainsAny(text, "\x00\ufffd") {
+			return
+		}
+		if got := loaderEntry(variable(text)); got != strings.ToLower(text) {
+			t.Errorf("%q became %q", text, got)
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package talos
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+type (
+	upgradeStream = grpc.ServerStreamingServer[machineapi.LifecycleServiceUpgradeResponse]
+	pullStream    = grpc.ServerStreamingServer[machineapi.ImageServicePullResponse]
+)
+
+// exits is an installer that prints lines, one every four minutes, and ends with code.
+func exits(code int32, lines ...string) func(upgradeStream) error {
+	return func(s upgradeStream) error {
+		for _, line := range lines {
+			time.Sleep(4 * time.Minute)
+			if err := s.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
+				Response: &machineapi.LifecycleServiceInstallProgress_Message{Message: line},
+			}}); err != nil {
+				return err
+			}
+		}
+		return s.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
+			Response: &machineapi.LifecycleServiceInstallProgress_ExitCode{ExitCode: code},
+		}})
+	}
+}
+
+// then answers with err behind what install has sent.
+func then(install func(upgradeStream) error, err error) func(upgradeStream) error {
+	return func(s upgradeStream) error {
+		if err := install(s); err != nil {
+			return err
+		}
+		return err
+	}
+}
+
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	lines := []string{"one", "two\nthree\n", "\n", "four", "five", "six"}
+	const tail = "it said: two; three; four; five; six"
+	said := []string{"one", "two", "three", "four", "five", "six"}
+	old := []string{"the machine pulls the installer, then installs it and reboots", "Upgrade request received"}
+	const newAPI, oldAPI = "upgrade CRI/NS_SYSTEM installer", "old upgrade installer"
+	cut := status.Error(codes.Unavailable, "error reading from server: EOF")
+	cases := map[string]struct {
+		node    *fakeNode
+		said    []string
+		did     []string
+		reboots bool
+		err     string
+		lost    bool
+	}{
+		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{newAPI}},
+		"as of the third alpha":     {node: &fakeNode{version: "v1.13.0-alpha.3", install: exits(0)}, did: []string{newAPI}},
+		"newer":                     {node: &fakeNode{version: "v1.20.0-beta.1", install: exits(0)}, did: []string{newAPI}},
+		"cut after its end":         {node: &fakeNode{version: "v1.14.1", install: then(exits(0), cut)}, did: []string{newAPI}},
+		"fails":                     {node: &fakeNode{version: "v1.13.9", install: exits(1, lines...)}, said: said, did: []string{newAPI}, err: "exit code 1; " + tail},
+		"fails, cut after its end":  {node: &fakeNode{version: "v1.13.9", install: then(exits(2), cut)}, did: []string{newAPI}, err: "exit code 2"},
+		"no such image":             {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "upgrade failed: image not found")}, did: []string{newAPI}, err: "image not found"},
+		"cut in the middle":         {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return cut }}, did: []string{newAPI}, err: "EOF", lost: true},
+		"broken in the middle":      {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "stream terminated by RST_STREAM")}, did: []string{newAPI}, err: "RST_STREAM", lost: true},
+		"ends without an exit code": {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return nil }}, did: []string{newAPI}, err: "does not say how", lost: true},
+		"old":                       {node: &fakeNode{version: "v1.12.4"}, said: old, did: []string{oldAPI}, reboots: true},
+		"old, the second alpha":     {node: &fakeNode{version: "v1.13.0-alpha.2"}, said: old, did: []string{oldAPI}, reboots: true},
+		"old, refused":              {node: &fakeNode{version: "v1.12.4", answer: status.Error(codes.Unknown, "validation failed")}, said: old[:1], did: []string{oldAPI}, reboots: true, err: "validation failed"},
+		"old, cut":                  {node: &fakeNode{version: "v1.12.4", answer: cut}, said: old[:1], did: []string{oldAPI}, reboots: true, err: "EOF", lost: true},
+		"version unknown":           {node: &fakeNode{version: "v2.0.0"}, err: `"v2.0.0"`},
+		"version unreadable":        {node: &fakeNode{version: "main"}, err: `"main"`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var said []string
+				reboots, err := c.node.start(t).Install(t.Context(), nodeAddr, nodeUUID, "installer", func(s string) { said = append(said, s) })
+				if diff := cmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
+					t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
+				}
+				if diff := cmp.Diff(c.did, c.node.done()); diff != "" {
+					t.Errorf("done (-want +got):\n%s", diff)
+				}
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
+					t.Errorf("err = %v, want %q", err, c.err)
+				}
+			})
+		})
+	}
+}
+
+// An installer that goes on talking has all the time it needs, one that falls silent has not.
+func TestInstallSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &fakeNode{version: "v1.13.9", install: func(s upgradeStream) error {
+			defer func() { <-s.Context().Done() }()
+			return s.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
+				Response: &machineapi.LifecycleServiceInstallProgress_Message{Message: "partitioning"},
+			}})
+		}}
+		c, start := n.start(t), time.Now()
+		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", func(string) {})
+		if took := time.Since(start); took != installSilence || !errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "silent for too long") {
+			t.Errorf("err = %v after %s", err, took)
+		}
+	})
+}
+
+func layer(id string, status machineapi.ImageServicePullLayerProgress_Status, offset, total int64) *machineapi.ImageServicePullResponse {
+	return &machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_PullProgress{
+		PullProgress: &machineapi.ImageServicePullProgress{LayerId: id, Progress: &machineapi.ImageServicePullLayerProgress{
+			Status: status, Offset: offset << 20, Total: total << 20,
+		}},
+	}}
+}
+
+// pulls sends answers, one every four minutes.
+func pulls(end error, answers ...*machineapi.ImageServicePullResponse) func(pullStream) error {
+	return func(s pullStream) error {
+		for _, a := range answers {
+			time.Sleep(4 * time.Minute)
+			if err := s.Send(a); err != nil {
+				return err
+			}
+		}
+		return end
+	}
+}
+
+func TestPullInstaller(t *testing.T) {
+	t.Parallel()
+	const (
+		downloading = machineapi.ImageServicePullLayerProgress_DOWNLOADING
+		complete    = machineapi.ImageServicePullLayerProgress_DOWNLOAD_COMPLETE
+	)
+	name := &machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: "installer"}}
+	cases := map[string]struct {
+		node        *fakeNode
+		said        []string
+		unsupported bool
+		err         string
+	}{
+		"pulled": {
+			node: &fakeNode{version: "v1.13.9", pull: pulls(
+				nil, layer("a", downloading, 0, 60), layer("b", downloading, 0, 40), layer("a", downloading, 31, 60), layer("a", downloading, 32, 60),
+				layer("b", complete, 0, 40), layer("a", complete, 0, 60), name,
+			)},
+			said: []string{"pulled 31 of 100 MiB", "pulled 72 of 100 MiB", "pulled 100 of 100 MiB"},
+		},
+		"there already": {node: &fakeNode{version: "v1.13.9", pull: pulls(nil, name)}},
+		"old":           {node: &fakeNode{version: "v1.12.9"}, unsupported: true},
+		"refused":       {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.NotFound, "manifest unknown"))}, err: "pull installer: manifest unknown"},
+		"cut":           {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.Unavailable, "EOF"), layer("a", downloading, 0, 60))}, err: "EOF"},
+		"no image":      {node: &fakeNode{version: "v1.13.9", pull: pulls(nil)}, err: "without the image"},
+		"silent": {node: &fakeNode{version: "v1.13.9", pull: func(s pullStream) error {
+			<-s.Context().Done()
+			return nil
+		}}, err: "silent for too long"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var said []string
+				supported, err := c.node.start(t).PullInstaller(t.Context(), nodeAddr, nodeUUID, "installer", func(s string) { said = append(said, s) })
+				if diff := cmp.Diff(c.said, said); diff != "" || supported == c.unsupported {
+					t.Errorf("supported = %t; said (-want +got):\n%s", supported, diff)
+				}
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+					t.Errorf("err = %v, want %q", err, c.err)
+				}
+				if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
+					t.Errorf("done: %q", c.node.done())
+				}
+			})
+		})
+	}
+}
+
+// A configuration that Talos quotes when it refuses it does not show.
+func TestReplaceConfigHidesValues(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const secret = "hunter-two-is-a-secret"
+		n := &fakeNode{answer: status.Error(codes.InvalidArgument, fmt.Sprintf("unknown key %q", secret))}
+		err := n.start(t).ReplaceConfig(t.Context(), nodeAddr, nodeUUID, cluster.Secret("machine: "+secret))
+		if err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("err = %v", err)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteDrift prints how every node stands.
+func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
+	return write(w, format, res, func(p *page) {
+		for _, d := range res.Nodes {
+			drawDrift(p, d)
+		}
+		switch {
+		case res.Unread > 0 && res.Stale > 0:
+			p.line("%d of %d nodes could not be read, %d are stale%s", res.Unread, len(res.Nodes), res.Stale, tally(res.Nodes))
+		case res.Unread > 0:
+			p.line("%d of %d nodes could not be read", res.Unread, len(res.Nodes))
+		case res.Stale > 0:
+			p.line("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
+		default:
+			p.line("%d nodes in sync", len(res.Nodes))
+		}
+		for _, h := range hints(res.Nodes) {
+			p.wrapped("next: ", "      ", h)
+		}
+	})
+}
+
+func drawDrift(p *page, d cluster.Drift) {
+	state := p.paint(green, "in sync")
+	switch {
+	case len(d.Unread) > 0:
+		state = p.paint(red, "unread")
+	case d.Stale:
+		state = p.paint(yellow, "stale")
+	}
+	p.line("%s  %s (wanted build %s)", state, d.Node, short(d.Build))
+	for _, r := range d.Reasons {
+		p.wrapped("    ", "      ", r.Text)
+	}
+	for _, u := range d.Unread {
+		p.wrapped("    "+p.paint(red, "unread: "), "      ", u)
+	}
+	for _, n := range d.Notes {
+		p.wrapped("    note: ", "      ", n)
+	}
+}
+
+// kubernetesVersion is the code of the one reason that no roll does anything about.
+const kubernetesVersion = "kubernetes-version"
+
+// codes lists the codes of all reasons, each as often as there are nodes that have it.
+func codes(nodes []cluster.Drift) (order []string, count map[string]int) {
+	count = map[string]int{}
+	for _, d := range nodes {
+		var mine []string
+		for _, r := range d.Reasons {
+			if !slices.Contains(mine, r.Code) {
+				mine = append(mine, r.Code)
+			}
+		}
+		for _, code := range mine {
+			if count[code]++; count[code] == 1 {
+				order = append(order, code)
+			}
+		}
+	}
+	return order, count
+}
+
+func tally(nodes []cluster.Drift) string {
+	order, count := codes(nodes)
+	var parts []string
+	for _, code := range order {
+		parts = append(parts, fmt.Sprintf("%s %d", code, count[code]))
+	}
+	return ": " + strings.Join(parts, ", ")
+}
+
+// hints say what to run, by what was found.
+func hints(nodes []cluster.Drift) []string {
+	var out []string
+	order, _ := codes(nodes)
+	if slices.Contains(order, "unfinished") || slices.Contains(order, "cordoned") {
+		out = append(out, "recast status says what was left and where every disk is")
+	}
+	if slices.ContainsFunc(order, func(code string) bool { return code != kubernetesVersion }) {
+		out = append(out, "recast plan shows what a roll would do about it, recast roll does it")
+	}
+	var versions []string
+	for _, d := range nodes {
+		for _, r := range d.Reasons {
+			if r.Code == kubernetesVersion && !slices.Contains(versions, r.New) {
+				versions = append(versions, r.New)
+			}
+		}
+	}
+	for _, v := range versions {
+		out = append(out, "talosctl upgrade-k8s --to "+strings.TrimPrefix(v, "v")+" brings Kubernetes there; a roll never changes it")
+	}
+	return out
+}

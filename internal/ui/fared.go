@@ -1,0 +1,131 @@
+package ui
+
+import (
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Fared is how a run went, as its events told it.
+type Fared struct {
+	Nodes    []NodeFared `json:"nodes,omitempty"`
+	Snapshot string      `json:"etcdSnapshot,omitempty"` // where etcd was saved
+}
+
+// NodeFared is how one node fared in a run.
+type NodeFared struct {
+	Node     string      `json:"node"`
+	Phase    string      `json:"phase"`
+	Strategy string      `json:"strategy"`
+	Outcome  NodeOutcome `json:"outcome"`
+	Now      string      `json:"now,omitempty"`  // in words, what it was found to be in the end
+	Kept     string      `json:"kept,omitempty"` // in words, where its old system disk is
+	// AwaySeconds is from the first step that took something from the node to
+	// the end of its branch; 0 if it never was away.
+	AwaySeconds int `json:"awaySeconds,omitempty"`
+}
+
+// NodeOutcome is how a node's branch ended.
+type NodeOutcome string
+
+// The outcomes of a node.
+const (
+	NodeDone       NodeOutcome = "done"
+	NodeNotNeeded  NodeOutcome = "not needed" // it was as wanted when its turn came
+	NodeFailed     NodeOutcome = "failed"
+	NodeStopped    NodeOutcome = "stopped" // begun, and not ended
+	NodeNotStarted NodeOutcome = "not started"
+)
+
+// tracker gathers from the events of a run how it went.
+type tracker struct {
+	fared Fared
+	away  map[string]time.Time // by node, since when
+}
+
+func (t *tracker) see(e step.Event) {
+	if e.Path == "roll/snapshot-etcd" && (e.Status == step.Done || e.Status == step.Skipped) {
+		t.fared.Snapshot = strings.TrimPrefix(e.Text, "saved as ")
+	}
+	name, below := split(e.Path)
+	switch {
+	case name == "" || e.Status == step.Note:
+		return
+	case len(below) == 0:
+		t.node(name, e)
+		return
+	}
+	n := t.find(name, e.Path)
+	switch {
+	case e.Status == step.Started && takes(below):
+		if _, gone := t.away[name]; !gone {
+			t.away[name] = time.Now()
+		}
+	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
+		n.Kept = e.Text
+	}
+}
+
+// takes says whether the step below a node's branch may take it down: all but
+// what is only looked at or fetched while it serves, and what was there to be
+// remembered.
+func takes(below []string) bool {
+	switch below[0] {
+	case "gate", "pull":
+		return false
+	case "take-down", "upgrade":
+		return len(below) > 1 && below[1] != "remember"
+	}
+	return true
+}
+
+// node notes what happens to the branch of a node itself.
+func (t *tracker) node(name string, e step.Event) {
+	n := t.find(name, e.Path)
+	// The first word of a branch's title is its strategy.
+	n.Strategy, _, _ = strings.Cut(e.Title, " ")
+	switch e.Status {
+	case step.Started, step.Stopped, step.Note:
+		n.Outcome = NodeStopped
+	case step.Done:
+		n.Outcome, n.Now = NodeDone, e.Text
+	case step.Skipped:
+		n.Outcome, n.Now = NodeNotNeeded, e.Text
+	case step.Failed:
+		n.Outcome = NodeFailed
+	case step.NotStarted:
+		n.Outcome = NodeNotStarted
+	}
+	if since, gone := t.away[name]; gone && e.Status != step.Started {
+		n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
+		delete(t.away, name)
+	}
+}
+
+// find returns the entry of a node in one phase: what an earlier run left is
+// finished first, and the same node may come again after it.
+func (t *tracker) find(name, path string) *NodeFared {
+	if t.away == nil {
+		t.away = map[string]time.Time{}
+	}
+	phase := strings.Split(path, "/")[1]
+	for i := range t.fared.Nodes {
+		if n := &t.fared.Nodes[i]; n.Node == name && n.Phase == phase {
+			return n
+		}
+	}
+	t.fared.Nodes = append(t.fared.Nodes, NodeFared{Node: name, Phase: phase})
+	return &t.fared.Nodes[len(t.fared.Nodes)-1]
+}
+
+// ended completes what is known: a run that was cancelled leaves branches open.
+func (t *tracker) ended() Fared {
+	for i := range t.fared.Nodes {
+		n := &t.fared.Nodes[i]
+		if since, gone := t.away[n.Node]; gone && n.Outcome == NodeStopped {
+			n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
+		}
+	}
+	return t.fared
+}

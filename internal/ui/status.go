@@ -1,0 +1,149 @@
+package ui
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteStatus explains what a roll is about, or has left, to somebody who was not there.
+func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
+	return write(w, format, res, func(p *page) {
+		drawClaim(p, res.Claim)
+		drawLastRun(p, res.LastRun)
+		for _, h := range res.Open {
+			p.line("")
+			drawHalf(p, h)
+		}
+		for _, m := range res.Marked {
+			p.line("")
+			drawMarked(p, m)
+		}
+		if len(res.Kept) > 0 {
+			p.line("")
+		}
+		for _, k := range res.Kept {
+			drawKept(p, k)
+		}
+		if res.Kubernetes != "" {
+			p.line("")
+			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
+		}
+		for _, problem := range res.Problems {
+			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
+		}
+		if len(res.Open) == 0 && len(res.Marked) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
+			p.line("")
+			p.line("nothing is unfinished")
+		}
+	})
+}
+
+func drawClaim(p *page, c *pipeline.ClaimHeld) {
+	if c == nil {
+		p.line("claim     nobody holds it: no run is at work")
+		return
+	}
+	p.line("claim     held by run %s since %s", c.Run, clock(c.Since))
+	p.line("    by %s; Proxmox has it as VM %d, heartbeat %d", c.Holder, c.VMID, c.Beat)
+	p.line("    The heartbeat goes up every 15 seconds while that run lives. Should it stand still for")
+	p.line("    90 seconds, recast roll takes the claim over by itself.")
+}
+
+func drawLastRun(p *page, r *pipeline.RunStatus) {
+	switch {
+	case r == nil:
+		p.line("journal   no run was started on this machine")
+	case r.Finished.IsZero():
+		p.line("journal   run %s, begun here at %s, is running or was killed", r.ID, clock(r.Started))
+	default:
+		p.wrapped("journal   ", "    ", fmt.Sprintf("last run %s: %s, at %s", r.ID, r.Outcome, clock(r.Finished)))
+	}
+}
+
+func drawHalf(p *page, h pipeline.Half) {
+	p.line("%s  %s: %s to %s, begun by run %s", p.paint(yellow, "unfinished"), h.Node, h.Strategy, image(h.Strategy, h.Talos, h.Build), h.Run)
+	if h.GivenUp {
+		p.line("    It was given up: its old system disk is being put back.")
+	}
+	vm := h.VM
+	if h.VMState != pipeline.VMDeleted && h.VMState != pipeline.VMStranger {
+		vm += map[bool]string{true: ", running", false: ", stopped"}[h.Running]
+	}
+	if h.VMState == pipeline.VMStranger {
+		vm = p.paint(red, vm)
+	}
+	p.line("    VM %-7d %s", h.VMID, vm)
+	for _, d := range h.Disks {
+		drawWhere(p, d)
+	}
+	if h.LeftEtcd {
+		p.line("    %-10s it has left, and joins again when it is back", "etcd")
+	}
+	advise(p, h.Next)
+}
+
+func drawWhere(p *page, d pipeline.DiskStatus) {
+	where := d.Where
+	if d.Place == pipeline.Unnamed || d.Place == pipeline.Lost {
+		where = p.paint(red, where)
+	}
+	what := d.Disk
+	switch {
+	case d.Kept:
+		what += ", kept system disk, comes back"
+	case d.System:
+		what += ", old system disk"
+	}
+	p.line("    %s: %s", what, where)
+	if d.Volid != "" {
+		p.line("        %s", d.Volid)
+	}
+}
+
+func drawMarked(p *page, m pipeline.Marked) {
+	p.line("%s  %s: run %s marked it for %s to build %s", p.paint(yellow, "marked"), m.Node, m.Run, m.Strategy, orNone(short(m.Build)))
+	var state []string
+	if m.Installed {
+		state = append(state, "the new system is installed")
+	}
+	state = append(state, map[bool]string{true: "the node is Ready", false: "the node is not Ready"}[m.Ready])
+	if m.Foreign {
+		state = append(state, "somebody else had cordoned it before")
+	} else {
+		state = append(state, "it takes no pods until that is finished")
+	}
+	p.line("    %s", strings.Join(state, "; "))
+	advise(p, m.Next)
+}
+
+func drawKept(p *page, k pipeline.Kept) {
+	p.line("kept  previous system disk of %s: %s, %s of VM %d", k.Node, k.Volid, k.Key, k.Parking)
+	p.line("    Talos %s, lock %s, replaced by run %s", cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), k.Run)
+	advise(p, k.Next)
+}
+
+func advise(p *page, next []pipeline.Advice) {
+	for _, a := range next {
+		p.wrapped("    "+p.paint(green, a.Command)+"  ", "        ", a.Does)
+	}
+}
+
+// image says in short what a node is brought to.
+func image(s cluster.Strategy, talos, build string) string {
+	what := "build "
+	if s == cluster.Rollback {
+		what = "lock "
+	}
+	if talos != "" {
+		what = "Talos " + talos + " " + what
+	}
+	return what + orNone(short(build))
+}
+
+func clock(t time.Time) string { return t.Format(time.RFC3339) }

@@ -1,0 +1,221 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Half is a replacement that was begun and not finished.
+type Half struct {
+	Node     string           `json:"node"`
+	Run      string           `json:"run"`
+	Strategy cluster.Strategy `json:"strategy"`
+	Build    string           `json:"build,omitempty"` // that the node is being brought to; of a rollback, the lock hash
+	Talos    string           `json:"talos,omitempty"` // version of that, if a lock here knows it
+	GivenUp  bool             `json:"givenUp,omitempty"`
+	LeftEtcd bool             `json:"leftEtcd,omitempty"` // the node is no member of etcd until it is back
+
+	VMID    cluster.VMID `json:"vmid"`
+	VMState VMState      `json:"vmState"`
+	VM      string       `json:"vm"` // the same in words
+	Running bool         `json:"running"`
+	Parking cluster.VMID `json:"parking"`
+	Disks   []DiskStatus `json:"disks"`
+
+	// What it takes to finish it from here.
+	BuildLocked   bool     `json:"buildLocked"`   // a lock that is here describes the build
+	MachineConfig bool     `json:"machineConfig"` // the machine configuration is in the journal here or in talos.machineConfigs
+	Next          []Advice `json:"next"`
+}
+
+// VMState is what is under the number of a node's VM.
+type VMState string
+
+// The states of a VM in a replacement.
+const (
+	VMDeleted      VMState = "deleted"
+	VMStranger     VMState = "stranger"      // another VM has taken the number
+	VMOld          VMState = "old"           // as it was before
+	VMNew          VMState = "new"           // made by this run
+	VMSystemParked VMState = "system-parked" // the same VM; its system disk is on the parking VM
+	VMBlankSystem  VMState = "new-system"    // the same VM with a new system disk
+	VMRestored     VMState = "restored"      // the same VM with its kept system disk
+)
+
+// DiskPlace is where a disk is.
+type DiskPlace string
+
+// The places of a disk.
+const (
+	OnVM      DiskPlace = "vm"
+	OnParking DiskPlace = "parking"
+	Detached  DiskPlace = "holder"  // with the VM that owns it, not on the node's
+	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was cut off
+	Lost      DiskPlace = "unknown" // somebody moved it
+)
+
+// DiskStatus is one disk of a node and where it is now.
+type DiskStatus struct {
+	Disk   string    `json:"disk"` // its key on the node's VM
+	System bool      `json:"system,omitempty"`
+	Kept   bool      `json:"kept,omitempty"` // of a rollback: the one that comes back
+	Place  DiskPlace `json:"place"`
+	Volid  string    `json:"volid,omitempty"` // now, or as last known
+	Where  string    `json:"where"`           // in words: "scsi1 of VM 9090"
+}
+
+// half explains an open record. Its error is about details that could not be read.
+func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms []cluster.VM) (Half, error) {
+	rec := park.Record
+	h := Half{
+		Node: rec.Node, Run: rec.Run, Strategy: cmp.Or(rec.Strategy, cluster.Recreate), Build: rec.Build,
+		GivenUp: rec.PutBack, LeftEtcd: rec.Left, VMID: rec.VMID, Parking: park.VM.ID,
+	}
+	vm, there := find(vms, rec.VMID)
+	stranger := there && vm.UUID() != rec.UUID
+	s := scene{rec: rec, park: park.VM}
+	if there && !stranger {
+		s.vm, h.Running = vm, vm.Running
+	}
+	dangling, err := s.dangling(ctx, px)
+	for _, d := range rec.Disks {
+		h.Disks = append(h.Disks, s.locate(d, dangling))
+	}
+	if back := rec.Restore; back != nil {
+		h.Talos = back.Talos
+		at := s.locate(cluster.ParkedDisk{Key: back.Slot, ParkKey: back.Key, Options: back.Options, System: true}, dangling)
+		at.Kept = true
+		h.Disks = append(h.Disks, at)
+	}
+	switch {
+	case !there:
+		h.VMState, h.VM = VMDeleted, "deleted"
+	case stranger:
+		h.VMState, h.VM = VMStranger, "a stranger: "+vm.String()
+	default:
+		h.VMState, h.VM = s.vmState(h)
+	}
+	return h, err
+}
+
+func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {
+	i := slices.IndexFunc(vms, func(vm cluster.VM) bool { return vm.ID == id })
+	if i < 0 {
+		return cluster.VM{}, false
+	}
+	return vms[i], true
+}
+
+// scene is the two VMs of a replacement and what its record says of them.
+type scene struct {
+	rec  cluster.Record
+	vm   cluster.VM // zero while there is none, or a stranger's
+	park cluster.VM
+}
+
+func (s scene) vmState(h Half) (VMState, string) {
+	if h.Strategy == cluster.Recreate {
+		switch {
+		case s.vm.MadeBy() == s.rec.Run:
+			return VMNew, "made by this run"
+		case s.rec.PutBack:
+			return VMOld, "as it was before"
+		}
+		return VMOld, "the old one"
+	}
+	i := slices.IndexFunc(h.Disks, func(d DiskStatus) bool { return d.System && !d.Kept })
+	switch {
+	case i < 0 || h.Disks[i].Place == OnVM:
+		return VMOld, "the same one, with the system disk that it had"
+	case s.vm.Config[h.Disks[i].Disk] == "":
+		return VMSystemParked, "the same one, without a system disk"
+	case h.Strategy == cluster.Rollback:
+		return VMRestored, "the same one, with its kept system disk"
+	}
+	return VMBlankSystem, "the same one, with a new system disk"
+}
+
+// locate finds a disk by the names that Proxmox has for it.
+func (s scene) locate(d cluster.ParkedDisk, dangling bool) DiskStatus {
+	at := DiskStatus{Disk: d.Key, System: d.System, Volid: d.Volid}
+	if d.Holder != 0 {
+		if now, ok := drive(s.vm, d.Key); ok && now.Volid == d.Volid {
+			at.Place, at.Where = OnVM, fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, s.vm.ID, d.Holder)
+			return at
+		}
+		at.Place, at.Where = Detached, fmt.Sprintf("with VM %d, which owns it; detached from VM %d", d.Holder, s.rec.VMID)
+		return at
+	}
+	in := s.rec.Intent
+	moving := in != nil && (in.To == s.park.ID && in.ToKey == d.ParkKey || in.From == s.park.ID && in.Key == d.ParkKey)
+	from := func(vm cluster.VM) bool { return moving && dangling && in.From == vm.ID }
+	if now, ok := drive(s.park, d.ParkKey); ok && now.Owner == s.park.ID && !from(s.park) {
+		at.Place, at.Volid, at.Where = OnParking, now.Volid, fmt.Sprintf("%s of parking VM %d", d.ParkKey, s.park.ID)
+		return at
+	}
+	if now, ok := drive(s.vm, d.Key); ok && now.Owner == s.vm.ID && !from(s.vm) && (!d.System || sameSerial(now, d)) {
+		at.Place, at.Volid, at.Where = OnVM, now.Volid, fmt.Sprintf("%s of VM %d", d.Key, s.vm.ID)
+		return at
+	}
+	if moving {
+		at.Place, at.Volid = Unnamed, in.Volid
+		at.Where = fmt.Sprintf("without a name, on the way from %s of VM %d to %s of VM %d; recast roll finds it", in.Key, in.From, in.ToKey, in.To)
+		return at
+	}
+	at.Place, at.Where = Lost, fmt.Sprintf("neither on VM %d nor on parking VM %d: somebody moved it", s.rec.VMID, s.park.ID)
+	return at
+}
+
+// dangling says whether the source of the hand-over that was begun last still
+// names a volume that Proxmox has already given another name.
+func (s scene) dangling(ctx context.Context, px cluster.Inventory) (bool, error) {
+	in := s.rec.Intent
+	if in == nil {
+		return false, nil
+	}
+	for _, vm := range []cluster.VM{s.vm, s.park} {
+		if now, ok := drive(vm, in.Key); ok && vm.ID == in.From && now.Volid == in.Volid {
+			have, err := px.HasVolume(ctx, vm.Host, in.Volid)
+			if err != nil {
+				return false, fmt.Errorf("look for %s: %w", in.Volid, err)
+			}
+			return !have, nil
+		}
+	}
+	return false, nil
+}
+
+func drive(vm cluster.VM, key string) (cluster.Disk, bool) {
+	d, err := cluster.ParseDisk(key, vm.Config[key])
+	return d, err == nil
+}
+
+// sameSerial tells an old system disk from the one that took its place: a new
+// one has a serial that recast made up for it.
+func sameSerial(now cluster.Disk, was cluster.ParkedDisk) bool {
+	old, err := cluster.ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
+	return err == nil && now.Option("serial") == old.Option("serial")
+}
+
+// advise says what a roll would do about it here, and what else can be done.
+func (h Half) advise() []Advice {
+	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node anew"
+	giveUp := Advice{"recast recover " + h.Node, "gives it up: puts the old system disk back"}
+	switch {
+	case h.VMState == VMStranger:
+		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows what has taken the number; recast touches it not, and goes on once it is free"}}
+	case h.GivenUp:
+		return []Advice{{roll, "goes on putting the old system disk back"}}
+	case h.Strategy == cluster.Rollback:
+		return []Advice{{roll, "finishes the rollback"}}
+	case !h.BuildLocked:
+		return []Advice{{roll, "puts the old system disk back first, since no lock here has that build, and plans the node anew"}, giveUp}
+	case !h.MachineConfig:
+		return []Advice{{roll, "finishes it if the node answers" + before + ": its machine configuration is neither in a journal here nor in talos.machineConfigs"}, giveUp}
+	}
+	return []Advice{{roll, "finishes it"}, giveUp}
+}

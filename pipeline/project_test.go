@@ -1,0 +1,54 @@
+package pipeline
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func TestWanted(t *testing.T) {
+	t.Parallel()
+	agent := schematics.Extension{Name: "qemu-guest-agent", Version: "11.0.2", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: "sha256:11"}
+	lock := schematics.Lock{Talos: "v1.13.9", Schematics: map[string]schematics.Locked{
+		"default": {
+			BuildID: "b1", SchematicID: "s1", LockHash: "sha256-00", Extensions: []schematics.Extension{agent},
+			Installer: "ghcr.io/acme/talos@sha256:22", ISO: schematics.ISO{Name: "default.iso"},
+			Schematic: "customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=sha256-00\n",
+		},
+		"plain": {BuildID: "b2", SchematicID: "s2", Schematic: "customization: {}\n"},
+	}}
+	p := Project{Config: &config.Config{
+		Kubernetes: config.Kubernetes{Version: "v1.35.4"},
+		Images:     config.Images{ISO: config.ISO{Storage: []string{"cephfs", "local"}}},
+		Nodes: []config.Node{
+			{
+				Name: "wk1", Schematic: "default", VMID: 111, Strategy: "in-place", Holder: 9101, AcceptLoss: []string{"pv/a"},
+				SystemDisk: config.SystemDisk{Slot: "scsi0", SizeGiB: 10},
+			},
+			{Name: "cp1", Schematic: "plain", Strategy: "auto"},
+		},
+	}}
+	want := []cluster.Wanted{
+		{
+			Name: "wk1", Schematic: "default", VMID: 111, Strategy: cluster.InPlace, Holder: 9101, AcceptLoss: []string{"pv/a"},
+			Kubernetes: "v1.35.4", SystemDisk: "scsi0", SystemGiB: 10, ISOStorages: []string{"cephfs", "local"},
+			Build: cluster.Build{
+				ID: "b1", TalosVersion: "v1.13.9", SchematicID: "s1", LockHash: "sha256-00",
+				Extensions: []cluster.LockedExtension{cluster.LockedExtension(agent)},
+				Installer:  "ghcr.io/acme/talos@sha256:22", ISOName: "default.iso",
+				KernelArgs: []string{"console=ttyS0", "recast.lock=sha256-00"},
+			},
+		},
+		{
+			Name: "cp1", Schematic: "plain", Strategy: cluster.Auto, Kubernetes: "v1.35.4", ISOStorages: []string{"cephfs", "local"},
+			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", SchematicID: "s2"},
+		},
+	}
+	if diff := cmp.Diff(want, p.wanted(lock)); diff != "" {
+		t.Errorf("wanted (-want +got):\n%s", diff)
+	}
+}
