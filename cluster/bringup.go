@@ -114,9 +114,6 @@ func (n *nodeRoll) apply(ctx context.Context, mem memory) error {
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
-	if err := n.Claim.Check(ctx); err != nil {
-		return err
-	}
 	if err := n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
 		return fmt.Errorf("apply the configuration to %s: %w", n.plan.Addr, err)
 	}

@@ -17,6 +17,7 @@ type Held struct {
 	stop  context.CancelFunc
 	beats sync.WaitGroup
 
+	gone  chan struct{} // closed when the claim is lost
 	mu    sync.Mutex
 	alive time.Time // when the last change was sent that is known to have arrived
 	fault error     // why there was none since
@@ -25,7 +26,7 @@ type Held struct {
 
 func hold(ctx context.Context, c Claim, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
-	h := &Held{claim: c, stop: cancel, alive: sent}
+	h := &Held{claim: c, stop: cancel, gone: make(chan struct{}), alive: sent}
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }
@@ -90,6 +91,7 @@ func (h *Held) lose(how error) error {
 	if h.lost == nil {
 		err := fault.As(fault.Claimed, fmt.Errorf("lost the claim of cluster %s: %w", h.claim.Cluster, how))
 		h.lost = fault.WithHint(err, "this run must not go on; recast status shows what it left")
+		close(h.gone)
 	}
 	return h.lost
 }

@@ -61,11 +61,17 @@ func viewEtcd(ctx context.Context, talos Talos, ask []netip.Addr, without ...str
 			continue
 		}
 		addr, err := m.Addr()
+		var s EtcdStatus
 		if err == nil {
-			v.statuses[m.ID], err = talos.EtcdStatus(ctx, addr)
+			s, err = talos.EtcdStatus(ctx, addr)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			v.errs[m.ID] = err
+		case s.MemberID != m.ID:
+			v.errs[m.ID] = fmt.Errorf("at %s there is member %x, not %x", addr, s.MemberID, m.ID)
+		default:
+			v.statuses[m.ID] = s
 		}
 	}
 	return v, nil
@@ -79,7 +85,8 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 			continue
 		}
 		if found {
-			return m, true, fault.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID)
+			return m, true, fault.WithHint(fault.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
+				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins anew")
 		}
 		m, found = o, true
 	}
@@ -89,7 +96,8 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 // unhealthy lists what is wrong with every member but the one named except.
 func (v etcdView) unhealthy(except string) []string {
 	var out []string
-	leaders := map[uint64]bool{}
+	leaders := map[uint64][]string{} // who says so, by leader
+	told := map[string]bool{}
 	for _, m := range v.Members {
 		if m.Name == except {
 			continue
@@ -105,15 +113,29 @@ func (v etcdView) unhealthy(except string) []string {
 			out = append(out, m.name()+" knows no leader")
 		}
 		for _, e := range s.Errors {
-			out = append(out, m.name()+": "+e)
+			if text := m.name() + ": " + e; !told[e] {
+				told[e] = true // every member tells all alarms
+				out = append(out, text)
+			}
 		}
-		leaders[s.Leader] = true
+		if s.Leader != 0 {
+			leaders[s.Leader] = append(leaders[s.Leader], m.name())
+		}
 	}
-	delete(leaders, 0)
 	if len(leaders) > 1 {
-		out = append(out, "its members do not agree who leads")
+		out = append(out, "its members do not agree who leads: "+camps(leaders))
 	}
 	return out
+}
+
+// camps says who takes whom for the leader.
+func camps(leaders map[uint64][]string) string {
+	var out []string
+	for leader, by := range leaders {
+		out = append(out, fmt.Sprintf("%s say %x", strings.Join(by, " and "), leader))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
 }
 
 // askEtcd lists whom to ask about etcd, the node itself last.
@@ -134,25 +156,71 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 	}
 	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
 	if err != nil {
-		return err
+		return fault.WithHint(fault.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
-	_, member, err := v.member(n.plan.Node)
+	m, member, err := v.member(n.plan.Node)
 	if err != nil {
 		return err
 	}
-	if wrong := v.unhealthy(n.plan.Node); len(wrong) > 0 {
+	except := n.plan.Node
+	if member && len(v.Members) == 1 {
+		except = "" // nobody else tells what is wrong with it
+	}
+	if wrong := v.unhealthy(except); len(wrong) > 0 {
 		return fault.WithHint(fault.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
-			"talosctl etcd status; bring the other members back first")
+			"talosctl etcd status; talosctl etcd alarm list; put etcd right first")
 	}
 	voters := len(v.Members)
 	if !member {
 		voters++ // it is out already: the others are all there are
+	}
+	if err := errors.Join(n.requireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
+		return err
 	}
 	refused, _ := etcdRules(voters, !n.plan.etcdKept, n.plan.Strategy, n.AcceptOutage)
 	if len(refused) > 0 {
 		return fault.Refusedf("%s", strings.Join(refused, "; "))
 	}
 	return nil
+}
+
+// requireSameEtcd refuses where the member of the node's name is not the one
+// that runs on the node: when it joins again Talos would remove another
+// machine's member, and what it has now would be another cluster's data.
+func (n *nodeRoll) requireSameEtcd(ctx context.Context, v etcdView, m EtcdMember) error {
+	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
+	_, answers := v.statuses[m.ID]
+	switch {
+	case err == nil && own.MemberID != m.ID && m.ID == 0:
+		err = fault.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
+	case err == nil && own.MemberID != m.ID, err != nil && answers:
+		err = fault.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+	default:
+		return nil // that it does not answer is no reason not to replace it
+	}
+	return fault.WithHint(err, "talosctl get members and talosctl etcd members, asked of each control plane, show who is who")
+}
+
+// requireAllMembers refuses where a control plane has no part in the etcd that
+// was looked at. A resumed run may not see them all.
+func (n *nodeRoll) requireAllMembers(v etcdView, voters int) error {
+	if n.plan.Resume || voters == len(n.plan.controlPlanes) {
+		return nil
+	}
+	return fault.WithHint(
+		fault.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.controlPlanes), n.plan.Node, v.names(n.plan.Node)),
+		"talosctl etcd members, asked of each control plane; each must be a member, and nobody else")
+}
+
+// names lists the members but the ones named in without.
+func (v etcdView) names(without ...string) string {
+	var out []string
+	for _, m := range v.Members {
+		if !slices.Contains(without, m.Name) {
+			out = append(out, m.name())
+		}
+	}
+	return cmpNone(strings.Join(out, ", "))
 }
 
 // leftEtcd is the goal of leaving: the record says so and no member of that name is left.
@@ -182,10 +250,8 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 	}
 	if member {
 		if wrong := v.unhealthy(n.plan.Node); len(wrong) > 0 {
-			return fault.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; "))
-		}
-		if err := n.Claim.Check(ctx); err != nil {
-			return err
+			err := fault.WithHint(fault.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
+			return errors.Join(err, n.backOut(ctx)) // it serves still, and goes on
 		}
 		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
 			return fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err)

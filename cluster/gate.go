@@ -27,15 +27,24 @@ func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(s
 	})
 }
 
-// gate is the last look before the node is taken out. It only reads.
+// gate is the last look before the node is taken out. It only reads. From then
+// on this roll counts the node as out.
 func (n *nodeRoll) gate(ctx context.Context) error {
-	if n.plan.Strategy == InPlace {
-		if n.plan.Resume || n.plan.Drift.tidy() {
-			return nil // it is out already, or is not taken out at all
-		}
-		return errors.Join(n.requireUnchanged(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+	if err := n.look(ctx); err != nil {
+		return err
 	}
-	problems := []error{RequireQuorum(ctx, n.Proxmox)}
+	n.out.add(n.plan.Node)
+	return nil
+}
+
+func (n *nodeRoll) look(ctx context.Context) error {
+	var problems []error
+	switch {
+	case n.plan.Strategy == InPlace && (n.plan.Resume || n.plan.Drift.tidy()):
+		return nil // it is out already, or is not taken out at all
+	case n.plan.Strategy != InPlace:
+		problems = append(problems, RequireQuorum(ctx, n.Proxmox))
+	}
 	switch n.plan.Strategy {
 	case PutBack:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx))...)
@@ -43,7 +52,7 @@ func (n *nodeRoll) gate(ctx context.Context) error {
 		problems = append(problems, n.requireISO(ctx))
 	}
 	if !n.plan.Resume {
-		problems = append(problems, n.requireUnchanged(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+		problems = append(problems, n.requireUnchanged(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
 	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}
@@ -85,6 +94,26 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 		return fault.WithHint(fault.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
 	}
 	return nil
+}
+
+// requireSoleOwner refuses where somebody else would undo what the roll does.
+func (n *nodeRoll) requireSoleOwner(ctx context.Context) error {
+	owners, err := n.Kube.OtherOwners(ctx)
+	if err != nil {
+		return fmt.Errorf("look for other upgraders: %w", err)
+	}
+	if m := n.plan.found.Machine; m != nil {
+		for _, arg := range m.ConfigArgs {
+			if strings.HasPrefix(arg, "siderolink.api") {
+				owners = append(owners, "Omni ("+arg+")")
+			}
+		}
+	}
+	if len(owners) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
+		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
 // outNodes are the nodes that this roll has out at the moment.
@@ -131,6 +160,5 @@ func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
 		slices.Sort(down)
 		return fault.WithHint(fault.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
 	}
-	n.out.add(n.plan.Node)
 	return nil
 }

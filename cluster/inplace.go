@@ -18,8 +18,7 @@ import (
 // the next, and so a silent rollback from a slow reboot, is the mark on the Node:
 // it is there before anything is touched and goes last.
 func (n *nodeRoll) inPlace() []step.Step {
-	return []step.Step{
-		n.pullStep(),
+	return append(n.pullSteps(), []step.Step{
 		{
 			ID: "upgrade", Title: "upgrade " + n.plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
@@ -40,28 +39,30 @@ func (n *nodeRoll) inPlace() []step.Step {
 				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 			}, nil
 		}},
-	}
+	}...)
 }
 
-// pullStep has the node fetch the installer while it still serves: that it can
-// is known before anything is taken down.
-func (n *nodeRoll) pullStep() step.Step {
-	return step.Step{
-		ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Do: func(ctx context.Context) error {
-			if n.plan.Resume || n.plan.Strategy == Rollback || n.plan.Drift.tidy() {
-				return nil
-			}
-			supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
-			if err != nil {
-				return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
-					"the node must reach that registry; nothing was taken down")
-			}
-			if !supported {
-				n.say("pull", "this Talos has no API to fetch an image beforehand")
-			}
-			return nil
-		},
+// pullSteps has the node fetch the installer while it still serves: that it can
+// is known before anything is taken down. None where no installer is needed.
+func (n *nodeRoll) pullSteps() []step.Step {
+	if n.plan.Resume || n.plan.Strategy == Rollback || n.plan.Drift.tidy() {
+		return nil
 	}
+	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Do: n.pull}}
+}
+
+func (n *nodeRoll) pull(ctx context.Context) error {
+	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
+	switch {
+	case fault.KindOf(err) == fault.Claimed:
+		return err
+	case err != nil:
+		return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
+			"the node must reach that registry; nothing was taken down")
+	case !supported:
+		n.say("pull", "this Talos has no API to fetch an image beforehand")
+	}
+	return nil
 }
 
 // mark reads the node's mark; nil if it has none.
@@ -101,8 +102,15 @@ func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
 		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
 	if len(diffImage(n.want.Build, m, n.History)) > 0 || m.pendingReboot() {
-		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.Installed && mark.Build == n.want.Build.ID && mark.BootID != m.BootID {
+		mark, err := n.mark(ctx)
+		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
+			return "", nil //nolint:nilerr // the steps below say what is wrong
+		}
+		switch {
+		case mark.BootID != m.BootID:
 			return "it has rebooted", nil // into what, the next step sees
+		case m.Stage == "rebooting":
+			return "it is rebooting", nil
 		}
 		return "", nil
 	}
@@ -175,9 +183,6 @@ func (n *nodeRoll) install(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.Claim.Check(ctx); err != nil {
-		return err
-	}
 	reboots, err := n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
 	if errors.Is(err, ErrBusy) {
 		return n.awaitInstaller(ctx, setMark)
@@ -226,9 +231,6 @@ func (m Machine) installsApart() bool {
 }
 
 func (n *nodeRoll) reboot(ctx context.Context) error {
-	if err := n.Claim.Check(ctx); err != nil {
-		return err
-	}
 	if err := n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID); err != nil && !errors.Is(err, ErrLostAnswer) {
 		return fmt.Errorf("reboot %s: %w", n.plan.Node, err)
 	}
@@ -328,7 +330,7 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
 	if policy == StopOnBootFailure {
-		return fault.WithHint(cause, "look at its console in Proxmox; recast recover %s puts it right by policy", n.plan.Node)
+		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
 	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
 	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err == nil {

@@ -63,7 +63,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 		}
 		o.Found[i] = f
 	}
-	if err := errors.Join(problems...); err != nil {
+	if err := errors.Join(append(problems, shared(o.Found)...)...); err != nil {
 		return Observation{}, err
 	}
 	g := errgroup.Group{}
@@ -221,10 +221,27 @@ func matchVM(w Wanted, f *Found, vms []VM, uuid string) error {
 			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
 	case w.VMID != 0 && matches[0].ID != w.VMID:
 		return fault.WithHint(fault.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
-			"correct or remove nodes[].vmid")
+			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
 	}
 	f.VM = &matches[0]
 	return nil
+}
+
+// shared finds VMs that two nodes claim to be: a machine that has taken another
+// one's hostname goes by two Nodes.
+func shared(found []Found) (problems []error) {
+	by := map[VMID]string{}
+	for _, f := range found {
+		if f.VM == nil {
+			continue
+		}
+		if other, twice := by[f.VM.ID]; twice {
+			problems = append(problems, fault.WithHint(fault.Configf("nodes %s and %s are both %s: Kubernetes has its SMBIOS UUID for either", other, f.Name, f.VM),
+				"has one machine been given the other one's hostname? Put that right, or delete the Node that is left over, before recast touches either"))
+		}
+		by[f.VM.ID] = f.Name
+	}
+	return problems
 }
 
 func parkingOf(all []Parking, node string) (*Parking, error) {

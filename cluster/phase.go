@@ -23,7 +23,13 @@ func (p Phase) title(nodes, limit int) string {
 	case Canary:
 		return "one node first, since none runs the new build yet"
 	case ControlPlanes:
+		if nodes == 1 {
+			return "one control plane"
+		}
 		return fmt.Sprintf("%d control planes, one at a time", nodes)
+	}
+	if nodes == 1 {
+		return "one worker"
 	}
 	return fmt.Sprintf("%d workers, at most %d at a time", nodes, limit)
 }

@@ -127,7 +127,10 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 // unfinished says whether an earlier run left something to finish on the node
 // before anything else can be planned for it.
 func (f Found) unfinished() bool {
-	return f.Open() || f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy == InPlace && f.Machine == nil
+	if f.Open() {
+		return true
+	}
+	return f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy == InPlace && (f.Machine == nil || f.Node.Mark.Installed)
 }
 
 func (p *Plan) warn(o Observation) {
@@ -152,8 +155,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 	switch {
 	case f.Open():
 		planResume(&n, o)
-	case f.unfinished():
-		planReboot(&n, o)
+	case f.unfinished() && planReboot(&n, o):
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.rollable():
@@ -200,14 +202,15 @@ func planEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, sys
 	}
 	n.etcdKept = !onSystem || d.Strategy == InPlace
 	refused, warn := etcdRules(len(o.controlPlanes()), !n.etcdKept, d.Strategy, p.AcceptOutage)
-	if len(refused) > 0 && n.wanted.Strategy == Auto && d.Strategy != InPlace {
+	against, outage := etcdRules(len(o.controlPlanes()), false, InPlace, p.AcceptOutage)
+	if len(refused) > 0 && len(against) == 0 && n.wanted.Strategy == Auto && d.Strategy != InPlace {
 		because := refused[0]
 		n.etcdKept = true
 		w := n.wanted
 		w.Strategy = InPlace
 		d = decide(w, n.found, o, system, systemErr)
 		d.Why = "in-place: a new system disk is impossible (" + because + ")"
-		refused, warn = etcdRules(len(o.controlPlanes()), false, InPlace, p.AcceptOutage)
+		refused, warn = nil, outage
 	}
 	d.Refused = append(d.Refused, refused...)
 	d.Notes = append(d.Notes, warn...)

@@ -106,6 +106,13 @@ type Proxmox interface {
 
 // Talos talks to machines through the Talos API with the cluster's credentials.
 type Talos interface {
+	MachineReader
+	Etcd
+	Upgrader
+}
+
+// MachineReader reads what configured machines say.
+type MachineReader interface {
 	// Machine reads what a configured machine says about itself. The error names
 	// the address; a machine that answers but refuses our certificate is an error too.
 	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
@@ -113,23 +120,26 @@ type Talos interface {
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
-	Etcd
-	Upgrader
 }
 
 // Etcd talks to etcd through the Talos API of one control plane. Every call has
 // a deadline of its own: without quorum etcd does not answer.
 type Etcd interface {
+	EtcdReader
+	// EtcdForfeit makes the member at addr hand leadership over if it has it.
+	EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error
+	// EtcdLeave makes the member at addr leave and empties its data directory.
+	EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error
+}
+
+// EtcdReader is what of etcd changes nothing.
+type EtcdReader interface {
 	// EtcdMembers lists the members as the control plane at addr knows them, by name.
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
 	// EtcdStatus reads how the member at addr itself stands, its alarms included.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
 	// EtcdSnapshot streams a snapshot of the member at addr: a database file and its SHA-256 behind it.
 	EtcdSnapshot(ctx context.Context, addr netip.Addr, w io.Writer) error
-	// EtcdForfeit makes the member at addr hand leadership over if it has it.
-	EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error
-	// EtcdLeave makes the member at addr leave and empties its data directory.
-	EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
 // Upgrader replaces the system of a running machine in place. Each call refuses
@@ -173,8 +183,7 @@ type ConfigPatch struct {
 
 // Kube talks to the Kubernetes API of the cluster.
 type Kube interface {
-	// Nodes lists the Node objects.
-	Nodes(ctx context.Context) ([]KubeNode, error)
+	KubeReader
 	// Cordon makes the node unschedulable and marks it with why, in one change. A
 	// node that is unschedulable without a mark is somebody else's doing: it gets
 	// the mark with Foreign set.
@@ -188,6 +197,15 @@ type Kube interface {
 	// Drain evicts the node's pods, respecting PodDisruptionBudgets, until none but
 	// DaemonSet and mirror pods are left. say gets a line for each pod and each refusal.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
+	// RestoreMetadata gives the node back the labels, annotations and taints it had,
+	// leaving alone keys that Kubernetes and Talos manage themselves.
+	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
+}
+
+// KubeReader reads the Kubernetes API.
+type KubeReader interface {
+	// Nodes lists the Node objects.
+	Nodes(ctx context.Context) ([]KubeNode, error)
 	// AttachedVolumes lists the VolumeAttachments of the node, by name.
 	AttachedVolumes(ctx context.Context, node string) ([]string, error)
 	// LocalData lists what is bound to be on this very node: local and hostPath
@@ -196,9 +214,9 @@ type Kube interface {
 	// PendingCertificates lists the certificate requests of the node's kubelet
 	// that wait for somebody's approval, by name.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
-	// RestoreMetadata gives the node back the labels, annotations and taints it had,
-	// leaving alone keys that Kubernetes and Talos manage themselves.
-	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
+	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
+	// version of its own: upgraders such as tuppr, unless they are suspended.
+	OtherOwners(ctx context.Context) ([]string, error)
 }
 
 // DrainOptions bound a drain.

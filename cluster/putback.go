@@ -33,7 +33,7 @@ func (n *nodeRoll) putBackStep() step.Step {
 					return n.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
 				}},
 				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: n.leaveAsReplacement},
-				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: r.standsStill, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
 				{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
 				{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
 				{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
@@ -134,6 +134,24 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context) error {
 		prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
 		prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
 	)
+}
+
+// standsStill says whether the VM may be left as it is. One that runs its old
+// system still, but has left etcd, has to be started anew: machined does not
+// start etcd again within the same boot (Talos' EtcdLeaveCluster stops the service).
+func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) {
+	reason, err := r.standsStill(ctx)
+	if err != nil || reason == "" {
+		return "", err
+	}
+	park, err := n.parking(ctx)
+	if err != nil || !park.Record.Left {
+		return reason, err
+	}
+	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+		return "", nil
+	}
+	return reason, nil // off, or in a later boot
 }
 
 // standsStill says whether disks may be moved: the VM is off, or has them all.

@@ -65,15 +65,16 @@ func (c candidate) exists(id VMID) bool {
 	return slices.ContainsFunc(c.world.VMs, func(vm VM) bool { return vm.ID == id })
 }
 
-// otherUsers lists where a disk is named beside its own key, its holder's one name for it aside.
+// otherUsers lists where a disk is named beside its own key. The one name that
+// another owner has for it is none of them: that one is the holder, or is refused as such.
 func (c candidate) otherUsers(d Disk) []string {
 	own := place(c.vm.ID, d.Key)
 	users := slices.DeleteFunc(referencedBy(d.Volid, c.world.VMs), func(user string) bool { return user == own })
-	if d.Owner != c.Holder {
+	if d.Owner == c.vm.ID {
 		return users
 	}
 	for _, vm := range c.world.VMs {
-		if held := referencedBy(d.Volid, []VM{vm}); vm.ID == c.Holder && len(held) == 1 {
+		if held := referencedBy(d.Volid, []VM{vm}); vm.ID == d.Owner && len(held) == 1 {
 			return slices.DeleteFunc(users, func(user string) bool { return user == held[0] })
 		}
 	}
@@ -99,6 +100,9 @@ func place(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, 
 // unnamable are persistent disks that a new VM could not be proven to have got back.
 func (c candidate) unnamable() []string {
 	var out []string
+	if c.systemErr != nil {
+		return nil // which of them are persistent is not known, and that is refused already
+	}
 	for _, d := range c.disks {
 		if d.Bootable() && d.Key != c.system.Key && d.Option("serial") == "" {
 			out = append(out, fmt.Sprintf("persistent disk %s has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage", d.Key))

@@ -5,17 +5,24 @@ import (
 	"fmt"
 )
 
-// planReboot waits for a node that an earlier run upgraded in place and that is away still.
-func planReboot(n *NodePlan, o Observation) {
+// planReboot finishes an upgrade in place that an earlier run had installed, or
+// whose machine is away. It says false where that is better planned afresh: the
+// machine answers, and nobody here knows the build that it was to get.
+func planReboot(n *NodePlan, o Observation) bool {
 	mark := n.found.Node.Mark
+	build, known := o.build(n.wanted, mark.Build)
+	if !known && n.found.Machine != nil {
+		return false
+	}
 	n.Resume, n.run, n.Strategy, n.etcdKept = true, mark.Run, InPlace, true
-	n.Why = fmt.Sprintf("run %s began to upgrade it in place, and it is away", mark.Run)
+	n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
 	if n.found.Node.ControlPlane {
 		n.Role = controlPlane
 	}
-	if build, ok := o.build(n.wanted, mark.Build); ok {
+	if known {
 		n.wanted.Build = build
 	}
+	return true
 }
 
 // planResume finishes what a run began, with the build that its record names;
@@ -70,7 +77,7 @@ func (n NodePlan) build() string {
 
 func (n *NodePlan) putBack(because string) {
 	n.Strategy = PutBack
-	n.Why += "; its old system disk is put back and everything is planned anew after that: " + because
+	n.Why += "; its old system disk is put back: " + because
 }
 
 // build finds a build by its ID: the wanted one, or that of a past lock.

@@ -33,16 +33,13 @@ type Timing struct {
 
 // Roller carries a plan out.
 type Roller struct {
+	// Each of these four checks that the claim is still ours before it changes
+	// anything: see Held.Guard.
 	Proxmox     Proxmox
 	Talos       Talos
 	Maintenance Maintenance
 	Kube        Kube
 	Journal     Journal
-	// Claim is checked before everything that changes a node; Proxmox is expected
-	// to be guarded by it already.
-	Claim interface {
-		Check(ctx context.Context) error
-	}
 
 	Cluster      string
 	Run          string // ID of the run
@@ -162,7 +159,7 @@ func (n *nodeRoll) branches() []step.Step {
 	case PutBack:
 		return []step.Step{gate, n.putBackStep()}
 	}
-	return []step.Step{gate, n.pullStep(), n.takeDown(), n.bringUp()}
+	return append(append([]step.Step{gate}, n.pullSteps()...), n.takeDown(), n.bringUp())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and

@@ -37,7 +37,8 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	case len(found) > 1:
 		return refuse("%d drives match %s (%s)", len(found), system.Device, how)
 	case slot != "" && slot != found[0].Key:
-		return refuse("the configuration says %s, but the machine runs from %s (%s)", slot, found[0].Key, how)
+		err := fault.Refusedf("%s: system disk can't be proven: the configuration says %s, but the machine runs from %s (%s)", vm, slot, found[0].Key, how)
+		return Disk{}, fault.WithHint(err, "correct or remove nodes[].systemDisk.slot")
 	}
 	return found[0], nil
 }

@@ -234,9 +234,6 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 // evict cordons and empties the node. If that fails and the roll goes on
 // living, backOut leaves the node as it was.
 func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func() error) error {
-	if err := n.Claim.Check(ctx); err != nil {
-		return err
-	}
 	if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
 		return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
 	}
@@ -244,7 +241,7 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func(
 	if err == nil {
 		err = n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
 		err = errors.Join(err, backOut())
 	}
 	return prefix("drain "+n.plan.Node, err)
@@ -268,66 +265,4 @@ func (r *Record) close() {
 func (n *nodeRoll) volumesDetached(ctx context.Context) (bool, string, error) {
 	names, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
 	return len(names) == 0, "still attached: " + strings.Join(names, ", "), err
-}
-
-func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return fmt.Sprintf("VM %d is deleted", n.plan.VMID), nil
-	case err != nil:
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
-		return "", nil
-	}
-	if ties, err := n.Proxmox.Ties(ctx, vm); err != nil || ties.HA != nil {
-		return "", err
-	}
-	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
-}
-
-// stop keeps a rebooting host and Proxmox HA from starting the VM again, then
-// asks the guest, then pulls the plug. It waits for the VM, not for the task.
-func (n *nodeRoll) stop(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
-	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	}
-	ties, err := n.Proxmox.Ties(ctx, vm)
-	if err != nil {
-		return err
-	}
-	if ties.HA != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
-		if err := n.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
-			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
-		}
-		if vm, err = n.Proxmox.VM(ctx, vm.ID); err != nil {
-			return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-		}
-	}
-	if vm.Config["onboot"] == "1" {
-		if err := n.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": "0"}, nil); err != nil {
-			return fmt.Errorf("unset onboot of %s: %w", vm, err)
-		}
-	}
-	if !vm.Running {
-		return nil
-	}
-	return n.powerOff(ctx, "take-down/stop", vm)
-}
-
-func (n *nodeRoll) powerOff(ctx context.Context, id string, vm VM) error {
-	if err := n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop); err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("shut down %s: %w", vm, err)
-		}
-		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
-		if err := n.Proxmox.Stop(ctx, vm); err != nil {
-			return fmt.Errorf("stop %s: %w", vm, err)
-		}
-	}
-	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VM(ctx, vm.ID)
-		return err == nil && !vm.Running, "still running", err
-	})
 }

@@ -34,7 +34,7 @@ type RollOptions struct {
 
 // Report is what a roll did.
 type Report struct {
-	Run     string       `json:"run,omitempty"`     // "" when there was nothing to do
+	Run     string       `json:"run,omitempty"`     // "" when nothing was begun
 	Resumed []string     `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
@@ -48,6 +48,7 @@ type Report struct {
 // is looked at anew.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w.wayOut = "recast plan shows every node; --exclude leaves one out"
 	return w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -80,6 +81,7 @@ func single(ctx context.Context, p Project, m Machines, run *step.Runner, o Roll
 	makePlan func([]cluster.Wanted, cluster.Observation) (cluster.Plan, error),
 ) (Report, error) {
 	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w.wayOut = "nothing was changed; recast status shows what is parked where, and other nodes can be named by themselves"
 	return w.end(ctx, func() error {
 		lock, err := p.lock()
 		if err != nil {
@@ -110,7 +112,9 @@ type work struct {
 	run      *step.Runner
 	o        RollOptions
 	held     *cluster.Held
+	id       string // of the run that holds the claim
 	rep      Report
+	wayOut   string // what to do about a plan with refusals
 }
 
 // end runs do, gives the claim back whatever happened, and completes the report.
@@ -166,7 +170,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), Host: host, Holder: w.o.Holder, Run: id,
 		Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
 	}
-	w.rep.Run = id
+	w.id = id
 	w.held, err = c.Acquire(ctx)
 	return err
 }
@@ -215,8 +219,7 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (cluster.Observat
 func (w *work) ready(ctx context.Context) error {
 	plan, px := w.rep.Plan, w.machines.Proxmox
 	if reasons := plan.Refused(); len(reasons) > 0 {
-		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")),
-			"recast plan shows every node; --exclude leaves one out")
+		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
 	}
 	granted, err := px.Permissions(ctx)
 	if err != nil {
@@ -226,13 +229,6 @@ func (w *work) ready(ctx context.Context) error {
 		return err
 	}
 	return w.claim(ctx, plan.Work()[0].Host)
-}
-
-func declined(ok bool) error {
-	if ok {
-		return nil
-	}
-	return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes"))
 }
 
 // newRunID makes the ID of a run.
@@ -246,14 +242,19 @@ func (o RollOptions) newRunID() (string, error) {
 // carryOut asks, and runs the plan under the journal of its run: that of the
 // run which left it unfinished, else a new one.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
-	if ok, err := w.o.Confirm(w.rep.Plan); err != nil || !ok {
-		return errors.Join(err, declined(ok))
+	ok, err := w.o.Confirm(w.rep.Plan)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes"))
 	}
 	past, err := w.history(lock)
 	if err != nil {
 		return err
 	}
-	id := w.rep.Run
+	w.rep.Run = w.id
+	id := w.id
 	if w.rep.Plan.Run != "" {
 		id = w.rep.Plan.Run
 		if !slices.Contains(w.rep.Resumed, id) {
@@ -269,7 +270,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	r := w.roller(id, j, past)
 	err = j.Put("plan", w.rep.Plan)
 	if err == nil {
-		err = w.run.Run(ctx, r.Steps(w.rep.Plan))
+		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
 	}
 	w.rep.Outcome = "done"
 	outcome := w.rep.Outcome
@@ -282,7 +283,8 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {
 	m, roll := w.machines, w.Config.Roll
 	r := &cluster.Roller{
-		Proxmox: w.held.Guard(m.Proxmox), Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Journal: j, Claim: w.held,
+		Proxmox: w.held.Guard(m.Proxmox), Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
+		Kube: w.held.GuardKube(m.Kube), Journal: j,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
 		MachineConfig: m.MachineConfig, Say: w.run.Note,

@@ -28,7 +28,7 @@ to it as they would to real servers. Nothing outside this machine is touched.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newLabUpCmd(s), newLabPatchCmd(s), newLabDemoCmd(s))
+	c.AddCommand(newLabUpCmd(s), newLabPatchCmd(s), newLabCheckCmd(s), newLabDemoCmd(s))
 	return c
 }
 
@@ -39,10 +39,12 @@ type labFlags struct {
 	o       sim.Options
 }
 
-func (f *labFlags) register(c *cobra.Command, speed float64, workers int) {
-	c.Flags().IntVar(&f.o.ControlPlanes, "control-planes", 1, "control planes of the cluster")
-	c.Flags().IntVar(&f.o.Workers, "workers", workers, "workers of the cluster")
+func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) {
+	c.Flags().IntVar(&f.o.ControlPlanes, "control-planes", controlPlanes, "control planes of the cluster")
+	c.Flags().IntVar(&f.o.Workers, "workers", 2, "workers of the cluster")
 	c.Flags().IntVar(&f.o.Hosts, "proxmox-nodes", 1, "nodes of the Proxmox cluster")
+	c.Flags().BoolVar(&f.o.EtcdOnData, "etcd-on-data", false, "control planes have etcd's data on a persistent disk")
+	c.Flags().BoolVar(&f.o.Holder, "holder", false, "persistent disks belong to data VMs, one per Proxmox node")
 	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one")
 }
 
@@ -77,7 +79,7 @@ kubeconfig and env, which is to be sourced.`,
 	}
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
 	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
-	f.register(c, 5, 2)
+	f.register(c, 5, 1)
 	return c
 }
 
@@ -106,7 +108,7 @@ go on building the old one.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			digest, err := sim.AskPatch(c.Context(), dir, args[0], !stale)
 			if err != nil {
-				return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
+				return labRunning(err, dir)
 			}
 			fmt.Fprintf(s.out, "published %s: %s\n", args[0], digest)
 			return nil
@@ -115,6 +117,10 @@ go on building the old one.`,
 	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().BoolVar(&stale, "stale-factory", false, "leave the Image Factory as it is")
 	return c
+}
+
+func labRunning(err error, dir string) error {
+	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
 }
 
 // startLab brings a lab up: servers first, then a lock made by recast itself

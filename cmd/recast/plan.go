@@ -23,9 +23,11 @@ func newPlanCmd(s *streams, g *globals) *cobra.Command {
 	var exitCode bool
 	c := &cobra.Command{
 		Use: "plan", Short: "Show what a roll would do, and why",
-		Long: `Compare every node with the lock and show what a roll would do: which nodes are
-stale and why, how each is brought up to date, which disks are carried over, or
-why it can't be done. Changes nothing. What the plan shows is what a roll runs.`,
+		Long: `Compare every node with the lock and show what a roll would do, in its order:
+which nodes are stale and why, by which strategy each is brought up to date and
+why by that one, which disks are carried over, what would be lost, how long it
+takes, or why it can't be done. Changes nothing. What the plan shows is what a
+roll runs.`,
 		Example: `  recast plan
   recast plan --only wk1 -o json
   recast plan --exit-code      # 2 if a roll would do something`,
@@ -60,9 +62,10 @@ func newDriftCmd(s *streams, g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drift", Short: "Does every node run exactly the lock?",
 		Long: `Compare every node with the lock: Talos version, schematic with its lock hash,
-extensions, boot media, leftovers of an unfinished roll. Reads only; made for a
-nightly job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be
-read, whatever the others say.`,
+extensions, install image, a system that waits for a reboot, boot media and order,
+Kubernetes version, leftovers of an unfinished roll. Reads only; made for a nightly
+job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be read,
+whatever the others say.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {

@@ -76,14 +76,15 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()
-		run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+		progress := ui.NewProgress(s.err)
+		run := &step.Runner{Emit: progress.Emit}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
 			Policy: f.policy, Holder: holder(), Dead: dead,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
-				ok, err := confirm(ctx, s, f.yes)
+				ok, err := confirm(ctx, s, strings.Join(append([]string{c.CommandPath()}, c.Flags().Args()...), " "), f.yes)
 				if ok {
 					// From here on a node may be out: the first Ctrl-C lets it be finished.
 					cl.add(s.interrupts.onFirst(run.Stop))
@@ -92,19 +93,20 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			},
 		})
 		if rep.Run != "" || err == nil {
-			return errors.Join(err, ui.WriteReport(s.out, f.out, rep))
+			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
 		}
 		return err
 	})
 }
 
 // confirm asks on a terminal, and refuses to guess without one.
-func confirm(ctx context.Context, s *streams, yes bool) (bool, error) {
+func confirm(ctx context.Context, s *streams, command string, yes bool) (bool, error) {
 	if yes {
 		return true, nil
 	}
 	if !ui.IsTerminal(s.in) {
-		return false, fault.WithHint(fault.Configf("a roll needs to be confirmed, and there is no terminal to ask on"), "recast roll --yes")
+		return false, fault.WithHint(fault.Configf("%s needs to be confirmed, and there is no terminal to ask on; nothing was changed on the nodes", command),
+			"%s --yes", command)
 	}
 	fmt.Fprint(s.err, "Change these nodes? Only \"yes\" goes on: ")
 	answers := make(chan string, 1)

@@ -17,8 +17,11 @@ persistent disks of the VM are carried over.
 
   recast lock      resolve schematics to digests
   recast plan      show what a roll would do, and why
-  recast roll      do it
+  recast roll      do it, or finish what was interrupted
   recast drift     does every node run exactly the lock?
+  recast status    what is half done, which disk is where, what to type
+  recast recover   give an interrupted replacement up
+  recast rollback  boot nodes from the system disk that they had before
 
 To try all of it without hardware: recast lab demo`
 

@@ -21,12 +21,13 @@ const controlPort = "7000"
 
 type controlAddress struct {
 	Control string `json:"control"` // URL
+	Before  State  `json:"before"`  // when the lab came up
 }
 
 // Patch publishes an extension anew: same version, new digest, which it
 // returns. Without a restart the factory goes on with the old one.
 func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) (digest string, err error) {
-	_, digest, err = l.Catalog.Patch(ctx, TalosVersion, extension)
+	_, digest, err = l.Catalog.Patch(ctx, l.o.TalosVersion, extension)
 	if err == nil && restartFactory {
 		l.Factory.Restart()
 	}
@@ -44,6 +45,9 @@ func (l *Lab) startControl(context.Context) error {
 		}
 		fmt.Fprintln(w, digest)
 	})
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
+	})
 	return l.serveHTTP(l.controlAddr(), mux)
 }
 
@@ -52,7 +56,7 @@ func (l *Lab) controlAddr() string { return l.o.addr(254) + ":" + controlPort }
 // Announce tells the commands run for that working directory that the lab is
 // ready, and where.
 func (l *Lab) Announce(dir string) error {
-	b, err := json.Marshal(controlAddress{Control: "http://" + l.controlAddr()})
+	b, err := json.Marshal(controlAddress{Control: "http://" + l.controlAddr(), Before: l.State()})
 	if err != nil {
 		return fmt.Errorf("announce the lab: %w", err)
 	}
@@ -72,34 +76,45 @@ func Withdraw(dir string) error {
 
 // AskPatch has the running lab of a working directory publish an extension anew.
 func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (digest string, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, controlFile))
+	at, err := findLab(dir)
 	if err != nil {
-		return "", fmt.Errorf("find the lab: %w", err)
-	}
-	var at controlAddress
-	if err := json.Unmarshal(b, &at); err != nil {
-		return "", fmt.Errorf("find the lab: %s: %w", controlFile, err)
+		return "", err
 	}
 	target := at.Control + "/patch/" + url.PathEscape(extension)
 	if !restartFactory {
 		target += "?stale-factory=1"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, nil)
+	answer, err := ask(ctx, http.MethodPost, target)
+	return strings.TrimSpace(string(answer)), err
+}
+
+func findLab(dir string) (at controlAddress, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, controlFile))
 	if err != nil {
-		return "", fmt.Errorf("ask the lab: %w", err)
+		return at, fmt.Errorf("find the lab: %w", err)
+	}
+	if err := json.Unmarshal(b, &at); err != nil {
+		return at, fmt.Errorf("find the lab: %s: %w", controlFile, err)
+	}
+	return at, nil
+}
+
+func ask(ctx context.Context, method, target string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, target, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask the lab: %w", err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("ask the lab: %w", err)
+		return nil, fmt.Errorf("ask the lab: %w", err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
-		return "", fmt.Errorf("ask the lab: %w", err)
+		return nil, fmt.Errorf("ask the lab: %w", err)
 	}
-	text := strings.TrimSpace(string(answer))
 	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(text)
+		return nil, errors.New(strings.TrimSpace(string(answer)))
 	}
-	return text, nil
+	return answer, nil
 }

@@ -99,7 +99,7 @@ proxmox:
   fingerprint: "%s"
   vmids: 9000-9099
 nodes:
-`, ClusterName, TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
+`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
 	for _, n := range l.Nodes {
 		holder := ""
 		if n.Holder != 0 {

@@ -19,6 +19,9 @@ import (
 // PatchedExtension is the one that stories patch: only workers have it.
 const PatchedExtension = "iscsi-tools"
 
+// CommonExtension is one that every node has.
+const CommonExtension = "qemu-guest-agent"
+
 // extensions are what the lab's release of Talos comes with.
 func extensions() []artefact.Extension {
 	ext := func(name, version, author, text, file string) artefact.Extension {
@@ -90,5 +93,5 @@ func (l *Lab) register(ctx context.Context, schematic string) (installer string,
 	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.ID == "" {
 		return "", fmt.Errorf("register schematic: status %s: %w", resp.Status, err)
 	}
-	return fmt.Sprintf("%s/nocloud-installer/%s:%s", l.o.Factory, answer.ID, TalosVersion), nil
+	return fmt.Sprintf("%s/nocloud-installer/%s:%s", l.o.Factory, answer.ID, l.o.TalosVersion), nil
 }

@@ -116,12 +116,15 @@ func (l *Lab) startImages(ctx context.Context) error {
 	if err := l.serveHTTP(l.o.Registry, l.Registry); err != nil {
 		return err
 	}
-	if err := l.Catalog.Publish(ctx, TalosVersion, extensions()); err != nil {
-		return fmt.Errorf("publish extensions: %w", err)
+	versions := l.o.talosVersions()
+	for _, v := range versions {
+		if err := l.Catalog.Publish(ctx, v, extensions()); err != nil {
+			return fmt.Errorf("publish extensions: %w", err)
+		}
 	}
 	factory, err := factoryapi.New(factoryapi.Options{
 		URL: l.factoryURL(), Registry: l.o.Registry, Transport: l.Registry.Transport(),
-		Versions: []string{"v1.13.8", TalosVersion}, Recorder: l.Recorder, Delay: l.delay,
+		Versions: append([]string{"v1.13.8"}, versions...), Recorder: l.Recorder, Delay: l.delay,
 	})
 	if err != nil {
 		return err
@@ -135,7 +138,7 @@ func (l *Lab) factoryURL() string { return "http://" + l.o.Factory }
 
 func (l *Lab) startTalos(ctx context.Context) (err error) {
 	if l.Talos = l.o.Talos; l.Talos == nil {
-		l.Talos, err = talosapi.NewCluster(ClusterName, l.kubernetesURL(), TalosVersion, KubernetesVersion)
+		l.Talos, err = talosapi.NewCluster(ClusterName, l.kubernetesURL(), l.o.TalosVersion, KubernetesVersion)
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -25,6 +26,7 @@ type Options struct {
 	Speed         float64 // how many simulated seconds pass in one; 0 means 1
 	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
 	Holder        bool    // persistent disks belong to data VMs, one per host
+	TalosVersion  string  // what the machines run at first; "" means TalosVersion
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster
@@ -53,6 +55,7 @@ func (o Options) withDefaults() Options {
 	o.Workers = cmp.Or(o.Workers, 2)
 	o.Hosts = cmp.Or(o.Hosts, 1)
 	o.Speed = cmp.Or(o.Speed, 1)
+	o.TalosVersion = cmp.Or(o.TalosVersion, TalosVersion)
 	return o
 }
 
@@ -80,6 +83,11 @@ func (o Options) check() error {
 		return fmt.Errorf("prefix %q: %w", o.Prefix, err)
 	}
 	return nil
+}
+
+// talosVersions are those that the lab has extensions of, TalosVersion last.
+func (o Options) talosVersions() []string {
+	return slices.Compact([]string{o.TalosVersion, TalosVersion})
 }
 
 func (o Options) addr(last int) string { return fmt.Sprintf("%s.%d", o.Prefix, last) }

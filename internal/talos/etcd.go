@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -96,7 +97,8 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	if err != nil {
 		return cluster.EtcdStatus{}, err
 	}
-	st.Errors = append(st.Errors, alarms...)
+	// The status has them, too, but by number (etcd api/v3rpc/maintenance.go).
+	st.Errors = append(slices.DeleteFunc(st.Errors, func(e string) bool { return strings.HasPrefix(e, "memberID:") }), alarms...)
 	return st, nil
 }
 

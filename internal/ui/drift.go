@@ -18,7 +18,7 @@ func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 		}
 		switch {
 		case res.Unread > 0 && res.Stale > 0:
-			p.line("%d of %d nodes could not be read, %d are stale%s", res.Unread, len(res.Nodes), res.Stale, tally(res.Nodes))
+			p.line("%d of %d nodes could not be read, %d stale%s", res.Unread, len(res.Nodes), res.Stale, tally(res.Nodes))
 		case res.Unread > 0:
 			p.line("%d of %d nodes could not be read", res.Unread, len(res.Nodes))
 		case res.Stale > 0:

@@ -21,8 +21,8 @@ type NodeFared struct {
 	Outcome  NodeOutcome `json:"outcome"`
 	Now      string      `json:"now,omitempty"`  // in words, what it was found to be in the end
 	Kept     string      `json:"kept,omitempty"` // in words, where its old system disk is
-	// AwaySeconds is from the first step that took something from the node to
-	// the end of its branch; 0 if it never was away.
+	// AwaySeconds is from the end of its drain to the end of its branch; 0 if it
+	// never was away.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
 }
 
@@ -67,15 +67,14 @@ func (t *tracker) see(e step.Event) {
 	}
 }
 
-// takes says whether the step below a node's branch may take it down: all but
-// what is only looked at or fetched while it serves, and what was there to be
-// remembered.
+// takes says whether a step below a node's branch takes it away. While the node
+// is looked at, fetches its installer and is drained, it still serves.
 func takes(below []string) bool {
 	switch below[0] {
 	case "gate", "pull":
 		return false
 	case "take-down", "upgrade":
-		return len(below) > 1 && below[1] != "remember"
+		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
 	}
 	return true
 }
@@ -117,15 +116,4 @@ func (t *tracker) find(name, path string) *NodeFared {
 	}
 	t.fared.Nodes = append(t.fared.Nodes, NodeFared{Node: name, Phase: phase})
 	return &t.fared.Nodes[len(t.fared.Nodes)-1]
-}
-
-// ended completes what is known: a run that was cancelled leaves branches open.
-func (t *tracker) ended() Fared {
-	for i := range t.fared.Nodes {
-		n := &t.fared.Nodes[i]
-		if since, gone := t.away[n.Node]; gone && n.Outcome == NodeStopped {
-			n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
-		}
-	}
-	return t.fared
 }

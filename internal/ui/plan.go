@@ -77,8 +77,8 @@ func drawNode(p *page, n cluster.NodePlan) {
 	}
 	p.line("  %s  %s (%s, VM %d on %s)%s", what, n.Node, n.Role, n.VMID, n.Host, away)
 	detail := func(label, text string) { p.wrapped("      "+label, "        ", text) }
-	if n.Why != "" {
-		detail("why: ", n.Why)
+	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" {
+		detail("why: ", reasons(why))
 	}
 	for _, r := range n.Drift.Reasons {
 		if r.Code == kubernetesVersion {
@@ -96,8 +96,12 @@ func drawNode(p *page, n cluster.NodePlan) {
 	if len(n.Refused) > 0 {
 		return
 	}
+	carried := "carried over: "
+	if n.Strategy == cluster.PutBack {
+		carried = "comes back: "
+	}
 	for _, d := range n.Carried {
-		detail("carried over: ", drawDisk(d))
+		detail(carried, drawDisk(d))
 	}
 	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
 		detail("system disk: ", drawDisk(*n.System)+": "+what)
@@ -159,22 +163,22 @@ func drawSum(p *page, plan cluster.Plan) {
 	work := strings.Join(parts, ", ")
 	switch {
 	case refused > 0:
-		p.line("%s; %s: a roll refuses until every reason is gone", orNothing(work), p.paint(red, fmt.Sprintf("%d refused", refused)))
+		p.line("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused)))
 	case work == "":
 		p.line("%d nodes: nothing to do", len(plan.Nodes))
 	default:
-		p.line("%s; %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(duration(plan)))
+		p.line("%s: %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(duration(plan)))
 		if _, first := plan.Unfinished(); first {
-			p.line("What was left unfinished is done by itself; then everything is planned anew.")
+			p.line("What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")
 		}
 	}
 }
 
-func orNothing(s string) string {
+func then(s, separator string) string {
 	if s == "" {
-		return "nothing to do"
+		return ""
 	}
-	return s
+	return s + separator
 }
 
 func outage(n cluster.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }

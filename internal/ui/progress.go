@@ -3,7 +3,6 @@ package ui
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -14,7 +13,7 @@ import (
 // Progress draws the events of a run as plain lines, one per thing that
 // happened, and remembers how each node fared.
 type Progress struct {
-	p     page
+	p     *page
 	start time.Time
 	began map[string]time.Time // by path, of steps that run
 	noted map[string]string    // by path, the last note
@@ -25,14 +24,14 @@ type Progress struct {
 // NewProgress draws on w, which the caller keeps.
 func NewProgress(w io.Writer) *Progress {
 	return &Progress{
-		p: page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == ""}, start: time.Now(),
+		p: newPage(w), start: time.Now(),
 		began: map[string]time.Time{}, noted: map[string]string{},
 	}
 }
 
-// Ended tells how each node fared that the run has come to, in the order in
-// which they went, once the run has ended.
-func (p *Progress) Ended() Fared { return p.tally.ended() }
+// Fared tells how each node fared that the run has come to, in the order in
+// which they went. Ask once the run has ended.
+func (p *Progress) Fared() Fared { return p.tally.fared }
 
 // Emit draws one event; the step engine calls it one event at a time.
 func (p *Progress) Emit(e step.Event) {
@@ -69,7 +68,9 @@ func (p *Progress) Emit(e step.Event) {
 func (p *Progress) line(path, colour, mark, text string) {
 	at := time.Since(p.start).Round(time.Second)
 	node, below := split(path)
-	p.width = max(p.width, utf8.RuneCountInString(node))
+	if strings.HasPrefix(path, "roll") {
+		p.width = max(p.width, nodeColumn, utf8.RuneCountInString(node))
+	}
 	depth := strings.Count(path, "/")
 	if node != "" {
 		depth = len(below)
@@ -81,6 +82,9 @@ func (p *Progress) line(path, colour, mark, text string) {
 	// One event is one line, whatever somebody else's message holds.
 	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(colour, mark), strings.Join(strings.Fields(text), " "))
 }
+
+// nodeColumn is how wide the column of nodes is at first.
+const nodeColumn = 8
 
 // split finds the node in a path, "roll/<phase>/<node>/…", and what is below it.
 func split(path string) (node string, below []string) {

@@ -1,52 +1,93 @@
 package ui
 
 import (
+	"cmp"
+	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteReport prints what a roll did.
-func WriteReport(w io.Writer, format string, rep pipeline.Report) error {
-	return write(w, format, rep, func(p *page) {
+// Report is what a command that changes nodes answers.
+type Report struct {
+	pipeline.Report
+	Fared
+}
+
+// WriteReport prints what a roll did, and how each node fared.
+func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) error {
+	return write(w, format, Report{rep, fared}, func(p *page) {
 		took := rep.Ended.Sub(rep.Started).Round(time.Second)
-		if rep.Run == "" {
-			p.line("%s: every node is as the lock says (%d looked at, %s)", rep.Outcome, len(rep.Plan.Nodes), took)
+		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
+		switch {
+		case rep.Run == "" && rep.Outcome == "nothing to do":
+			p.line("nothing to do: %d nodes looked at in %s", len(rep.Plan.Nodes), took)
 			return
+		case rep.Run == "":
+			p.line("%s after %s", outcome, took)
+		default:
+			p.line("run %s: %s after %s", rep.Run, outcome, took)
 		}
-		p.line("run %s: %s after %s", rep.Run, rep.Outcome, took)
-		if rep.Outcome == "done" {
-			for _, n := range rep.Plan.Work() {
-				p.line("  %s recreated as build %s, %d persistent disks carried over", n.Node, short(n.Drift.Build), len(n.Carried))
-			}
-		} else {
+		for _, id := range rep.Resumed {
+			p.line("  went on with run %s first, which had not finished", id)
+		}
+		if fared.Snapshot != "" {
+			p.line("  etcd was saved to %s", fared.Snapshot)
+		}
+		for _, n := range fared.Nodes {
+			drawFared(p, n, rep.Plan)
+		}
+		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 			p.line("next: recast status says where every disk is; recast roll goes on where this one stopped")
 		}
 	})
 }
 
-// WriteStatus prints the last run and what is unfinished or kept.
-func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
-	return write(w, format, res, func(p *page) {
-		if r := res.LastRun; r == nil {
-			p.line("no run is on record here")
-		} else if r.Finished.IsZero() {
-			p.line("run %s, begun %s, is running or was killed", r.ID, r.Started.Format(time.RFC3339))
-		} else {
-			p.line("last run %s: %s at %s", r.ID, r.Outcome, r.Finished.Format(time.RFC3339))
-		}
-		for _, h := range res.Open {
-			p.line("%s  %s: run %s did not finish; VM %d: %s", p.paint(yellow, "unfinished"), h.Node, h.Run, h.VMID, h.VM)
-			for _, d := range h.Disks {
-				p.line("    %s is at %s %s", d.Disk, d.Where, d.Volid)
-			}
-		}
-		for _, k := range res.Kept {
-			p.line("kept  previous system disk of %s: %s, %s", k.Node, k.Volid, k.Where)
-		}
-		if len(res.Open) > 0 {
-			p.line("next: recast roll finishes what was begun")
-		}
-	})
+// done says what was done to a node, by its strategy.
+var done = map[cluster.Strategy]string{
+	cluster.Recreate: "recreated", cluster.Reimage: "reimaged", cluster.InPlace: "upgraded in place",
+	cluster.Rollback: "rolled back", cluster.PutBack: "got its old system disk back",
+}
+
+func drawFared(p *page, n NodeFared, plan cluster.Plan) {
+	parts := []string{}
+	switch n.Outcome {
+	case NodeDone:
+		parts = append(parts, achieved(n, plan))
+	case NodeNotNeeded:
+		parts = append(parts, "nothing was left to do: "+n.Now)
+	case NodeFailed:
+		parts = append(parts, p.paint(red, n.Strategy+" failed"))
+	case NodeStopped, NodeNotStarted:
+		parts = append(parts, p.paint(yellow, n.Strategy+" "+string(n.Outcome)))
+	}
+	if n.AwaySeconds > 0 {
+		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String())
+	}
+	if n.Kept != "" {
+		parts = append(parts, n.Kept)
+	}
+	p.wrapped("  "+n.Node+" ", "      ", strings.Join(parts, ", "))
+}
+
+// achieved tells the build where the plan knows it: not for what an earlier run
+// had left, which is finished with the build that it was begun with.
+func achieved(n NodeFared, plan cluster.Plan) string {
+	text := cmp.Or(done[cluster.Strategy(n.Strategy)], n.Strategy)
+	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node })
+	if i < 0 || n.Phase == string(cluster.Unfinished) {
+		return text
+	}
+	switch w := plan.Work()[i]; w.Strategy {
+	case cluster.Recreate, cluster.Reimage:
+		disks := map[bool]string{true: "disk", false: "disks"}[len(w.Carried) == 1]
+		return fmt.Sprintf("%s as build %s, %d persistent %s carried over", text, short(w.Drift.Build), len(w.Carried), disks)
+	case cluster.InPlace:
+		return fmt.Sprintf("%s to build %s", text, short(w.Drift.Build))
+	}
+	return text
 }

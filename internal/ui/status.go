@@ -35,6 +35,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
 		}
 		for _, problem := range res.Problems {
+			p.line("")
 			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
 		}
 		if len(res.Open) == 0 && len(res.Marked) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
@@ -51,8 +52,9 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 	}
 	p.line("claim     held by run %s since %s", c.Run, clock(c.Since))
 	p.line("    by %s; Proxmox has it as VM %d, heartbeat %d", c.Holder, c.VMID, c.Beat)
-	p.line("    The heartbeat goes up every 15 seconds while that run lives. Should it stand still for")
-	p.line("    90 seconds, recast roll takes the claim over by itself.")
+	p.line("    The heartbeat goes up every 15 seconds while that run lives: leave what is unfinished to it.")
+	p.line("    Should it stand still for 90 seconds, recast roll takes the claim over; on the machine of a dead")
+	p.line("    holder it does so at once.")
 }
 
 func drawLastRun(p *page, r *pipeline.RunStatus) {
@@ -78,12 +80,12 @@ func drawHalf(p *page, h pipeline.Half) {
 	if h.VMState == pipeline.VMStranger {
 		vm = p.paint(red, vm)
 	}
-	p.line("    VM %-7d %s", h.VMID, vm)
+	p.line("    VM %d: %s", h.VMID, vm)
 	for _, d := range h.Disks {
 		drawWhere(p, d)
 	}
 	if h.LeftEtcd {
-		p.line("    %-10s it has left, and joins again when it is back", "etcd")
+		p.line("    etcd: it has left, and joins again when it is back")
 	}
 	advise(p, h.Next)
 }
@@ -107,7 +109,7 @@ func drawWhere(p *page, d pipeline.DiskStatus) {
 }
 
 func drawMarked(p *page, m pipeline.Marked) {
-	p.line("%s  %s: run %s marked it for %s to build %s", p.paint(yellow, "marked"), m.Node, m.Run, m.Strategy, orNone(short(m.Build)))
+	p.line("%s  %s: run %s began to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(short(m.Build)), m.Strategy)
 	var state []string
 	if m.Installed {
 		state = append(state, "the new system is installed")

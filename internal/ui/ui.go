@@ -26,16 +26,21 @@ func write(w io.Writer, format string, v any, draw func(*page)) error {
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)
 	}
-	p := &page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	p := newPage(w)
 	draw(p)
 	return p.err
 }
 
 // page is text output that remembers its first error.
 type page struct {
-	w      io.Writer
-	colour bool
-	err    error
+	w       io.Writer
+	colour  bool
+	columns int // where long lines are broken; 0: nowhere
+	err     error
+}
+
+func newPage(w io.Writer) *page {
+	return &page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == "", columns: columnsOf(w)}
 }
 
 func (p *page) line(format string, args ...any) {

@@ -1,28 +1,55 @@
 package ui
 
 import (
+	"os"
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/term"
 )
 
-// width is where long text is broken, whatever the terminal: a plan is pasted
-// into tickets, and read on phones.
-const width = 110
+// readable is how wide text is at most on a terminal, and how long a list of
+// reasons gets before each is on a line of its own.
+const readable = 110
 
-// wrapped prints text behind a lead, broken at spaces; the lines after the first
-// begin with indent.
+// columnsOf is how wide a terminal is, but no wider than is good to read; 0 for
+// anything else: whoever greps a log wants to find a sentence in one piece.
+func columnsOf(w any) int {
+	file, ok := w.(*os.File)
+	if !ok || !IsTerminal(file) {
+		return 0
+	}
+	columns, _, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0
+	}
+	return min(columns, readable)
+}
+
+// reasons puts each of a long list of reasons on a line of its own.
+func reasons(text string) string {
+	if columns(text) <= readable {
+		return text
+	}
+	return strings.ReplaceAll(text, "; ", ";\n")
+}
+
+// wrapped prints text behind a lead, on a terminal broken at spaces. The lines
+// after the first begin with indent.
 func (p *page) wrapped(lead, indent, text string) {
 	line, begun := lead, false
-	for paragraph := range strings.Lines(text) {
+	next := func() {
+		p.line("%s", line)
+		line, begun = indent, false
+	}
+	for part := range strings.Lines(text) {
 		if begun {
-			p.line("%s", line)
-			line, begun = indent, false
+			next()
 		}
-		for word := range strings.FieldsSeq(paragraph) {
-			if begun && columns(line)+1+columns(word) > width {
-				p.line("%s", line)
-				line, begun = indent, false
+		for word := range strings.FieldsSeq(part) {
+			if begun && p.columns > 0 && columns(line+" "+word) > p.columns {
+				next()
 			}
 			if begun {
 				line += " "

@@ -146,6 +146,13 @@ func (d *Dialer) Cut() {
 	}
 }
 
+// Mend undoes Cut: the client can connect again.
+func (d *Dialer) Mend() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cut = false
+}
+
 type trackedConn struct {
 	net.Conn
 	dialer *Dialer

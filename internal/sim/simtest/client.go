@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -27,7 +28,16 @@ type Client struct {
 	Token  cluster.Secret // of Proxmox
 	Emit   func(step.Event)
 
+	Dir string // its working directory
 	Run string // ID of the run that a roll begins
+
+	Runner    step.Runner                      // of its roll; Emit is that of the client
+	Confirm   func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
+	Elsewhere bool                             // on another machine, which knows nothing of the processes of this one
+	Reroute   func(addr string) string         // where a connection to a machine ends in truth; nil: where it is meant to
+
+	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
+	MachineConfig func(node string) (cluster.Secret, bool, error)
 
 	pid int // of the process that it stands for
 
@@ -41,7 +51,7 @@ func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clients++
-	return &Client{lab: l, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
+	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
 }
 
 // Kill makes the world refuse every later call of this client. Others on the
@@ -53,6 +63,12 @@ func (c *Client) Kill() {
 	c.lab.killed = append(c.lab.killed, c.pid)
 }
 
+// Cut takes this client's network away until Mend.
+func (c *Client) Cut() { c.dialer.Cut() }
+
+// Mend gives it back.
+func (c *Client) Mend() { c.dialer.Mend() }
+
 // isKilled is what a process of the same machine knows about another.
 func (l *Lab) isKilled(h cluster.Holder) bool {
 	l.mu.Lock()
@@ -62,7 +78,7 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.lab.Dir, "recast.yaml"), config.Options{})
+	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{})
 	return pipeline.Project{Config: conf}, err
 }
 
@@ -120,7 +136,7 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dialer.DialContext})
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dialMachine})
 	if err != nil {
 		return err
 	}
@@ -130,8 +146,15 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
-	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k}
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, MachineConfig: c.MachineConfig}
 	return nil
+}
+
+func (c *Client) dialMachine(ctx context.Context, netw, addr string) (net.Conn, error) {
+	if c.Reroute != nil {
+		addr = c.Reroute(addr)
+	}
+	return c.dialer.DialContext(ctx, netw, addr)
 }
 
 // Lock is recast lock.
@@ -196,9 +219,43 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 		return pipeline.Report{}, err
 	}
 	defer s.end()
-	return pipeline.Roll(ctx, s.project, s.images, s.machines, &step.Runner{Emit: c.Emit}, pipeline.RollOptions{
-		Policy: policy, Confirm: func(cluster.Plan) (bool, error) { return true, nil },
+	c.Runner.Emit = c.Emit
+	return pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
+}
+
+// Recover is recast recover --yes.
+func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.Report{}, err
+	}
+	defer s.end()
+	c.Runner.Emit = c.Emit
+	return pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node)
+}
+
+// Rollback is recast rollback --yes.
+func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.Report, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.Report{}, err
+	}
+	defer s.end()
+	c.Runner.Emit = c.Emit
+	return pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy))
+}
+
+func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
+	o := pipeline.RollOptions{
+		Policy: policy, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-	})
+	}
+	if o.Confirm == nil {
+		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }
+	}
+	if c.Elsewhere {
+		o.Holder.Host, o.Dead = "elsewhere", nil
+	}
+	return o
 }

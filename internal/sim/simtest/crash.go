@@ -14,6 +14,9 @@ import (
 // errKilled is what a killed run gets from its own journal.
 var errKilled = errors.New("this run was killed")
 
+// errNotReached says that a run ended before the point at which it was to die.
+var errNotReached = errors.New("the roll ended before that point")
+
 // killer counts the points at which a roll can die, and kills it at one of them:
 // right after a server has acted on a changing request and before the answer
 // leaves, or around a journal write.
@@ -73,7 +76,7 @@ func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if at != 0 && !k.dead {
-		err = errors.Join(err, fmt.Errorf("point %d was never reached: only %d", at, len(k.points)))
+		err = errors.Join(err, errNotReached)
 	}
 	return k.points, k.broken, err
 }

@@ -55,32 +55,6 @@ func wholes() []whole {
 	return all
 }
 
-// TestWholeRoll brings a patch onto 3 + 2 nodes in every way there is.
-func TestWholeRoll(t *testing.T) {
-	for _, w := range wholes() {
-		t.Run(w.String(), func(t *testing.T) {
-			inLab(t, w.options(), func(t *testing.T, lab *Lab) {
-				requireDrift(t, lab)
-				members := lab.EtcdMembers()
-				w.prepare(lab)
-				requireDrift(t, lab, "cp1", "cp2", "cp3", "wk1", "wk2")
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, n := range rep.Plan.Work() {
-					if n.Strategy != w.strategy {
-						t.Errorf("%s was planned as %s: %s", n.Node, n.Strategy, n.Why)
-					}
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireMembers(t, lab, fmt.Sprint(members), w.keepsEtcd())
-			})
-		})
-	}
-}
-
 // requireMembers compares etcd with what it was: IDs too where its data was kept.
 func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
 	t.Helper()

@@ -114,7 +114,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 		r := block.NewVolumeStatus(block.NamespaceName, v.id)
 		spec := r.TypedSpec()
 		spec.Type = block.VolumeTypePartition
-		p, found := locate(devs, v.label)
+		p, found := v.locate(devs)
 		switch {
 		case !found && v.fixed:
 			spec.Phase = block.VolumePhaseMissing

@@ -57,6 +57,32 @@ type stateData struct {
 	NodeID string // changes with every install
 }
 
+// WithMachineConfig changes the machine configuration on the bytes of a system
+// disk: what the machine boots with, as if it had been installed with that.
+func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) {
+	parsed, err := artefact.ReadDisk(disk)
+	if err != nil {
+		return nil, err
+	}
+	var s stateData
+	p, ok := partition(parsed, labelState)
+	if !ok {
+		return nil, errNoState
+	}
+	if err := json.Unmarshal(p.Data, &s); err != nil {
+		return nil, fmt.Errorf("read state: %w", err)
+	}
+	s.Config = change(s.Config)
+	if _, err := parseConfig(s.Config); err != nil {
+		return nil, fmt.Errorf("read machine configuration: %w", err)
+	}
+	state, err := s.encode()
+	if err != nil {
+		return nil, err
+	}
+	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return state })), nil
+}
+
 func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
 	i := slices.IndexFunc(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
 	if i < 0 {

@@ -107,16 +107,17 @@ func (b *boot) clusterTLS(ctx context.Context) (*tls.Config, error) {
 	b.mu.Lock()
 	name := hostnameOf(b.cfg, b.nodeID)
 	b.mu.Unlock()
-	return clusterTLS(ca, b.m.addr, name)
+	return clusterTLS(ca, b.m.addr, name, security.CertSANs()...)
 }
 
-// clusterTLS asks every client for a certificate of the cluster's CA.
-func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string) (*tls.Config, error) {
+// clusterTLS asks every client for a certificate of the cluster's CA. The
+// machine's own is good for sans (machine.certSANs), too.
+func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string, sans ...string) (*tls.Config, error) {
 	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster's CA: %w", err)
 	}
-	pair, err := x509.NewKeyPair(authority, serverOptions(addr, hostname)...)
+	pair, err := x509.NewKeyPair(authority, serverOptions(addr, hostname, sans...)...)
 	if err != nil {
 		return nil, fmt.Errorf("make server certificate: %w", err)
 	}
@@ -142,9 +143,17 @@ func maintenanceTLS(addr netip.Addr) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}}, nil
 }
 
-func serverOptions(addr netip.Addr, name string) []x509.Option {
+func serverOptions(addr netip.Addr, name string, sans ...string) []x509.Option {
+	names, addrs := []string{name}, []net.IP{addr.AsSlice()}
+	for _, san := range sans {
+		if ip := net.ParseIP(san); ip != nil {
+			addrs = append(addrs, ip)
+		} else {
+			names = append(names, san)
+		}
+	}
 	return []x509.Option{
-		x509.CommonName(name), x509.DNSNames([]string{name}), x509.IPAddresses([]net.IP{addr.AsSlice()}),
+		x509.CommonName(name), x509.DNSNames(names), x509.IPAddresses(addrs),
 		x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
 		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth}),
 	}

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"slices"
 
+	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
 	"github.com/siderolabs/talos/pkg/machinery/cel"
+	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	documents "github.com/siderolabs/talos/pkg/machinery/config/config"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -18,6 +22,7 @@ type volume struct {
 	id, label  string
 	filesystem string
 	selector   *cel.Expression // where to make it; nil: the system disk
+	existing   *cel.Expression // which partition it is, whatever its label; nil: known by its label
 	fixed      bool            // made by the installer only
 }
 
@@ -60,6 +65,28 @@ func volumesOf(cfg config.Provider) []volume {
 		}
 		vols = append(vols, v)
 	}
+	return append(vols, furtherVolumes(cfg)...)
+}
+
+// furtherVolumes are the raw, the swap and the existing volumes of a configuration.
+func furtherVolumes(cfg config.Provider) []volume {
+	var vols []volume
+	add := func(id, filesystem string, p documents.VolumeProvisioningConfig) {
+		v := volume{id: id, label: id, filesystem: filesystem}
+		if expr, ok := p.DiskSelector().Get(); ok {
+			v.selector = &expr
+		}
+		vols = append(vols, v)
+	}
+	for _, r := range cfg.RawVolumeConfigs() {
+		add(constants.RawVolumePrefix+r.Name(), "", r.Provisioning())
+	}
+	for _, s := range cfg.SwapVolumeConfigs() {
+		add(constants.SwapVolumePrefix+s.Name(), "swap", s.Provisioning())
+	}
+	for _, e := range cfg.ExistingVolumeConfigs() {
+		vols = append(vols, volume{id: constants.ExistingVolumePrefix + e.Name(), existing: new(e.VolumeDiscovery().VolumeSelector())})
+	}
 	return vols
 }
 
@@ -68,6 +95,25 @@ func locate(devs []device, label string) (placed, bool) {
 	for _, d := range devs {
 		for i, p := range d.disk.Partitions {
 			if p.Label == label {
+				return placed{dev: d, index: i + 1, part: p}, true
+			}
+		}
+	}
+	return placed{}, false
+}
+
+// locate finds the volume, whatever it is known by.
+func (v volume) locate(devs []device) (placed, bool) {
+	if v.existing == nil {
+		return locate(devs, v.label)
+	}
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			found := &blockpb.DiscoveredVolumeSpec{
+				DevPath: "/dev/" + d.partitionName(i+1), Name: p.Filesystem, Uuid: p.FilesystemUUID, PartitionUuid: p.UUID, PartitionLabel: p.Label,
+			}
+			ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": d.selectable()})
+			if err == nil && ok {
 				return placed{dev: d, index: i + 1, part: p}, true
 			}
 		}
@@ -92,7 +138,7 @@ func (b *boot) provision(ctx context.Context) error {
 // make creates the partition of a volume on the first disk that its selector takes.
 func (m *machine) make(v volume) error {
 	devs := m.devices()
-	if _, ok := locate(devs, v.label); ok || v.fixed {
+	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil {
 		return nil
 	}
 	system, _ := systemDisk(devs)

@@ -48,6 +48,13 @@ func (w *World) Grant(a ACL) {
 	w.acls = append(w.acls, a)
 }
 
+// Revoke removes an entry from the access control list.
+func (w *World) Revoke(a ACL) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acls = slices.DeleteFunc(w.acls, func(b ACL) bool { return a == b })
+}
+
 // ACLs lists the access control list by path and user.
 func (w *World) ACLs() []ACL {
 	w.mu.Lock()

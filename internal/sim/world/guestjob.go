@@ -41,6 +41,13 @@ func (w *World) AddReplication(j ReplicationJob) {
 	w.replication = append(w.replication, j)
 }
 
+// RemoveReplication removes a replication job.
+func (w *World) RemoveReplication(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
+}
+
 // Replication lists the replication jobs.
 func (w *World) Replication() []ReplicationJob {
 	w.mu.Lock()
@@ -63,6 +70,13 @@ func (w *World) AddBackupJob(j BackupJob) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.backups = append(w.backups, j)
+}
+
+// RemoveBackupJob removes an entry from the backup schedule.
+func (w *World) RemoveBackupJob(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.backups = slices.DeleteFunc(w.backups, func(j BackupJob) bool { return j.ID == id })
 }
 
 // BackupJobs lists the backup schedule.

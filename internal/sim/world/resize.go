@@ -54,6 +54,9 @@ func (w *World) resize(v *vm, key string, size int64, more bool) error {
 	if err != nil {
 		return err
 	}
+	if s == nil {
+		return failf("unable to parse volume ID '%s'", d.volid)
+	}
 	if more {
 		size += vol.size
 	}

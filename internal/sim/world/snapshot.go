@@ -45,6 +45,38 @@ func (w *World) AddSnapshot(id int, s Snapshot) error {
 	return nil
 }
 
+// DeleteSnapshot removes a snapshot of a VM; those made after it follow the one before it.
+func (w *World) DeleteSnapshot(id int, name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v, ok := w.vms[id]
+	if !ok {
+		return fmt.Errorf("delete snapshot %s: no VM %d", name, id)
+	}
+	i := slices.IndexFunc(v.snapshots, func(s Snapshot) bool { return s.Name == name })
+	if i < 0 {
+		return fmt.Errorf("delete snapshot %s: VM %d has none of that name", name, id)
+	}
+	gone := v.snapshots[i]
+	if state := gone.Config["vmstate"]; state != "" {
+		if err := w.freeVolume(state, v.host); err != nil {
+			return fmt.Errorf("delete snapshot %s: %w", name, err)
+		}
+	}
+	v.snapshots = slices.Delete(v.snapshots, i, i+1)
+	for i := range v.snapshots {
+		if v.snapshots[i].Parent == name {
+			v.snapshots[i].Parent = gone.Parent
+		}
+	}
+	if v.config["parent"] == name {
+		if v.config["parent"] = gone.Parent; gone.Parent == "" {
+			delete(v.config, "parent")
+		}
+	}
+	return nil
+}
+
 // saveState allocates the volume for a VM's memory beside its first disk.
 func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 	for _, key := range driveKeys(v.config) {
@@ -55,6 +87,9 @@ func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 		s, _, err := w.volume(d.volid, v.host)
 		if err != nil {
 			return "", err
+		}
+		if s == nil {
+			continue // a device of the host
 		}
 		name := fmt.Sprintf("vm-%d-state-%s", v.id, snapshot)
 		if !s.block() {

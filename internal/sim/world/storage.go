@@ -122,8 +122,11 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
-// volume finds a volume as a host sees it.
+// volume finds a volume, or a block device of its own (without storage), as a host sees it.
 func (w *World) volume(volid, host string) (*storage, *volume, error) {
+	if dev := w.devices[host][volid]; dev != nil {
+		return nil, dev, nil
+	}
 	id, name, ok := strings.Cut(volid, ":")
 	if !ok {
 		return nil, nil, failf("unable to parse volume ID '%s'", volid)
@@ -189,6 +192,16 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 	}
 	s.at(host)[name] = &volume{name: name, content: "images", format: "raw", size: size, media: m, created: time.Now()}
 	return nil
+}
+
+// AddDevice gives a host a block device that VMs can be given as it is, by its path.
+func (w *World) AddDevice(host, path string, size int64, m *Media) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.devices[host] == nil {
+		w.devices[host] = map[string]*volume{}
+	}
+	w.devices[host][path] = &volume{name: path, content: "images", format: "raw", size: size, media: m, created: time.Now()}
 }
 
 // StorageConfig lists the storages of the whole cluster, by name.

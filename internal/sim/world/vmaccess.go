@@ -31,15 +31,18 @@ func optionPrivilege(key string, cdrom bool) string {
 		return "VM.Config.Disk"
 	case "cores", "cpu", "cpulimit", "cpuunits", "numa", "numa#", "smp", "sockets", "vcpus":
 		return "VM.Config.CPU"
-	case "memory", "balloon", "shares", "hugepages", "keephugepages", "allow-ksm":
+	case "memory", "balloon", "shares", "allow-ksm":
 		return "VM.Config.Memory"
-	case "acpi", "amd-sev", "arch", "audio", "hotplug", "intel-tdx", "kvm", "machine", "rng", "scsihw", "smbios1", "tablet", "vga", "virtiofs", "watchdog":
+	case "acpi", "audio", "hotplug", "kvm", "machine", "rng", "scsihw", "smbios1", "tablet", "vga", "virtiofs", "watchdog":
 		return "VM.Config.HWType"
 	case "net":
 		return "VM.Config.Network"
 	case "ipconfig", "nameserver", "searchdomain", "cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "sshkeys":
 		return "VM.Config.Cloudinit"
-	case "affinity", "args", "hookscript", "hostpci", "ivshmem", "lock", "parallel", "vmgenid":
+	case "freeze":
+		return "VM.PowerMgmt"
+	case "affinity", "amd-sev", "arch", "args", "hookscript", "hostpci", "hugepages", "intel-tdx", "ivshmem", "keephugepages",
+		"lock", "parallel", "spice_enhancements", "vmgenid":
 		return ""
 	}
 	return "VM.Config.Options"
@@ -80,6 +83,9 @@ func (w *World) checkKey(user string, v *vm, id int, pool, key, value string) er
 		}
 	}
 	if err := w.checkVM(user, id, pool, privilege); err != nil {
+		if privilege == "VM.Config.Cloudinit" && w.checkVM(user, id, pool, "VM.Config.Network") == nil {
+			return nil // either will do
+		}
 		return err
 	}
 	if bridge := property(value, "bridge"); optionName(key) == "net" && bridge != "" {
@@ -108,6 +114,9 @@ func (w *World) checkVolumes(user string, id int, set map[string]string) error {
 			continue
 		}
 		if strings.HasPrefix(d.volid, "/") {
+			if user == "" || user == "root@pam" {
+				continue
+			}
 			return failf("Only root can pass arbitrary filesystem paths.")
 		}
 		if storageID, _, ok := d.request(); ok {

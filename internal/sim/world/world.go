@@ -45,6 +45,7 @@ type World struct {
 	quorate     bool
 	hosts       []string
 	storages    map[string]*storage
+	devices     map[string]map[string]*volume // block devices of the hosts: host -> path -> device
 	vms         map[int]*vm
 	configLocks map[int]chan struct{}
 	tasks       []*task
@@ -74,7 +75,7 @@ func New(o Options) *World {
 	}
 	return &World{
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, done: make(chan struct{}), quorate: true,
-		storages: map[string]*storage{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
+		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, pools: map[string]bool{},
 		down: map[string]bool{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 	}

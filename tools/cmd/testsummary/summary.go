@@ -34,12 +34,13 @@ type summary struct {
 	ended   map[id]string   // the action that ended it
 	parents map[id]struct{} // tests that have subtests
 	figures map[string]int
+	lines   map[id][]string // figures of tests that have not ended
 }
 
 func newSummary(out io.Writer) *summary {
 	return &summary{
 		out: out, output: map[id]*strings.Builder{}, builds: map[string]*strings.Builder{},
-		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{},
+		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{}, lines: map[id][]string{},
 	}
 }
 
@@ -77,6 +78,7 @@ func (s *summary) add(line []byte) {
 	case "attr":
 		if n, err := strconv.Atoi(e.Value); err == nil {
 			s.figures[e.Key] += n
+			s.lines[at] = append(s.lines[at], e.Value+" "+e.Key)
 		}
 	case "run":
 		at.text(s.output)
@@ -101,6 +103,9 @@ func (s *summary) end(at id, e event) {
 	if at.test != "" {
 		if e.Action == "fail" {
 			fmt.Fprint(s.out, s.output[at])
+		}
+		if figures := s.lines[at]; len(figures) > 0 {
+			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
 		}
 		delete(s.output, at)
 		return

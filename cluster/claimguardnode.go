@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+)
+
+// whileOurs makes one change if the claim is still ours.
+func (h *Held) whileOurs(ctx context.Context, change func() error) error {
+	if err := h.Check(ctx); err != nil {
+		return err
+	}
+	return change()
+}
+
+// GuardTalos gives a Talos whose every change first checks that the claim is still ours.
+func (h *Held) GuardTalos(t Talos) Talos {
+	return guardedTalos{MachineReader: t, EtcdReader: t, talos: t, held: h}
+}
+
+// guardedTalos embeds only what reads, as guarded does.
+type guardedTalos struct {
+	MachineReader
+	EtcdReader
+	talos Talos
+	held  *Held
+}
+
+var _ Talos = guardedTalos{}
+
+func (g guardedTalos) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdForfeit(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdLeave(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error) {
+	err = g.held.whileOurs(ctx, func() error {
+		supported, err = g.talos.PullInstaller(ctx, addr, uuid, installer, say)
+		return err
+	})
+	return supported, err
+}
+
+func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
+	err = g.held.whileOurs(ctx, func() error {
+		reboots, err = g.talos.Install(ctx, addr, uuid, installer, say)
+		return err
+	})
+	return reboots, err
+}
+
+func (g guardedTalos) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.Reboot(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.Rollback(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.ReplaceConfig(ctx, addr, uuid, config) })
+}
+
+// GuardMaintenance gives a Maintenance that applies a configuration only while the claim is still ours.
+func (h *Held) GuardMaintenance(m Maintenance) Maintenance {
+	return guardedMaintenance{maintenance: m, held: h}
+}
+
+type guardedMaintenance struct {
+	maintenance Maintenance
+	held        *Held
+}
+
+var _ Maintenance = guardedMaintenance{}
+
+func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (Machine, error) {
+	return g.maintenance.MaintenanceMachine(ctx, addr)
+}
+
+func (g guardedMaintenance) PatchConfig(config Secret, p ConfigPatch) (Secret, error) {
+	return g.maintenance.PatchConfig(config, p)
+}
+
+func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error {
+	return g.held.whileOurs(ctx, func() error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
+}
+
+// GuardKube gives a Kube whose every change first checks that the claim is still ours.
+func (h *Held) GuardKube(k Kube) Kube { return guardedKube{KubeReader: k, kube: k, held: h} }
+
+// guardedKube embeds only what reads, as guarded does.
+type guardedKube struct {
+	KubeReader
+	kube Kube
+	held *Held
+}
+
+var _ Kube = guardedKube{}
+
+func (g guardedKube) Cordon(ctx context.Context, node string, why Mark) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.Cordon(ctx, node, why) })
+}
+
+func (g guardedKube) Uncordon(ctx context.Context, node string) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.Uncordon(ctx, node) })
+}
+
+func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.SetFailedBuild(ctx, node, build) })
+}
+
+func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.RestoreMetadata(ctx, node, m) })
+}
+
+// Drain evicts pod after pod for minutes: it ends as well when a heartbeat finds
+// that the claim was lost meanwhile.
+func (g guardedKube) Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error {
+	return g.held.whileOurs(ctx, func() error {
+		ctx, cancel := context.WithCancel(ctx)
+		var watch sync.WaitGroup
+		watch.Go(func() {
+			select {
+			case <-g.held.gone:
+				cancel()
+			case <-ctx.Done():
+			}
+		})
+		err := g.kube.Drain(ctx, node, o, say)
+		cancel()
+		watch.Wait()
+		if lost := g.held.isLost(); err != nil && lost != nil {
+			return lost
+		}
+		return err
+	})
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	killTimes = flag.Int("kill.times", 1, "how often TestKill kills a roll")
+	killSeed  = flag.Uint64("kill.seed", 0, "at which moments TestKill kills; 0: others each time")
+)
+
+// TestKill kills rolls of real processes at random moments and types the same
+// again: every node is in sync then, every persistent disk as it was, and etcd
+// has its members. Every second time what was written here is lost with the
+// process, as on a CI runner.
+func TestKill(t *testing.T) {
+	t.Parallel()
+	seed := *killSeed
+	if seed == 0 {
+		seed = rand.Uint64N(1e6)
+	}
+	t.Logf("go test ./cmd/recast -run TestKill -kill.times %d -kill.seed %d", *killTimes, seed)
+	k := &killings{
+		terminal: openLab(t, "--control-planes", "3", "--workers", "2"), random: rand.New(rand.NewPCG(seed, 0)),
+		usual: map[string]time.Duration{"recreate": 12 * time.Second, "reimage": 10 * time.Second, "in-place": 8 * time.Second},
+	}
+	k.replace("recast.yaml", "roll:\n", "roll:\n  strategy: auto\n")
+	for round := range *killTimes {
+		k.round(round)
+	}
+	t.Logf("kill: %d of %d resumed, 0 promises broken", k.resumed, *killTimes)
+	t.Attr("kills-resumed", strconv.Itoa(k.resumed))
+}
+
+type killings struct {
+	*terminal
+	random   *rand.Rand
+	usual    map[string]time.Duration // how long a roll takes, by strategy
+	strategy string                   // of recast.yaml; "": auto
+	resumed  int
+}
+
+// round kills one roll and finishes it.
+func (k *killings) round(n int) {
+	k.t.Helper()
+	k.choose([]string{"recreate", "reimage", "in-place"}[n%3])
+	lost := n/3%2 == 1
+	var after time.Duration
+	for killed := false; !killed; {
+		k.patch()
+		after, killed = k.roll()
+	}
+	said, _ := k.typed(exitDone, "status")
+	if lost {
+		if err := os.RemoveAll(filepath.Join(k.dir, ".recast")); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	report, _ := k.typed(exitDone, "roll", "--yes")
+	k.typed(exitDone, "drift")
+	kept, _ := k.typed(exitDone, "lab", "check", "--dir", ".")
+	k.resumed++
+	k.t.Logf("%d: %s killed after %s, journal lost: %t, was unfinished: %t; finished in %s: %s%s", n+1, k.strategy, after.Round(time.Millisecond),
+		lost, strings.Contains(said, "\nunfinished "), time.Since(began).Round(time.Millisecond), kept, report)
+}
+
+func (k *killings) choose(strategy string) {
+	k.t.Helper()
+	was := k.strategy
+	if was == "" {
+		was = "auto"
+	}
+	k.replace("recast.yaml", "  strategy: "+was+"\n", "  strategy: "+strategy+"\n")
+	k.strategy = strategy
+}
+
+// roll kills a roll at a random moment, unless it has ended by then.
+func (k *killings) roll() (after time.Duration, killed bool) {
+	k.t.Helper()
+	after = time.Duration(k.random.Int64N(int64(k.usual[k.strategy])))
+	began := time.Now()
+	c := k.background("roll.err", "roll", "--yes")
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	select {
+	case err := <-ended:
+		if code := exitCode(err); code != exitDone {
+			k.t.Fatalf("a roll that nobody killed: exit code %d\n%s", code, k.read("roll.err"))
+		}
+		k.usual[k.strategy] = time.Since(began)
+		return 0, false
+	case <-time.After(after):
+	}
+	if err := c.Process.Kill(); err != nil {
+		k.t.Fatal(err)
+	}
+	return after, exitCode(<-ended) == -1
+}

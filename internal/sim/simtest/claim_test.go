@@ -1,0 +1,444 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// claimVM is the VMID of the lab's claim.
+const claimVM = 9000
+
+// rolled is how a roll has ended.
+type rolled struct {
+	pipeline.Report
+	err  error
+	took time.Duration
+}
+
+// rolling starts a roll and goes on.
+func rolling(ctx context.Context, c *Client, policy cluster.Policy) <-chan rolled {
+	ended := make(chan rolled, 1)
+	go func() {
+		start := time.Now()
+		rep, err := c.Roll(ctx, policy)
+		ended <- rolled{rep, err, time.Since(start)}
+	}()
+	return ended
+}
+
+// second is a client that is not mistaken for the first one, nor its run.
+func (l *Lab) second() *Client {
+	c := l.Client()
+	c.Run = "20000101-0000-beef"
+	return c
+}
+
+// otherToken makes a token with the same privileges as the lab's own.
+func (l *Lab) otherToken() cluster.Secret {
+	const id, secret = "other@pve!lab", "5ec0ffee-1ab0-4000-8000-000000000003"
+	l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
+	for _, who := range []string{"other@pve", id} {
+		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "Recast", Propagate: true})
+	}
+	return cluster.Secret(id + "=" + secret)
+}
+
+func requireNoClaim(t *testing.T, lab *Lab) {
+	t.Helper()
+	for _, vm := range lab.World.VMs() {
+		if vm.ID == claimVM {
+			t.Errorf("the claim is still there: %s", vm.Config["description"])
+		}
+	}
+}
+
+// atPrompt starts a roll and returns once it asks whether to go on; answer lets it.
+func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolled) {
+	t.Helper()
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	c.Confirm = func(cluster.Plan) (bool, error) {
+		once.Do(func() { close(asked) })
+		<-goOn
+		return true, nil
+	}
+	ended := rolling(ctx, c, cluster.Policy{})
+	select {
+	case <-asked:
+	case r := <-ended:
+		t.Fatalf("the roll ended before it asked: %v", r.err)
+	}
+	return func() rolled {
+		close(goOn)
+		return <-ended
+	}
+}
+
+// TestTwoRollsAtOnce begins two rolls in the same moment: one of them does it all.
+func TestTwoRollsAtOnce(t *testing.T) {
+	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				clients := []*Client{lab.Client(), lab.second()}
+				if otherToken {
+					clients[1].Token = lab.otherToken()
+				}
+				var ended []<-chan rolled
+				for _, c := range clients {
+					ended = append(ended, rolling(t.Context(), c, cluster.Policy{}))
+				}
+				var lost []string
+				for i, e := range ended {
+					r := <-e
+					if r.err == nil {
+						continue
+					}
+					token, _, _ := strings.Cut(string(clients[i].Token), "=")
+					lost = append(lost, token)
+					if fault.KindOf(r.err) != fault.Claimed || !strings.Contains(r.err.Error(), "held by run "+clients[1-i].Run) || len(fault.Hints(r.err)) == 0 {
+						t.Errorf("the loser: %v, hints %q", r.err, fault.Hints(r.err))
+					}
+					if r.took > time.Minute {
+						t.Errorf("it took the loser %s to see that the other one is alive", r.took)
+					}
+				}
+				if len(lost) != 1 {
+					t.Fatalf("%d rolls lost", len(lost))
+				}
+				for _, task := range lab.World.Tasks() {
+					if otherToken && task.User == lost[0] {
+						t.Errorf("the loser had Proxmox do %s %s", task.Type, task.ID)
+					}
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestASecondRollChangesNothing rolls while somebody else looks at a plan.
+func TestASecondRollChangesNothing(t *testing.T) {
+	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				first, second := lab.Client(), lab.second()
+				if otherToken {
+					second.Token = lab.otherToken()
+				}
+				answer := atPrompt(t, t.Context(), first)
+				before := len(lab.Recorder.Calls())
+				_, err := second.Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "held by run "+first.Run+" (pid ") {
+					t.Errorf("err = %v", err)
+				}
+				beats := 0
+				for _, call := range lab.Recorder.Calls()[before:] {
+					switch {
+					case !call.Mutation:
+					case strings.Contains(call.Path, fmt.Sprintf("/qemu/%d/config", claimVM)) && strings.Contains(call.Params["description"], first.Run):
+						beats++
+					default:
+						t.Errorf("%s %s %s %v was sent", call.Proto, call.Method, call.Path, call.Params)
+					}
+				}
+				if beats == 0 {
+					t.Error("the first run's claim has not beaten")
+				}
+				if r := answer(); r.err != nil {
+					t.Errorf("the first run: %v", r.err)
+				}
+				requireDrift(t, lab)
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestTakeOver rolls after the holder of the claim was killed.
+func TestTakeOver(t *testing.T) {
+	cases := map[string]struct {
+		elsewhere       bool
+		atLeast, atMost time.Duration
+	}{
+		"on the same machine": {false, 0, 5 * time.Second},
+		"on another machine":  {true, 90 * time.Second, 105 * time.Second},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				first, second := lab.Client(), lab.second()
+				killed := atPrompt(t, ctx, first)
+				first.Kill()
+				cancel()
+				var asked time.Time
+				second.Elsewhere = c.elsewhere
+				second.Confirm = func(cluster.Plan) (bool, error) { asked = time.Now(); return true, nil }
+				start := time.Now()
+				if _, err := second.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				// The images are there already: all the time until the plan is shown is the claim's.
+				if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
+					t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
+				}
+				if r := killed(); r.err == nil {
+					t.Error("the killed roll says that it succeeded")
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestASlowHolderKeepsItsClaim slows every answer of Proxmox down to the first
+// run, so that its counter moves only now and then.
+func TestASlowHolderKeepsItsClaim(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		first, second := lab.Client(), lab.second()
+		second.Elsewhere, second.Token = true, lab.otherToken()
+		answer := atPrompt(t, t.Context(), first)
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && !strings.HasPrefix(c.User, "other@") {
+				time.Sleep(1500 * time.Millisecond)
+			}
+			return nil
+		}, nil)
+		defer lab.Recorder.Hooks(nil, nil)
+		for range 3 {
+			if _, err := second.Roll(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Claimed {
+				t.Errorf("err = %v", err)
+			}
+			time.Sleep(20 * time.Second)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		if r := answer(); r.err != nil {
+			t.Errorf("the slow run: %v", r.err)
+		}
+		requireDrift(t, lab)
+		requireNoClaim(t, lab)
+	})
+}
+
+// elsewhere is a client on another machine: with the same files but no journal.
+func (l *Lab) elsewhere() *Client {
+	l.t.Helper()
+	c := l.second()
+	c.Elsewhere, c.Dir = true, l.t.TempDir()
+	if err := os.CopyFS(c.Dir, os.DirFS(l.Dir)); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(c.Dir, ".recast", "runs")); err != nil {
+		l.t.Fatal(err)
+	}
+	return c
+}
+
+// seize writes another run into the claim, as a run that takes it over does.
+func (l *Lab) seize(from, by string) {
+	l.t.Helper()
+	vm, err := l.World.LookupVM("pve1", claimVM)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.EditVM(claimVM, "description", strings.ReplaceAll(vm.Config["description"], from, by))
+}
+
+// changesOfNodes are the changing requests to machines, to their VMs and to Nodes.
+func changesOfNodes(calls []record.Call) []string {
+	var out []string
+	for _, c := range calls {
+		upload := strings.HasSuffix(c.Path, "/upload") || strings.HasSuffix(c.Path, "/download-url")
+		if c.Mutation && c.Proto != "factory" && c.Proto != "registry" && !ofClaim(c) && !upload {
+			out = append(out, strings.TrimSpace(c.Proto+" "+c.Method+" "+c.Path))
+		}
+	}
+	return out
+}
+
+// TestALostClaim takes the claim from a run when it begins each of its steps: it changes nothing after
+// that, says so, and the next run finishes what it left.
+func TestALostClaim(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		steps := []string{
+			"gate", "take-down/remember", "take-down/drain", "take-down/stop", "take-down/park/scsi0", "bring-up/create-vm", "bring-up/start",
+			"bring-up/configure", "bring-up/wait-healthy", "bring-up/finish/eject", "bring-up/finish/restore-node", "bring-up/finish/uncordon",
+		}
+		if s == cluster.InPlace {
+			steps = []string{"pull", "upgrade/drain", "upgrade/install", "upgrade/reboot", "wait-healthy", "finish/set-installer", "finish/uncordon"}
+		}
+		for _, at := range steps {
+			t.Run(string(s)+"/"+at, func(t *testing.T) {
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+					lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+					lab.Patch(sim.PatchedExtension)
+					c, seized := lab.Client(), 0
+					c.Emit = whenStarted("wk1/"+at, func() {
+						lab.seize(c.Run, "20000101-0000-face")
+						seized = len(lab.Recorder.Calls())
+					})
+					_, err := c.Roll(t.Context(), cluster.Policy{})
+					if seized == 0 {
+						t.Fatalf("the roll never came to that step: %v", err)
+					}
+					if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim of cluster lab: to run 20000101-0000-face") {
+						t.Errorf("err = %v", err)
+					}
+					for _, call := range changesOfNodes(lab.Recorder.Calls()[seized:]) {
+						t.Errorf("after the claim was lost: %s", call)
+					}
+					// Whoever has it is dead: nothing has beaten for it.
+					next := lab.second()
+					if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+						t.Fatalf("the next run: %v", err)
+					}
+					requireDrift(t, lab)
+					lab.RequireIntact()
+					requireNoClaim(t, lab)
+				})
+			})
+		}
+	}
+}
+
+// TestANetworkThatComesBack cuts a run off for as long as it takes another one
+// to take over, then lets it speak again.
+func TestANetworkThatComesBack(t *testing.T) {
+	for _, at := range []string{"take-down/drain", "take-down/stop", "bring-up/attach", "bring-up/configure", "bring-up/finish"} {
+		t.Run(at, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				first, second := lab.Client(), lab.elsewhere()
+				second.Token = lab.otherToken()
+				cut := make(chan struct{})
+				first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
+				ended := rolling(t.Context(), first, cluster.Policy{})
+				<-cut
+				finished := rolling(t.Context(), second, cluster.Policy{})
+				time.Sleep(2 * time.Minute)
+				first.Mend()
+				mended := len(lab.Recorder.Calls())
+				if r := <-ended; r.err == nil {
+					t.Error("the run that was cut off says that it succeeded")
+				}
+				if r := <-finished; r.err != nil {
+					t.Errorf("the second run: %v", r.err)
+				}
+				token, _, _ := strings.Cut(string(first.Token), "=")
+				for _, call := range lab.Recorder.Calls()[mended:] {
+					if call.Mutation && call.Proto == "proxmox" && call.User == token {
+						t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
+					}
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestTheClaimGoesWithItsRun looks for the claim after runs that did not end well.
+func TestTheClaimGoesWithItsRun(t *testing.T) {
+	cases := map[string]struct {
+		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
+		kind  fault.Kind
+	}{
+		"a failure": {func(lab *Lab, _ *Client, _ context.CancelFunc) {
+			lab.World.FailNext("qmshutdown", "no")
+			lab.World.FailNext("qmstop", "no")
+		}, fault.Failed},
+		"a declined plan": {func(_ *Lab, c *Client, _ context.CancelFunc) {
+			c.Confirm = func(cluster.Plan) (bool, error) { return false, nil }
+		}, fault.Interrupted},
+		"Ctrl-C at the prompt": {func(_ *Lab, c *Client, cancel context.CancelFunc) {
+			c.Confirm = func(cluster.Plan) (bool, error) { cancel(); return false, nil }
+		}, fault.Interrupted},
+		"Ctrl-C twice": {func(_ *Lab, c *Client, cancel context.CancelFunc) {
+			c.Emit = whenStarted("wk1/take-down/park", func() { c.Runner.Stop(); cancel() })
+		}, fault.Interrupted},
+		"Ctrl-C while images are made": {func(_ *Lab, c *Client, cancel context.CancelFunc) {
+			c.Emit = whenStarted("publish", cancel)
+		}, fault.Interrupted},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				first := lab.Client()
+				c.spoil(lab, first, cancel)
+				_, err := first.Roll(ctx, cluster.Policy{})
+				if err == nil || fault.KindOf(err) != c.kind {
+					t.Errorf("kind %d, want %d: %v", fault.KindOf(err), c.kind, err)
+				}
+				requireNoClaim(t, lab)
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab)
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestTheClaimsNumber rolls where something else has the VMID of the claim.
+func TestTheClaimsNumber(t *testing.T) {
+	cases := map[string]struct {
+		config map[string]string
+		text   string
+		hint   string
+	}{
+		"a stranger": {map[string]string{"name": "router"}, `VM 9000 "router" on pve1 has the number that recast needs for its claim`, "proxmox.vmids"},
+		"another cluster's claim": {
+			map[string]string{"name": "recast-claim", "description": `recast-claim: {"cluster":"prod","run":"20000101-0000-0000","holder":{"host":"ci"},"beat":3}`},
+			`VM 9000 "recast-claim" on pve1 is the claim of cluster prod, not of lab`, "proxmox.vmids of its own",
+		},
+		"a claim that nobody can read": {
+			map[string]string{"name": "recast-claim", "description": `recast-claim: {"cluster":`}, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read`, "delete that VM",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				lab.DefineVM(claimVM, c.config)
+				before := lab.Recorder.Mutations()
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("err = %v", err)
+				}
+				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+					t.Errorf("hints %q lack %q", hints, c.hint)
+				}
+				if n := lab.Recorder.Mutations() - before; n > 0 {
+					t.Errorf("%d changing requests were sent", n)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,191 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// killWhen rolls and kills that run right after the first changing call of the
+// kind has had its effect, before anybody hears of it.
+func (l *Lab) killWhen(is func(record.Call) bool, p cluster.Policy) {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	c := l.Client()
+	killed := false
+	l.Recorder.Hooks(nil, func(call record.Call) {
+		if !killed && call.Mutation && is(call) {
+			killed = true
+			c.Kill()
+			cancel()
+		}
+	})
+	defer l.Recorder.Hooks(nil, nil)
+	if rep, err := c.Roll(ctx, p); err == nil || !killed {
+		l.t.Fatalf("the run was to be killed (%t): %s, %v", killed, rep.Outcome, err)
+	}
+}
+
+func toVM(method, suffix string) func(record.Call) bool {
+	return func(c record.Call) bool {
+		path, _, _ := strings.Cut(c.Path, "?")
+		return c.Proto == "proxmox" && c.Method == method && strings.HasSuffix(path, suffix)
+	}
+}
+
+// kubernetesAnswers says whether the API of Kubernetes can be read now.
+func (l *Lab) kubernetesAnswers() error {
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	_, err = s.machines.Kube.Nodes(l.t.Context())
+	return err
+}
+
+// strategies are those of the control planes in a plan.
+func strategies(p cluster.Plan) map[string]cluster.Strategy {
+	out := map[string]cluster.Strategy{}
+	for _, n := range p.Nodes {
+		if n.Role == "control-plane" {
+			out[n.Node] = n.Strategy
+		}
+	}
+	return out
+}
+
+// TestControlPlanesByCount rolls clusters of one, two and five control planes.
+func TestControlPlanesByCount(t *testing.T) {
+	const two = "etcd has two members: without this one it has no quorum"
+	cases := []struct {
+		planes   int
+		onData   bool
+		accept   bool
+		refused  string
+		strategy cluster.Strategy
+		kept     bool // the members are the same afterwards
+		outage   bool // etcd has no quorum meanwhile
+		note     string
+	}{
+		{planes: 1, onData: true, strategy: cluster.Recreate, kept: true, outage: true, note: "it is the only control plane: the Kubernetes API is down meanwhile"},
+		{planes: 1, strategy: cluster.InPlace, kept: true, outage: true, note: "it is the only control plane: the Kubernetes API is down meanwhile"},
+		{planes: 2, onData: true, refused: two},
+		{planes: 2, refused: two},
+		{planes: 2, onData: true, accept: true, strategy: cluster.Recreate, kept: true, outage: true, note: "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile"},
+		{planes: 2, accept: true, strategy: cluster.Recreate, note: "etcd has two members"},
+		{planes: 5, strategy: cluster.Recreate},
+		{planes: 5, onData: true, strategy: cluster.Recreate, kept: true},
+	}
+	for _, c := range cases {
+		t.Run(fmt.Sprintf("%d/onData=%t/accept=%t", c.planes, c.onData, c.accept), func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				before, from := lab.memberIDs(), len(lab.Recorder.Calls())
+				var names []string
+				for _, n := range lab.Nodes[:c.planes] {
+					names = append(names, n.Name)
+				}
+				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: names, AcceptOutage: c.accept})
+				if c.refused != "" {
+					requireRefused(t, err, c.refused)
+					for _, name := range names {
+						lab.requireServing(from, name)
+					}
+					for _, n := range rep.Plan.Nodes {
+						if len(n.Refused) != 1 || strings.Contains(n.Why, "impossible") {
+							t.Errorf("%s: %s: %s; refused %q", n.Node, n.Strategy, n.Why, n.Refused)
+						}
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range rep.Plan.Nodes {
+					if n.Strategy != c.strategy || !strings.Contains(strings.Join(n.Notes, "; "), c.note) {
+						t.Errorf("%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
+					}
+				}
+				after := lab.memberIDs()
+				if diff := cmp.Diff(before, after); (diff == "") != c.kept || len(after) != c.planes {
+					t.Errorf("members of etcd (-before +after):\n%s", diff)
+				}
+				if v := lab.EtcdViolations(); (len(v) > 0) != c.outage {
+					t.Errorf("outages of etcd: %q", v)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestTheOnlyControlPlaneIsOut kills a roll while nobody answers but Proxmox.
+func TestTheOnlyControlPlaneIsOut(t *testing.T) {
+	points := map[string]func(record.Call) bool{
+		"shut down": toVM("POST", "/qemu/9001/status/shutdown"),
+		"deleted":   toVM("DELETE", "/qemu/9001"),
+		"parked":    toVM("POST", "/qemu/9001/move_disk"),
+		"started":   toVM("POST", "/qemu/9001/status/start"),
+	}
+	for name, point := range points {
+		for _, journal := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/journal=%t", name, journal), func(t *testing.T) {
+				inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+					lab.Patch(everywhere)
+					members := lab.memberIDs()
+					lab.killWhen(point, cluster.Policy{Only: []string{"cp1"}})
+					if !journal {
+						if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if name != "shut down" { // that goes on by itself for a while
+						if err := lab.kubernetesAnswers(); err == nil {
+							t.Error("the Kubernetes API answers")
+						}
+					}
+					rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if diff := cmp.Diff([]string{"20000101-0000-feed"}, rep.Resumed); diff != "" {
+						t.Error(diff)
+					}
+					requireDrift(t, lab)
+					if diff := cmp.Diff(members, lab.memberIDs()); diff != "" {
+						t.Errorf("members of etcd (-before +after):\n%s", diff)
+					}
+					lab.RequireIntact()
+				})
+			})
+		}
+	}
+}
+
+// TestTheOnlyControlPlaneHangs: with it the Kubernetes API is away, and every
+// mark on a Node.
+func TestTheOnlyControlPlaneHangs(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		if err := lab.Client().Publish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		lab.BreakImage(lab.lockedSchematic("default"), talosapi.Hangs)
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+		if err == nil || !strings.Contains(err.Error(), "cp1 did not come back from its upgrade") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}

@@ -1,0 +1,190 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"google.golang.org/grpc"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// node is a node of the lab by its name.
+func (l *Lab) node(name string) sim.Node {
+	l.t.Helper()
+	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
+	if i < 0 {
+		l.t.Fatalf("the lab has no node %s", name)
+	}
+	return l.Nodes[i]
+}
+
+// breakEtcd sets what is broken of control planes' etcd.
+func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
+	l.t.Helper()
+	for _, name := range names {
+		if err := l.BreakEtcd(name, f); err != nil {
+			l.t.Error(err)
+		}
+	}
+}
+
+// talosctl is one call to a node as a person makes it, with Talos' own client.
+func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
+	l.t.Helper()
+	conf, err := clientconfig.FromBytes(l.Read("talosconfig"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	dialer := l.Lab.Client()
+	c, err := client.New(l.t.Context(), client.WithConfig(conf), client.WithEndpoints(l.node(name).Addr.String()), client.WithGRPCDialOptions(
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	defer cancel()
+	if err := call(ctx, c); err != nil {
+		l.t.Fatalf("%s: %v", name, err)
+	}
+}
+
+// leaveAndReboot makes a control plane a new member of etcd, or lets it try.
+func (l *Lab) leaveAndReboot(name string, between func()) {
+	l.t.Helper()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		return c.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
+	})
+	between()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(2 * time.Minute)
+}
+
+// touched lists what was done to a node's VM, machine or Node since a call.
+func (l *Lab) touched(from int, name string) []string {
+	n := l.node(name)
+	var out []string
+	for _, c := range l.Recorder.Calls()[from:] {
+		of := strings.Contains(c.Path, fmt.Sprintf("/qemu/%d/", n.VMID)) || c.Proto == "talos" && c.Target == n.Addr.String() ||
+			c.Proto == "kubernetes" && c.Target == name
+		if c.Mutation && of {
+			out = append(out, c.Method+" "+c.Path)
+		}
+	}
+	return out
+}
+
+// requireServing fails unless the node was left alone and takes pods.
+func (l *Lab) requireServing(from int, name string) {
+	l.t.Helper()
+	if touched := l.touched(from, name); len(touched) > 0 {
+		l.t.Errorf("%s was touched: %q", name, touched)
+	}
+	n := l.node(name)
+	if vm, err := l.World.LookupVM(n.Host, n.VMID); err != nil || !vm.Running {
+		l.t.Errorf("%s: %+v, %v", name, vm, err)
+	}
+	if k, err := l.Kube.Node(l.t.Context(), name); err == nil && k.Spec.Unschedulable {
+		l.t.Errorf("%s is cordoned", name)
+	}
+}
+
+// TestGateOfEtcd rolls one control plane while etcd could not do without it.
+func TestGateOfEtcd(t *testing.T) {
+	cases := map[string]struct {
+		spoil  func(l *Lab)
+		policy cluster.Policy
+		text   []string // of the error; none: the roll works
+	}{
+		"another member is down": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") },
+			cluster.Policy{},
+			[]string{"etcd would not survive losing cp1", "cp2 does not answer"},
+		},
+		"another member is out of space": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp3"},
+		},
+		"its own member is out of space": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp1"},
+		},
+		"another member is a learner": {
+			func(l *Lab) {
+				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
+			},
+			cluster.Policy{},
+			[]string{"cp2 is a learner: it does not vote yet"},
+		},
+		"nobody leads": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2", "cp3") }, cluster.Policy{}, []string{"request timed out", "no control plane says who the members of etcd are"},
+		},
+		"a member that the others do not know": {
+			splitBrain, cluster.Policy{AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+		},
+		"only its own member is down": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp1") }, cluster.Policy{}, nil,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				user := lab.Client()
+				from := 0
+				lab.Recorder.Hooks(nil, func(call record.Call) {
+					if call.Method == http.MethodDelete && strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
+						lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // what was broken goes with the machine
+					}
+				})
+				user.Confirm = func(cluster.Plan) (bool, error) {
+					c.spoil(lab)
+					time.Sleep(time.Minute)
+					from = len(lab.Recorder.Calls())
+					return true, nil
+				}
+				c.policy.Only = []string{"cp1"}
+				_, err := user.Roll(t.Context(), c.policy)
+				t.Log(err, fault.Hints(err), lab.EtcdMembers())
+				if c.text == nil {
+					if err != nil {
+						t.Fatal(err)
+					}
+					return
+				}
+				if fault.KindOf(err) != fault.Refused {
+					t.Errorf("err = %v", err)
+				}
+				for _, text := range c.text {
+					if err != nil && !strings.Contains(err.Error(), text) {
+						t.Errorf("error %q lacks %q", err, text)
+					}
+				}
+				lab.requireServing(from, "cp1")
+			})
+		})
+	}
+}
+
+// splitBrain makes cp3 forget etcd and found one of its own, while the others
+// go on without it. The lab's cp2 is down meanwhile, so that nobody lets it join.
+func splitBrain(l *Lab) {
+	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
+	l.talosctl("cp3", func(ctx context.Context, c *client.Client) error {
+		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+	})
+	time.Sleep(time.Minute)
+	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
+}

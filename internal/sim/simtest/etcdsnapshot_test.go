@@ -1,0 +1,156 @@
+package simtest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+const snapshots = ".recast/etcd"
+
+// snapshotFiles lists what is in the directory of snapshots and makes sure that
+// each file is whole and nobody else's to read.
+func (l *Lab) snapshotFiles() []string {
+	l.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(l.Dir, snapshots))
+	if err != nil && !os.IsNotExist(err) {
+		l.t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			l.t.Errorf("%s has mode %s", e.Name(), info.Mode())
+		}
+		b := l.Read(filepath.Join(snapshots, e.Name()))
+		body := b[:max(0, len(b)-sha256.Size)]
+		if sum := sha256.Sum256(body); len(body) < 4096 || !bytes.Equal(sum[:], b[len(body):]) {
+			l.t.Errorf("%s (%d bytes) does not match its checksum", e.Name(), len(b))
+		}
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestSnapshotOfEtcd(t *testing.T) {
+	cut, flipped, broken := talosapi.EtcdFault{Snapshot: talosapi.SnapshotCut}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotFlipped}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotBroken}
+	cases := map[string]struct {
+		faults map[string]talosapi.EtcdFault
+		asked  []string
+		texts  []string // of the refusal
+	}{
+		"whole":                    {nil, []string{"cp1"}, nil},
+		"cut off on the first":     {map[string]talosapi.EtcdFault{"cp1": cut}, []string{"cp1", "cp2"}, nil},
+		"wrong on the first":       {map[string]talosapi.EtcdFault{"cp1": flipped}, []string{"cp1", "cp2"}, nil},
+		"broken on the first":      {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
+		"wrong on the first two":   {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
+		"each in a way of its own": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped, "cp3": broken}, []string{"cp1", "cp2", "cp3"}, []string{
+			"snapshot of etcd from 127.42.7.11: snapshot has ", "snapshot of etcd from 127.42.7.12: snapshot does not match its checksum", "snapshot of etcd from 127.42.7.13: ",
+			"no control plane gave a snapshot of etcd that can be used",
+		}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				for node, f := range c.faults {
+					lab.breakEtcd(f, node)
+				}
+				touched := false // a control plane, before the snapshot
+				var asked []string
+				from := len(lab.Recorder.Calls())
+				lab.Recorder.Hooks(func(call record.Call) error {
+					if call.Method == "/machine.MachineService/EtcdSnapshot" {
+						asked = append(asked, lab.nameOf(call.Target))
+						touched = touched || len(lab.touched(from, "cp1")) > 0
+					}
+					return nil
+				}, nil)
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
+					t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
+				}
+				var want []string
+				if c.texts == nil {
+					want = []string{"etcd-lab-20000101-0000-feed.db"}
+					if err != nil {
+						t.Error(err)
+					}
+				} else {
+					for _, text := range c.texts {
+						requireRefused(t, err, text)
+					}
+					lab.requireServing(from, "cp1")
+				}
+				if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
+					t.Errorf("files (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestASnapshotForEachRunThatTakesAControlPlane: none for workers alone.
+func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension) // which only workers have
+		lab.mustRoll("20000101-0000-0001", cluster.Policy{})
+		if files := lab.snapshotFiles(); len(files) > 0 {
+			t.Errorf("a roll of workers left %q", files)
+		}
+		var want []string
+		for _, run := range []string{"20000101-0000-0002", "20000101-0000-0003"} {
+			lab.Patch(everywhere)
+			lab.mustRoll(run, cluster.Policy{})
+			want = append(want, "etcd-lab-"+run+".db")
+			if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		}
+		calls := slices.DeleteFunc(lab.Recorder.Calls(), func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
+		if len(calls) != 2 {
+			t.Errorf("%d snapshots were asked for: %+v", len(calls), calls)
+		}
+	})
+}
+
+// TestTheSnapshotOfTheRunThatIsResumed: what was saved before the crash serves
+// for the rest of that run, unless somebody has spoilt it.
+func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
+	for name, spoil := range map[string]bool{"whole": false, "spoilt": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				lab.killWhen(func(c record.Call) bool { return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown") },
+					cluster.Policy{Only: controlPlanes})
+				file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
+				if spoil {
+					lab.Write(file, lab.Read(file)[:5000])
+				}
+				before := len(lab.Recorder.Calls())
+				lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
+				asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
+				if spoil != (len(asked) == 1) {
+					t.Errorf("asked for a snapshot again: %+v", asked)
+				}
+				if files := lab.snapshotFiles(); len(files) != 1 {
+					t.Errorf("files %q", files)
+				}
+			})
+		})
+	}
+}

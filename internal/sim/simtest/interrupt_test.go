@@ -1,0 +1,162 @@
+package simtest
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// whenStarted calls f once, when the step whose path ends so starts.
+func whenStarted(suffix string, f func()) func(step.Event) {
+	var once sync.Once
+	return func(e step.Event) {
+		if e.Status == step.Started && strings.HasSuffix("/"+e.Path, "/"+suffix) {
+			once.Do(f)
+		}
+	}
+}
+
+// interrupter presses Ctrl-C when a step of a worker starts, and knows which nodes were out by then.
+type interrupter struct {
+	at    int // counted over the steps of all workers, from 1
+	press func()
+
+	mu      sync.Mutex
+	steps   int
+	pressed string   // the step
+	begun   []string // nodes whose branch had started by then
+}
+
+func (i *interrupter) emit(e step.Event) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	rest, ofWorker := strings.CutPrefix(e.Path, "roll/workers/")
+	if e.Status != step.Started || !ofWorker {
+		return
+	}
+	i.steps++
+	if node, _, inside := strings.Cut(rest, "/"); !inside && i.pressed == "" {
+		i.begun = append(i.begun, node)
+	}
+	if i.steps == i.at {
+		i.pressed = e.Path
+		i.press()
+	}
+}
+
+// moments are some of the steps of a roll of two workers at a time, others with another seed.
+func moments(salt uint64) []int {
+	const stepsOfTwo = 60
+	all := rand.New(rand.NewPCG(*crashSeed, salt)).Perm(stepsOfTwo)
+	return []int{1, 2 + all[0], 2 + all[1], 2 + all[2]}
+}
+
+// TestCtrlCOnce finishes the nodes that are out, and starts no other.
+func TestCtrlCOnce(t *testing.T) {
+	for _, at := range moments(1) {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 4}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+				lab.Patch(sim.PatchedExtension)
+				c := lab.Client()
+				press := &interrupter{at: at, press: c.Runner.Stop}
+				c.Emit = press.emit
+				seen := lab.watchOutage()
+				rep, err := c.Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
+					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
+				}
+				if !strings.HasPrefix(rep.Outcome, "failed: stopped; not started: ") {
+					t.Errorf("outcome %q", rep.Outcome)
+				}
+				stale := slices.DeleteFunc([]string{"wk1", "wk2", "wk3", "wk4"}, func(node string) bool { return slices.Contains(press.begun, node) })
+				requireDrift(t, lab, stale...)
+				slices.Sort(press.begun)
+				slices.Sort(seen.order)
+				if diff := cmp.Diff(press.begun, seen.order); diff != "" {
+					t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
+				}
+				requireNoClaim(t, lab)
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// TestCtrlCTwice ends a roll of two workers at a time where it is; the next one finishes it.
+func TestCtrlCTwice(t *testing.T) {
+	for _, at := range moments(2) {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+				lab.Patch(sim.PatchedExtension)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c := lab.Client()
+				var pressed time.Time
+				press := &interrupter{at: at, press: func() { c.Runner.Stop(); cancel(); pressed = time.Now() }}
+				c.Emit = press.emit
+				_, err := c.Roll(ctx, cluster.Policy{})
+				if fault.KindOf(err) != fault.Interrupted {
+					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
+				}
+				if took := time.Since(pressed); took > 15*time.Second {
+					t.Errorf("pressed at %s: it took %s to end", press.pressed, took)
+				}
+				requireNoClaim(t, lab)
+				// What Proxmox and the machines were told to do goes on.
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				for _, n := range lab.Nodes {
+					if node, err := lab.Kube.Node(t.Context(), n.Name); err != nil || node.Spec.Unschedulable {
+						t.Errorf("pressed at %s: %s is still cordoned (%v)", press.pressed, n.Name, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestCtrlCBeforeTheFirstNode takes none out.
+func TestCtrlCBeforeTheFirstNode(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Confirm = func(cluster.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
+		before := len(lab.Recorder.Calls())
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Interrupted {
+			t.Errorf("err = %v", err)
+		}
+		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
+			t.Errorf("%s was sent", call)
+		}
+		requireNoClaim(t, lab)
+	})
+}

@@ -1,0 +1,272 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// machinesDump is settledDump of the lab's own machines and their Nodes only:
+// parking VMs, ISOs and the like are left out.
+func (l *Lab) machinesDump() string {
+	l.t.Helper()
+	var b strings.Builder
+	ours := false
+	for line := range strings.Lines(l.settledDump()) {
+		if !strings.HasPrefix(line, "  ") {
+			ours = strings.HasPrefix(line, "node ")
+			for _, n := range l.Nodes {
+				ours = ours || strings.HasPrefix(line, fmt.Sprintf("VM %d ", n.VMID))
+			}
+		}
+		if ours {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// recovery is one node's replacement that is given up at some moment.
+type recovery struct {
+	strategy cluster.Strategy
+	node     string
+	at       moment // of the roll
+	onData   bool   // etcd's data is on a persistent disk
+	journal  bool
+}
+
+func (r recovery) String() string {
+	where, journal := "", "without-journal"
+	if r.onData {
+		where = "etcd-on-data-disk/"
+	}
+	if r.journal {
+		journal = "with-journal"
+	}
+	return fmt.Sprintf("%s/%s/%s%s/%s", r.strategy, r.node, where, r.at, journal)
+}
+
+func recoveries() []recovery {
+	var all []recovery
+	add := func(s cluster.Strategy, node string, onData bool, moments ...moment) {
+		for i, m := range moments {
+			all = append(all, recovery{s, node, m, onData, i%2 == 0})
+		}
+	}
+	add(cluster.Recreate, "wk1", false, before("take-down/drain"), after("take-down/drain"), after("take-down/stop"), after("park/efidisk0"),
+		after("park/scsi0"), after("delete-vm"), after("create-vm"), after("attach/scsi1"), before("bring-up/configure"),
+		onServer("ApplyConfiguration"), after("bring-up/configure"), before("finish/keep"))
+	add(cluster.Reimage, "wk1", false, after("take-down/drain"), after("park/scsi0"), after("blank-disk"), onServer("ApplyConfiguration"), before("finish/keep"))
+	add(cluster.Recreate, "cp2", false, after("leave-etcd"), after("delete-vm"), after("create-vm"), after("bring-up/configure"), before("finish/keep"))
+	add(cluster.Recreate, "cp2", true, after("delete-vm"), before("finish/keep"))
+	add(cluster.Reimage, "cp2", false, after("park/scsi0"), before("finish/keep"))
+	return all
+}
+
+// chosen is the slice that is run unless all are asked for.
+func (r recovery) chosen() bool {
+	switch {
+	case *crashAll, r.strategy == cluster.Recreate && r.node == "wk1":
+		return true
+	case r.node == "wk1":
+		return r.at == after("blank-disk")
+	}
+	return r.strategy == cluster.Recreate && r.at == before("finish/keep")
+}
+
+func (r recovery) lab(t *testing.T) *Lab {
+	o := oneWorker()
+	if r.node != "wk1" {
+		o = sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: r.onData}
+	}
+	lab := New(t, o)
+	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(r.strategy)+"\n")
+	lab.Patch(everywhere)
+	if r.node == "wk1" {
+		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started", Options: map[string]string{"max_restart": "3", "comment": "wk1 of the lab"}})
+		lab.World.AddRole("HA", "Sys.Console")
+		for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
+		}
+	}
+	return lab
+}
+
+// TestRecover gives a replacement up at every moment: the node runs its old
+// system, with every disk, setting and option that it had, and nothing is left.
+func TestRecover(t *testing.T) {
+	for _, r := range recoveries() {
+		if !r.chosen() {
+			continue
+		}
+		t.Run(r.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				lab := r.lab(t)
+				before := lab.machinesDump()
+				c := lab.Client()
+				c.killedAt(t, r.at, c.roll(cluster.Policy{Only: []string{r.node}}))
+				if !r.journal {
+					lab.loseJournal()
+				}
+				rep, err := lab.Client().Recover(t.Context(), r.node)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rep.Outcome != "done" || strings.Join(rep.Resumed, " ") != c.Run {
+					t.Errorf("report %+v", rep)
+				}
+				lab.requireRecovered(before)
+			})
+		})
+	}
+}
+
+// requireRecovered compares the machines with what they were before the roll.
+func (l *Lab) requireRecovered(before string) {
+	l.t.Helper()
+	l.RequireIntact()
+	if diff := cmp.Diff(before, l.machinesDump()); diff != "" {
+		l.t.Errorf("the machines are not as they were:\n%s", diff)
+	}
+	l.requireKept(0)
+	for _, v := range l.EtcdViolations() {
+		l.t.Errorf("etcd: %s", v)
+	}
+}
+
+// TestRecoverKilled kills recover, too: whoever comes next finishes it. Another
+// recover leaves the node as it was, a roll then rolls it anew.
+func TestRecoverKilled(t *testing.T) {
+	for _, at := range []moment{
+		after("put-back/give-up"), onServer("/status/shutdown POST"), after("put-back/stop"), onServer("/qemu/9031/config POST"), after("put-back/free-blank"),
+		onServer("/move_disk POST"), after("put-back/attach/scsi0"), after("put-back/set-up"), after("put-back/start"), before("finish/uncordon"), before("finish/close"),
+	} {
+		for name, next := range map[string]func(*testing.T, *Lab) error{
+			"recover": func(t *testing.T, lab *Lab) error {
+				_, err := lab.Client().Recover(t.Context(), "wk1")
+				return err
+			},
+			"roll": func(t *testing.T, lab *Lab) error {
+				c := lab.Client()
+				c.Run = "20000101-0000-beef"
+				return c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+			},
+		} {
+			if name == "roll" && !*crashAll && at != after("put-back/free-blank") && at != before("finish/close") {
+				continue
+			}
+			t.Run(at.String()+"/"+name, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					lab := recovery{strategy: cluster.Recreate, node: "wk1"}.lab(t)
+					dump := lab.machinesDump()
+					c := lab.Client()
+					c.killedAt(t, before("bring-up/start"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+					if strings.Contains(at.server, "shutdown") || at == after("put-back/stop") {
+						must(t, lab.World.PowerOn(9031)) // by somebody; it is blank
+					}
+					c = lab.Client()
+					c.killedAt(t, at, func(ctx context.Context) error { _, err := c.Recover(ctx, "wk1"); return err })
+					lab.loseJournal()
+					if at.server != "" || at.step != "finish/close" {
+						p := lab.planOf(lab.Client(), "wk1", cluster.Policy{})
+						if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "somebody asked for the old system disk") {
+							t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+						}
+					}
+					if err := next(t, lab); err != nil {
+						t.Fatal(err)
+					}
+					if name == "recover" {
+						lab.requireRecovered(dump)
+						return
+					}
+					requireDrift(t, lab, "cp1")
+					lab.RequireIntact()
+					lab.requireKept(1)
+				})
+			})
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRecoverRefused: what can't be given up says so, with what to do instead.
+func TestRecoverRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		o          sim.Options
+		node       string
+		begin      func(t *testing.T, lab *Lab)
+		text, hint string
+	}{
+		"nothing is unfinished": {
+			oneWorker(), "wk1", func(*testing.T, *Lab) {},
+			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast rollback wk1",
+		},
+		"a finished roll": {
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(cluster.Policy{})(t.Context())) },
+			"node wk1: no replacement of it is unfinished", "recast rollback wk1",
+		},
+		"a rollback": {
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
+				must(t, lab.Client().roll(cluster.Policy{})(t.Context()))
+				c := lab.Client()
+				c.Run = "20000101-0000-beef"
+				c.killedAt(t, after("restore-disk"), func(ctx context.Context) error { _, err := c.Rollback(ctx, cluster.Policy{}); return err })
+			},
+			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
+		},
+		"its etcd member is gone": {
+			sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", func(t *testing.T, lab *Lab) {
+				c := lab.Client()
+				c.killedAt(t, onServer("EtcdLeaveCluster"), c.roll(cluster.Policy{Only: []string{"cp2"}}))
+			},
+			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
+		},
+		"an unknown node": {oneWorker(), "wk7", func(*testing.T, *Lab) {}, "wk7", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.o, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				if c.node == "cp2" {
+					lab.Patch(everywhere)
+				}
+				c.begin(t, lab)
+				before := lab.machinesDump()
+				_, err := lab.Client().Recover(t.Context(), c.node)
+				if err == nil || !strings.Contains(err.Error(), c.text) {
+					t.Fatalf("err = %v, want %q", err, c.text)
+				}
+				if kind := fault.KindOf(err); kind != fault.Refused && c.node != "wk7" {
+					t.Errorf("kind %d: %v", kind, err)
+				}
+				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+					t.Errorf("hints %q lack %q", hints, c.hint)
+				}
+				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
+					t.Errorf("it changed something:\n%s", diff)
+				}
+				next := lab.Client()
+				next.Run = "20000101-0000-cafe"
+				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatalf("the roll after that: %v", err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}

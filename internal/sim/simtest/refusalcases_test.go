@@ -1,0 +1,288 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// tiedRefusals are what Proxmox keeps beside the VM and drops with it.
+func tiedRefusals() []refusal {
+	tied := func(what string) []string {
+		return []string{"the VM has " + what + ", which a delete would drop or be refused for: remove it, or use reimage"}
+	}
+	acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
+	job := world.ReplicationJob{ID: "9031-0", Guest: wk1, Target: "pve2", Schedule: "*/15"}
+	firewall := func(f world.Firewall) edit { return func(l *Lab) { l.World.SetFirewall(wk1, f) } }
+	noFirewall := firewall(world.Firewall{})
+	rule := world.FirewallRule{Type: "in", Action: "ACCEPT", Proto: "tcp", DPort: "50000"}
+	return []refusal{
+		{
+			name: "replication job", also: tied("replication job 9031-0"),
+			bring: func(l *Lab) { l.World.AddReplication(job) }, lift: func(l *Lab) { l.World.RemoveReplication(job.ID) },
+		},
+		{
+			name: "ACL entry of its own", also: tied("an ACL entry at /vms/9031"),
+			bring: func(l *Lab) { l.World.Grant(acl) }, lift: func(l *Lab) { l.World.Revoke(acl) },
+		},
+		{name: "firewall rule", bring: firewall(world.Firewall{Rules: []world.FirewallRule{rule}}), also: tied("1 firewall rules"), lift: noFirewall},
+		{name: "firewall option", bring: firewall(world.Firewall{Options: map[string]string{"enable": "1"}}), also: tied("1 firewall options"), lift: noFirewall},
+		{name: "firewall alias", bring: firewall(world.Firewall{Aliases: []world.FirewallAlias{{Name: "a", CIDR: "10.0.0.1"}}}), also: tied("1 firewall aliases"), lift: noFirewall},
+		{name: "IP set", bring: firewall(world.Firewall{IPSets: []string{"admins"}}), also: tied("1 firewall IP sets"), lift: noFirewall},
+		{
+			name: "all of them", bring: func(l *Lab) {
+				l.World.Grant(acl)
+				l.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}})
+			},
+			also: append(tied("1 firewall IP sets"), tied("an ACL entry at /vms/9031")...),
+			lift: func(l *Lab) { l.World.Revoke(acl); noFirewall(l) },
+		},
+		{name: "an ACL entry of another VM", bring: func(l *Lab) { l.World.Grant(world.ACL{Path: "/vms/90310", Who: "alice@pve", Role: "PVEVMUser"}) }},
+		{name: "a replication job of another VM", bring: func(l *Lab) { l.World.AddReplication(world.ReplicationJob{ID: "9001-0", Guest: 9001, Target: "pve2"}) }},
+	}
+}
+
+// cloudRefusals end with a Node whose provider ID nobody can take back.
+func cloudRefusals() []refusal {
+	return []refusal{{
+		name: "provider ID", bring: func(l *Lab) {
+			n, err := l.Kube.Node(l.t.Context(), "wk1")
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			n = n.DeepCopy()
+			n.Spec.ProviderID = "proxmox://lab/9031"
+			if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main); err != nil {
+				l.t.Fatal(err)
+			}
+		},
+		also: []string{"its Node has providerID proxmox://lab/9031: a cloud controller deletes the Node with its VM: use reimage"},
+	}}
+}
+
+// settingRefusals are settings that a token can't give to a new VM, or that are gone with the old one.
+func settingRefusals() []refusal {
+	settings := func(name string, pairs []string, also ...string) refusal {
+		var keys []string
+		for _, p := range pairs {
+			key, _, _ := strings.Cut(p, "=")
+			keys = append(keys, key)
+		}
+		return refusal{name: name, bring: whileOff(change(pairs...)), lift: whileOff(remove(keys...)), also: also}
+	}
+	ofRoot := []string{
+		"affinity=0-3", "amd-sev=type=std", "arch=x86_64", "args=-cpu host,+vmx", "hookscript=local:snippets/hook.pl",
+		"hostpci0=0000:01:00.0,pcie=1", "hostpci1=mapping=gpu,romfile=vbios.bin", "hugepages=1024", "intel-tdx=type=tdx", "ivshmem=size=32",
+		"keephugepages=1", "parallel0=/dev/parport0", "serial1=/dev/ttyS0", "spice_enhancements=videostreaming=all", "usb0=host=1234:5678",
+	}
+	var root []string
+	for _, pair := range ofRoot {
+		key, _, _ := strings.Cut(pair, "=")
+		root = append(root, "its setting "+key+" can only be written by root@pam: use a resource mapping where there is one, or reimage")
+	}
+	return []refusal{
+		settings("settings of root@pam", ofRoot, root...),
+		settings("what is written by others", []string{"cicustom=meta=local:snippets/meta.yaml", "cipassword=secret"},
+			"the VM has cicustom (meta=local:snippets/meta.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+			"the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"),
+		{
+			name: "protection", bring: change("protection=1"), lift: change("protection=0"),
+			also: []string{"the VM is protected from being deleted: unset its protection, or use reimage"},
+		},
+		settings("mapped device", []string{"hostpci0=mapping=gpu,pcie=1"}),
+		{name: "what a token may write", bring: whileOff(change("serial0=socket", "usb1=spice", "ciuser=talos", "ipconfig0=ip=dhcp", "numa=1"))},
+	}
+}
+
+// occupiedRefusals are VMs that Proxmox would not let us change.
+func occupiedRefusals() []refusal {
+	const id = "backup-0b5f"
+	job := func(j world.BackupJob, in time.Duration) edit {
+		return func(l *Lab) {
+			j.ID, j.Storage, j.NextRun = id, "local", time.Now().Add(in)
+			l.World.AddBackupJob(j)
+		}
+	}
+	noJob := func(l *Lab) { l.World.RemoveBackupJob(id) }
+	lock := func(lock string) edit { return func(l *Lab) { l.World.SetLock(wk1, lock) } }
+	replication := func(in time.Duration, running bool) edit {
+		return func(l *Lab) {
+			l.World.AddReplication(world.ReplicationJob{ID: "9031-0", Guest: wk1, Target: "pve2", NextSync: time.Now().Add(in), Running: running})
+		}
+	}
+	noReplication := func(l *Lab) { l.World.RemoveReplication("9031-0") }
+	const replicated = "the VM has replication job 9031-0, which a delete would drop or be refused for: remove it, or use reimage"
+	due := []string{"backup job " + id + " due at TIME: wait until that is over"}
+	later := func(*Lab) { time.Sleep(time.Minute) }
+	backup := func(vmids ...int) edit {
+		return func(l *Lab) {
+			l.World.StartBackup("root@pam", "pve1", 25*time.Second, vmids...)
+			time.Sleep(5 * time.Second)
+		}
+	}
+	revert := func(keys ...string) edit {
+		return func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Revert: keys}) }
+	}
+	return []refusal{
+		{
+			name: "snapshot", bring: snapshot("before-upgrade", false), lift: noSnapshot("before-upgrade"),
+			both: []string{"the VM has snapshots (before-upgrade), whose disks can't leave it: delete them first"},
+		},
+		{
+			name: "snapshot with memory", bring: func(l *Lab) { snapshot("a", true)(l); snapshot("b", false)(l) },
+			lift: func(l *Lab) { noSnapshot("a")(l); noSnapshot("b")(l) },
+			both: []string{"the VM has snapshots (a, b), whose disks can't leave it: delete them first"},
+		},
+		{name: "lock", bring: lock("migrate"), lift: lock(""), both: []string{"the VM is locked (migrate): wait until that task has ended"}},
+		{
+			name: "backup running", bring: backup(wk1), lift: later,
+			both: []string{
+				"the VM is locked (backup): wait until that task has ended",
+				"locked by a backup: wait until that is over", "running task vzdump 9031 on pve1: wait until that is over",
+			},
+		},
+		{
+			name: "backup of several VMs running", bring: backup(9001, wk1), lift: later,
+			both: []string{"running task vzdump on pve1 of several VMs: wait until that is over"},
+		},
+		{name: "backup of another VM running", bring: backup(9001), undo: later},
+		{name: "backup due", bring: job(world.BackupJob{VMIDs: []int{wk1}}, 29*time.Minute), both: due, lift: noJob},
+		{name: "backup of all due", bring: job(world.BackupJob{All: true}, time.Minute), both: due, lift: noJob},
+		{name: "backup due later", bring: job(world.BackupJob{VMIDs: []int{wk1}}, time.Hour), undo: noJob},
+		{name: "disabled backup", bring: job(world.BackupJob{VMIDs: []int{wk1}, Disabled: true}, time.Minute), undo: noJob},
+		{name: "backup of all but this", bring: job(world.BackupJob{All: true, Exclude: []int{wk1}}, time.Minute), undo: noJob},
+		{name: "backup on another host", bring: job(world.BackupJob{All: true, Host: "pve2"}, time.Minute), undo: noJob},
+		{
+			name: "replication due", bring: replication(10*time.Minute, false), lift: noReplication,
+			both: []string{"replication job 9031-0 due at TIME: wait until that is over"}, also: []string{replicated},
+		},
+		{
+			name: "replication running", bring: replication(24*time.Hour, true), lift: noReplication,
+			both: []string{"replication job 9031-0 runs: wait until that is over"}, also: []string{replicated},
+		},
+		{name: "replication due later", bring: replication(24*time.Hour, false), lift: noReplication, also: []string{replicated}},
+		{
+			name: "pending change", bring: change("memory=8192"), lift: revert("memory"),
+			both: []string{"the VM has pending changes (memory): restart it or revert them"},
+		},
+		{
+			name: "pending removal", bring: remove("ide2"), lift: revert("ide2"),
+			both: []string{"the VM has pending changes (ide2): restart it or revert them"},
+		},
+		{
+			name: "template", bring: change("template=1"), lift: revert("template"),
+			both: []string{"the VM is a template: a node can't be one", "the VM has pending changes (template): restart it or revert them"},
+		},
+	}
+}
+
+func snapshot(name string, memory bool) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		if err := l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
+func noSnapshot(name string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		if err := l.World.DeleteSnapshot(wk1, name); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
+// lossRefusals are data of Kubernetes that only the system disk has. Each is
+// lifted by acceptLoss, and shown then.
+func lossRefusals() []refusal {
+	loss := func(name, what string, bring, undo edit) refusal {
+		return refusal{
+			name: what, bring: bring, lift: acceptLoss(name), undo: undo, lost: []string{what + " on the system disk will be lost"},
+			both: []string{what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"},
+		}
+	}
+	noVolume := without(store.Volumes(), "", "pvc-1")
+	released := func(policy corev1.PersistentVolumeReclaimPolicy) func(*corev1.PersistentVolume) {
+		return func(pv *corev1.PersistentVolume) {
+			pv.Status.Phase, pv.Spec.PersistentVolumeReclaimPolicy = corev1.VolumeReleased, policy
+		}
+	}
+	anywhere := func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = nil }
+	elsewhere := func(pv *corev1.PersistentVolume) {
+		pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"cp1"}
+	}
+	csi := corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "local.csi.openebs.io", VolumeHandle: "pvc-1"}}
+	noLonghorn := without(longhornNodes.GroupVersionResource, "longhorn-system", "wk1")
+	noRook := func(l *Lab) {
+		without(cephClusters.GroupVersionResource, "rook-ceph", "ceph")(l)
+		if _, err := l.Kube.Store().Delete(l.t.Context(), store.Pods(), "rook-ceph", "rook-ceph-mon-a", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
+	return []refusal{
+		loss("pv/pvc-1", pv, volume("pvc-1", local("/var/local-path/pvc-1")), noVolume),
+		loss("pv/pvc-1", pv, volume("pvc-1", hostPath("/opt/data")), noVolume),
+		loss("pv/pvc-1", "PersistentVolume pvc-1 (claim default/db-0, on any node)", volume("pvc-1", hostPath("/var/db"), anywhere), noVolume),
+		loss("pv/pvc-1", "PersistentVolume pvc-1 (kept after its release, claim default/db-0)",
+			volume("pvc-1", local("/var/local-path/pvc-1"), released(corev1.PersistentVolumeReclaimRetain)), noVolume),
+		loss("pv/pvc-1", pv, volume("pvc-1", csi), noVolume),
+		loss("longhorn/var/lib/longhorn", "Longhorn disk default (2 replicas)", longhorn("/var/lib/longhorn/"), noLonghorn),
+		loss("longhorn/var/mnt/other", "Longhorn disk default (2 replicas)", longhorn("/var/mnt/other"), noLonghorn),
+		loss("rook/var/lib/rook", "Rook's directory of CephCluster rook-ceph/ceph (rook-ceph-mon)", rook("/var/lib/rook"), noRook),
+		{name: "volume on another disk", bring: volume("pvc-1", local("/var/mnt/data/pvc-1")), undo: noVolume},
+		{name: "volume of another node", bring: volume("pvc-1", local("/var/local-path/pvc-1"), elsewhere), undo: noVolume},
+		{name: "released volume that goes anyway", bring: volume("pvc-1", local("/var/x"), released(corev1.PersistentVolumeReclaimDelete)), undo: noVolume},
+		{name: "Longhorn on another disk", bring: longhorn("/var/mnt/data/longhorn/"), undo: noLonghorn},
+		{name: "Rook on another disk", bring: rook("/var/mnt/data/rook"), undo: noRook},
+	}
+}
+
+// preconfiguredRefusals are whatever would configure the blank machine before recast does.
+func preconfiguredRefusals() []refusal {
+	const would = "would configure the blank machine before recast can"
+	smbios := func(more string) edit {
+		return whileOff(change("smbios1=uuid=5ec0ffee-0000-4000-8000-000000009031" + more))
+	}
+	plain := smbios("")
+	const root = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
+	var list []refusal
+	add := func(name string, bring, lift edit, both string, also ...string) {
+		list = append(list, refusal{name: name, bring: bring, lift: lift, both: []string{both}, also: also})
+	}
+	bring, lift := setting("cicustom", "user=local:snippets/user.yaml,meta=local:snippets/meta.yaml")
+	add("cloud-init user data", bring, lift,
+		"cicustom's user data (user=local:snippets/user.yaml,meta=local:snippets/meta.yaml) "+would+": remove its user= part")
+	add("SMBIOS serial", smbios(",serial=ds=nocloud-net;s=http://10.0.0.1/"), plain,
+		`the SMBIOS serial "ds=nocloud-net;s=http://10.0.0.1/" `+would+": remove it from smbios1")
+	add("SMBIOS serial in base64", smbios(",base64=1,serial=ZHM9bm9jbG91ZDtzPWh0dHA6Ly8xMC4wLjAuMS8="), plain,
+		`the SMBIOS serial "ds=nocloud;s=http://10.0.0.1/" `+would+": remove it from smbios1")
+	for sign, args := range map[string]string{
+		"ds=nocloud":     "-smbios type=1,serial=ds=nocloud-net;s=http://10.0.0.1/",
+		"talos.config":   "-append talos.config=http://10.0.0.1/",
+		"siderolink.api": "-append siderolink.api=grpc://10.0.0.1",
+	} {
+		bring, lift := setting("args", args)
+		add("args with "+sign, bring, lift, "the VM's args name "+sign+", which "+would+": remove that", root)
+	}
+	for name, arg := range map[string]string{
+		"talos.config": "talos.config=https://10.0.0.1/wk1.yaml", "talos.config.inline": "talos.config.inline=KLUv", "siderolink.api": "siderolink.api=grpc://10.0.0.1:8090",
+	} {
+		customization := "  extraKernelArgs: ['" + arg + "']\n"
+		add("kernel argument "+name, schematic(customization), plainSchematic(customization),
+			fmt.Sprintf("the schematic's kernel argument %s %s: remove it from the schematic", name, would))
+	}
+	const embedded = "  embeddedMachineConfiguration: |\n    version: v1alpha1\n"
+	add("embedded configuration", schematic(embedded), plainSchematic(embedded),
+		"the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it")
+	list = append(list, refusal{name: "another SMBIOS serial", bring: smbios(",serial=rack-7"), undo: plain})
+	return list
+}

@@ -1,0 +1,345 @@
+package simtest
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// outage is what can be seen of a roll from outside: which nodes are out, at every request that any server gets.
+type outage struct {
+	lab *Lab
+
+	mu       sync.Mutex
+	out      map[string]bool
+	order    []string // nodes, as they went out first
+	most     int      // that were out at a time
+	controls int      // control planes among them
+	perHost  map[string]int
+}
+
+// watchOutage looks at the nodes of a lab until the test ends.
+func (l *Lab) watchOutage() *outage {
+	o := &outage{lab: l, out: map[string]bool{}, perHost: map[string]int{}}
+	l.Recorder.Hooks(nil, func(record.Call) { o.look() })
+	return o
+}
+
+func (o *outage) look() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	running := map[int]bool{}
+	for _, vm := range o.lab.World.VMs() {
+		running[vm.ID] = vm.Running
+	}
+	now, controls, hosts := 0, 0, map[string]int{}
+	for _, n := range o.lab.Nodes {
+		out := !running[n.VMID]
+		if node, err := o.lab.Kube.Node(o.lab.t.Context(), n.Name); err == nil {
+			out = out || node.Spec.Unschedulable || !isReady(node)
+		}
+		if out && !slices.Contains(o.order, n.Name) {
+			o.order = append(o.order, n.Name)
+		}
+		o.out[n.Name] = out
+		if !out {
+			continue
+		}
+		now++
+		hosts[n.Host]++
+		if n.ControlPlane {
+			controls++
+		}
+	}
+	o.most, o.controls = max(o.most, now), max(o.controls, controls)
+	for host, n := range hosts {
+		o.perHost[host] = max(o.perHost[host], n)
+	}
+}
+
+func (o *outage) isOut(node string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.out[node]
+}
+
+func isReady(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// setRoll sets keys of the section roll of recast.yaml.
+func (l *Lab) setRoll(keys ...string) {
+	l.t.Helper()
+	for _, key := range keys {
+		l.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
+	}
+}
+
+// TestOrder looks in which order nodes go out.
+func TestOrder(t *testing.T) {
+	cases := map[string]struct {
+		options sim.Options
+		roll    []string
+		before  string // rolled by itself before
+		policy  cluster.Policy
+		order   []string
+		stale   []string // afterwards
+	}{
+		"a worker as canary, then control planes": {
+			options: sim.Options{ControlPlanes: 3, Workers: 2}, order: []string{"wk1", "cp1", "cp2", "cp3", "wk2"},
+		},
+		"workers first": {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
+		"no canary":     {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
+		"no canary and workers first": {
+			roll: []string{"canary: false", "order: workers-first"}, order: []string{"wk1", "wk2", "cp1"},
+		},
+		"somebody runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
+		"only":                                {policy: cluster.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"exclude":                             {policy: cluster.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"control planes only have a canary of their own": {
+			policy: cluster.Policy{Only: []string{"cp1"}}, order: []string{"cp1"}, stale: []string{"wk1", "wk2"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.options, func(t *testing.T, lab *Lab) {
+				lab.setRoll(c.roll...)
+				lab.Patch(everywhere)
+				if c.before != "" {
+					if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{c.before}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				seen := lab.watchOutage()
+				if _, err := lab.second().Roll(t.Context(), c.policy); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(c.order, seen.order); diff != "" {
+					t.Errorf("order (-want +got):\n%s", diff)
+				}
+				if seen.most != 1 {
+					t.Errorf("%d nodes were out at a time", seen.most)
+				}
+				requireDrift(t, lab, c.stale...)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestAFailingCanary stops everything else.
+func TestAFailingCanary(t *testing.T) {
+	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}", "drain: {timeout: 1m}")
+		lab.Patch(everywhere)
+		lab.Budget(0)
+		seen := lab.watchOutage()
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if err == nil || !strings.HasPrefix(err.Error(), "roll/canary/wk1/take-down/drain: drain wk1: ") {
+			t.Errorf("err = %v", err)
+		}
+		if diff := cmp.Diff([]string{"wk1"}, seen.order); diff != "" {
+			t.Errorf("nodes that were out (-want +got):\n%s", diff)
+		}
+		if seen.look(); seen.isOut("wk1") {
+			t.Error("wk1 is still cordoned")
+		}
+		requireDrift(t, lab, "cp1", "wk1", "wk2", "wk3")
+	})
+}
+
+// TestWorkersAtATime rolls four workers, in less time than one after the other.
+func TestWorkersAtATime(t *testing.T) {
+	cases := map[string]struct {
+		hosts             int
+		at                string
+		most, mostPerHost int
+	}{
+		"two":                    {1, "{workers: 2, perHost: 2}", 2, 2},
+		"half":                   {1, "{workers: 50%, perHost: 4}", 2, 2},
+		"one per host":           {2, "{workers: 4}", 2, 1},
+		"one, as nobody said":    {2, "{perHost: 4}", 1, 1},
+		"a share of less than 1": {1, "{workers: 1%}", 1, 1},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 4, Hosts: c.hosts}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false")
+				lab.Patch(sim.PatchedExtension)
+				start := time.Now()
+				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1", "wk2"}}); err != nil {
+					t.Fatal(err)
+				}
+				serial := 2 * time.Since(start) // of four
+				lab.Patch(sim.PatchedExtension)
+				lab.setRoll("maxUnavailable: " + c.at)
+				seen := lab.watchOutage()
+				start = time.Now()
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				took := time.Since(start)
+				if seen.most != c.most {
+					t.Errorf("%d were out at a time, want %d", seen.most, c.most)
+				}
+				for host, n := range seen.perHost {
+					if n != c.mostPerHost {
+						t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
+					}
+				}
+				if parallel := took < serial*3/4; parallel != (c.most > 1) {
+					t.Errorf("it took %s; one after the other: %s", took, serial)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestOneOfThreeFails rolls two workers at a time, of which one fails when it is
+// down: the other one is finished, the third is not touched.
+func TestOneOfThreeFails(t *testing.T) {
+	cases := map[string]struct {
+		fail string // a request to Proxmox
+		down bool
+	}{
+		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
+		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+				lab.Patch(sim.PatchedExtension)
+				lab.World.FailNext(c.fail, "the disk is on fire")
+				seen := lab.watchOutage()
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/") || !strings.Contains(err.Error(), "the disk is on fire") {
+					t.Errorf("err = %v", err)
+				}
+				if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still out, cordoned or down: wk1. recast roll"); says != c.down {
+					t.Errorf("hints %q", fault.Hints(err))
+				}
+				if slices.Contains(seen.order, "wk3") {
+					t.Error("wk3 was touched")
+				}
+				if seen.look(); seen.isOut("wk2") {
+					t.Error("wk2 was not finished")
+				}
+				if seen.isOut("wk1") != c.down {
+					t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
+				}
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestAForeignCordonStays rolls a node that a person has cordoned.
+func TestAForeignCordonStays(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				lab.Patch(sim.PatchedExtension)
+				lab.Cordon("wk1", true)
+				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
+					t.Errorf("wk1 takes pods (%v)", err)
+				}
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// TestAnotherNodeIsDown refuses to take one more out.
+func TestAnotherNodeIsDown(t *testing.T) {
+	cases := map[string]func(t *testing.T, lab *Lab) string{
+		"one of ours": func(t *testing.T, lab *Lab) string {
+			if err := lab.World.PowerOff(9032); err != nil {
+				t.Fatal(err)
+			}
+			return "wk2"
+		},
+		"one that recast does not know": func(_ *testing.T, lab *Lab) string {
+			lab.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
+			time.Sleep(time.Minute)
+			lab.Kube.NodeDown("gpu1")
+			return "gpu1"
+		},
+	}
+	for name, breakOne := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				down := breakOne(t, lab)
+				time.Sleep(2 * time.Minute) // until Kubernetes says so
+				before := len(lab.Recorder.Calls())
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "other nodes are not Ready: "+down) {
+					t.Errorf("err = %v", err)
+				}
+				for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
+					t.Errorf("%s was sent", call)
+				}
+			})
+		})
+	}
+}
+
+// TestSettle keeps a node under watch for as long as configured, from the
+// moment on at which it is healthy for good.
+func TestSettle(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "settle: 2s", "settle: 90s")
+				lab.setRoll("strategy: " + string(s))
+				lab.Patch(sim.PatchedExtension)
+				c := lab.Client()
+				var settling, done time.Time
+				c.Emit = func(e step.Event) {
+					switch {
+					case !strings.HasSuffix(e.Path, "/wait-healthy"):
+					case e.Status == step.Note && strings.HasSuffix(e.Text, "healthy, settling"):
+						if settling.IsZero() {
+							settling = time.Now()
+						}
+					case e.Status == step.Note:
+						settling = time.Time{}
+					case e.Status == step.Done:
+						done = time.Now()
+					}
+				}
+				if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				if took := done.Sub(settling); settling.IsZero() || took < 90*time.Second || took > 100*time.Second {
+					t.Errorf("it settled for %s", took)
+				}
+			})
+		})
+	}
+}

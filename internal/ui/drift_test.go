@@ -1,0 +1,37 @@
+package ui
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func TestWriteDrift(t *testing.T) {
+	t.Parallel()
+	drift := func(node string, reasons ...cluster.Reason) cluster.Drift {
+		return cluster.Drift{Node: node, Build: "abcdef0123456789", Talos: "v1.13.9", Stale: len(reasons) > 0, Reasons: reasons}
+	}
+	kubernetes := cluster.Reason{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4", Old: "v1.34.0", New: "v1.35.4"}
+	kept := drift("wk1")
+	kept.Notes = []string{`previous system disk is parked as scsi30 of VM 9090 "recast-parking-wk1" on pve1 (run 20261120-0300-aaaa)`}
+	unread := drift("wk2", cluster.Reason{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "recast-parking-wk2" on pve1`})
+	unread.Unread = []string{"read machine 10.0.0.2: no route to host"}
+	for name, res := range map[string]pipeline.DriftResult{
+		"drift-none":       {InSync: true, Nodes: []cluster.Drift{drift("cp1"), kept}},
+		"drift-kubernetes": {Stale: 1, Nodes: []cluster.Drift{drift("cp1", kubernetes), drift("wk1")}},
+		"drift-stale": {Stale: 3, Nodes: []cluster.Drift{
+			drift("cp1", cluster.Reason{Code: "install-image", Text: "install image of its configuration: factory.example/nocloud-installer/ffff:v1.13.8 → factory.example/nocloud-installer/eeee@sha256:1111"}, kubernetes),
+			drift("wk1", cluster.Reason{Code: "pending-reboot", Text: "talos-v1.13.9~1.efi is installed, but talos-v1.13.8.efi is running: the next reboot starts the other system"},
+				cluster.Reason{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0"}),
+			drift("wk2", cluster.Reason{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish"}, kubernetes),
+		}},
+		"drift-unread": {Unread: 1, Stale: 1, Nodes: []cluster.Drift{drift("wk1"), unread}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			drawn(t, name, func(b *bytes.Buffer) error { return WriteDrift(b, "text", res) })
+		})
+	}
+}

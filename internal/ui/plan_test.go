@@ -1,0 +1,149 @@
+package ui
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// drawn compares what a command prints with a golden file.
+func drawn(t *testing.T, name string, draw func(*bytes.Buffer) error) {
+	t.Helper()
+	var out bytes.Buffer
+	if err := draw(&out); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), out.String()); diff != "" {
+		t.Errorf("drawing (-want +got):\n%s", diff)
+	}
+}
+
+var (
+	system = &cluster.DiskPlan{Key: "scsi0", Serial: "sys", Volid: "fast:vm-9031-disk-0", Size: "10G"}
+	data   = cluster.DiskPlan{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9031-disk-1", Size: "20G"}
+	stale  = cluster.Drift{Stale: true, Reasons: []cluster.Reason{
+		{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:000000000000 → sha256:111111111111"},
+	}}
+)
+
+func node(name string, id cluster.VMID, phase cluster.Phase, s cluster.Strategy, seconds int) cluster.NodePlan {
+	n := cluster.NodePlan{Node: name, Role: "worker", Phase: phase, Strategy: s, VMID: id, Host: "pve1", OutageSeconds: seconds, Drift: stale}
+	if phase == cluster.ControlPlanes {
+		n.Role = "control-plane"
+	}
+	return n
+}
+
+func inSync(name string) cluster.NodePlan {
+	return cluster.NodePlan{Node: name, Role: "worker", Phase: cluster.Workers, Why: "runs v1.13.9 build abcdef012345"}
+}
+
+func TestWritePlan(t *testing.T) {
+	t.Parallel()
+	resumed := node("wk3", 9033, cluster.Unfinished, cluster.PutBack, 180)
+	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
+		"its machine configuration is nowhere but on the old system disk"
+	resumed.System, resumed.Carried, resumed.Drift = system, []cluster.DiskPlan{data}, cluster.Drift{}
+	canary := node("wk1", 9031, cluster.Canary, cluster.Recreate, 240)
+	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []cluster.DiskPlan{data}
+	cp := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
+	cp.Why = "in-place: a new system disk is impossible (the only etcd member's data would be lost with the system disk)"
+	cp.System, cp.Notes = system, []string{"it is the only control plane: the Kubernetes API is down meanwhile"}
+	cp.Drift.Reasons = append(cp.Drift.Reasons, cluster.Reason{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"})
+	losing := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
+	losing.System, losing.WillLose = system, []string{"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost"}
+	back := node("wk4", 9034, cluster.Workers, cluster.Rollback, 180)
+	back.System, back.Drift = system, cluster.Drift{}
+	refused := node("wk5", 9035, cluster.Workers, cluster.Auto, 0)
+	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
+	kept := inSync("wk6")
+	kept.Drift = cluster.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
+	unread := inSync("wk7")
+	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
+
+	for name, plan := range map[string]cluster.Plan{
+		"plan-nothing": {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
+		"plan-every-phase": {
+			Run: "20261120-0300-aaaa", MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
+			Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
+		},
+		"plan-refused": {Nodes: []cluster.NodePlan{refused, inSync("wk1")}, MaxUnavailable: 1, PerHost: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			drawn(t, name, func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
+		})
+	}
+}
+
+func TestPlanAsJSONIsThePlan(t *testing.T) {
+	t.Parallel()
+	plan := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
+	var out bytes.Buffer
+	if err := WritePlan(&out, "json", plan); err != nil {
+		t.Fatal(err)
+	}
+	var got cluster.Plan
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Nodes[0].Strategy != cluster.Recreate || got.Nodes[0].OutageSeconds != 240 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestLossesAreRed(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	n := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
+	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
+	drawNode(&page{w: &out, colour: true}, n)
+	if want := "\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m"; !strings.Contains(out.String(), want) {
+		t.Errorf("%q does not hold %q", out.String(), want)
+	}
+}
+
+func TestDuration(t *testing.T) {
+	t.Parallel()
+	on := func(host string, n cluster.NodePlan) cluster.NodePlan { n.Host = host; return n }
+	worker := func(host string) cluster.NodePlan {
+		return on(host, node("w", 1, cluster.Workers, cluster.Recreate, 240))
+	}
+	cp := node("c", 1, cluster.ControlPlanes, cluster.InPlace, 120)
+	for name, tc := range map[string]struct {
+		plan cluster.Plan
+		want time.Duration
+	}{
+		"nothing":                      {cluster.Plan{}, 0},
+		"one after the other":          {cluster.Plan{Nodes: []cluster.NodePlan{worker("a"), worker("b")}}, 8 * time.Minute},
+		"two at a time":                {cluster.Plan{MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{worker("a"), worker("b"), worker("c")}}, 8 * time.Minute},
+		"two at a time on one host":    {cluster.Plan{MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{worker("a"), worker("a"), worker("a")}}, 12 * time.Minute},
+		"two on one host":              {cluster.Plan{MaxUnavailable: 2, PerHost: 2, Nodes: []cluster.NodePlan{worker("a"), worker("a")}}, 4 * time.Minute},
+		"control planes go one by one": {cluster.Plan{MaxUnavailable: 3, PerHost: 3, Nodes: []cluster.NodePlan{cp, cp, worker("a"), worker("a")}}, 8 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := duration(tc.plan); got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
+			}
+		})
+	}
+}

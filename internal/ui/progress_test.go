@@ -1,0 +1,168 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// branch is a step with others below it.
+func branch(id, title string, below ...step.Step) step.Step {
+	return step.Step{ID: id, Title: title, Steps: func(context.Context) ([]step.Step, error) { return below, nil }}
+}
+
+// lasting is a step that takes so long, after it has said why.
+func lasting(id, title string, d time.Duration, say func(string)) step.Step {
+	return step.Step{ID: id, Title: title, Do: func(context.Context) error {
+		if say != nil {
+			say("this takes " + d.String())
+			say("this takes " + d.String())
+		}
+		time.Sleep(d)
+		return nil
+	}}
+}
+
+// reached is a step whose goal is in these words from its second look on.
+func reached(s step.Step, goal string) step.Step {
+	looked := false
+	s.Skip = func(context.Context) (string, error) {
+		defer func() { looked = true }()
+		return map[bool]string{true: goal}[looked], nil
+	}
+	return s
+}
+
+// late begins a little after its siblings: the order of what happens at the same
+// moment is anybody's guess.
+func late(s step.Step) step.Step {
+	s = reached(s, "runs v1.13.9 build abcdef012345")
+	skip := s.Skip
+	s.Skip = func(ctx context.Context) (string, error) {
+		time.Sleep(2 * time.Second)
+		return skip(ctx)
+	}
+	return s
+}
+
+// roll is a tree as the cluster's: a snapshot, what was left, workers two at a time.
+func roll(note func(path, text string)) step.Step {
+	say := func(path string) func(string) { return func(text string) { note(path, text) } }
+	failing := step.Step{ID: "stop", Title: "stop VM 9033", Do: func(context.Context) error {
+		time.Sleep(time.Minute)
+		return errors.New("no quorum")
+	}}
+	workers := branch("workers", "4 workers, at most 2 at a time",
+		reached(branch("wk1", "recreate wk1 (VM 9031 on pve1)",
+			lasting("gate", "check that it is safe", 5*time.Second, nil),
+			branch("take-down", "take wk1 down",
+				lasting("drain", "drain wk1", 30*time.Second, say("roll/workers/wk1/take-down/drain")),
+				lasting("stop", "stop VM 9031", 10*time.Second, nil)),
+			branch("bring-up", "bring wk1 up", branch("finish", "put back what was taken away",
+				reached(lasting("keep", "keep the old system disk parked", 0, nil), `the old system disk is on VM 9090 "recast-parking-wk1" on pve1`))),
+		), "runs v1.13.9 build abcdef012345"),
+		late(branch("control-02", "in-place control-02 (VM 9032 on pve2)",
+			lasting("upgrade", "upgrade control-02", 0, nil),
+			lasting("wait-healthy", "wait until control-02 is healthy", 20*time.Second, nil))),
+		branch("wk3", "reimage wk3 (VM 9033 on pve1)", branch("take-down", "take wk3 down", failing)),
+		branch("wk4", "recreate wk4 (VM 9034 on pve1)"),
+	)
+	workers.Limit = 2
+	met := branch("wk5", "put-back wk5 (VM 9035 on pve1)")
+	met.Skip = func(context.Context) (string, error) { return "its old system disk is back", nil }
+	return branch("roll", "roll 5 of 6 nodes",
+		reached(lasting("snapshot-etcd", "save a snapshot of etcd to backups", time.Second, nil), "saved as backups/etcd-c1-r1.db"),
+		branch("unfinished", "finish what an earlier run left", met), workers)
+}
+
+// run runs the tree and returns what was drawn of it.
+func run(t *testing.T) (string, Fared) {
+	t.Helper()
+	var out bytes.Buffer
+	p := NewProgress(&out)
+	r := &step.Runner{Emit: p.Emit}
+	if err := r.Run(t.Context(), roll(r.Note)); err == nil {
+		t.Error("the roll did not fail")
+	}
+	return out.String(), p.Fared()
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		text, _ := run(t)
+		drawn(t, "progress", func(b *bytes.Buffer) error { b.WriteString(text); return nil })
+	})
+}
+
+func TestFared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, got := run(t)
+		want := Fared{Snapshot: "backups/etcd-c1-r1.db", Nodes: []NodeFared{
+			{Node: "wk5", Phase: "unfinished", Strategy: "put-back", Outcome: NodeNotNeeded, Now: "its old system disk is back"},
+			{
+				Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, Now: "runs v1.13.9 build abcdef012345", AwaySeconds: 10,
+				Kept: `the old system disk is on VM 9090 "recast-parking-wk1" on pve1`,
+			},
+			{Node: "control-02", Phase: "workers", Strategy: "in-place", Outcome: NodeDone, Now: "runs v1.13.9 build abcdef012345", AwaySeconds: 22},
+			{Node: "wk3", Phase: "workers", Strategy: "reimage", Outcome: NodeFailed, AwaySeconds: 60},
+			{Node: "wk4", Phase: "workers", Strategy: "recreate", Outcome: NodeDone},
+		}}
+		byName := func(a, b NodeFared) int { return strings.Compare(a.Node, b.Node) }
+		slices.SortFunc(got.Nodes, byName)
+		slices.SortFunc(want.Nodes, byName)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("fared (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestWriteReport(t *testing.T) {
+	t.Parallel()
+	begun := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
+	work := node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)
+	work.Drift.Build, work.Carried = "abcdef0123456789", []cluster.DiskPlan{data}
+	inPlace := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
+	inPlace.Drift.Build = "abcdef0123456789"
+	plan := cluster.Plan{Nodes: []cluster.NodePlan{work, inPlace, inSync("wk2")}}
+	report := func(outcome string) pipeline.Report {
+		return pipeline.Report{Run: "20261121-0421-3f2a", Started: begun, Ended: begun.Add(16 * time.Minute), Plan: plan, Outcome: outcome}
+	}
+	done := report("done")
+	done.Resumed = []string{"20261120-0300-aaaa"}
+	idle := pipeline.Report{Started: begun, Ended: begun.Add(2 * time.Second), Plan: plan, Outcome: "nothing to do"}
+	for name, tc := range map[string]struct {
+		rep   pipeline.Report
+		fared Fared
+	}{
+		"report-nothing": {idle, Fared{}},
+		"report-done": {done, Fared{Snapshot: "backups/etcd-c1-r1.db", Nodes: []NodeFared{
+			{Node: "wk1", Phase: "unfinished", Strategy: "put-back", Outcome: NodeDone, AwaySeconds: 150},
+			{Node: "cp1", Phase: "control-planes", Strategy: "in-place", Outcome: NodeDone, AwaySeconds: 95},
+			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, AwaySeconds: 185, Kept: `the old system disk is on VM 9090 "recast-parking-wk1" on pve1`},
+			{Node: "wk9", Phase: "workers", Strategy: "rollback", Outcome: NodeNotNeeded, Now: "it runs its earlier system again"},
+		}}},
+		"report-failed": {report("failed: roll/workers/wk1/stop: no quorum"), Fared{Nodes: []NodeFared{
+			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeFailed, AwaySeconds: 61},
+			{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped},
+			{Node: "wk3", Phase: "workers", Strategy: "recreate", Outcome: NodeNotStarted},
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			drawn(t, name, func(b *bytes.Buffer) error { return WriteReport(b, "text", tc.rep, tc.fared) })
+		})
+	}
+}

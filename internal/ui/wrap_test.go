@@ -1,0 +1,39 @@
+package ui
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestWrapped(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("word ", 25)
+	for name, tc := range map[string]struct {
+		columns    int
+		text, want string
+	}{
+		"short":                       {20, "a b", "why: a b\n"},
+		"nothing":                     {20, "", "why:\n"},
+		"at spaces":                   {12, "aaa bbb ccc ddd", "why: aaa bbb\n  ccc ddd\n"},
+		"a word that is too long":     {8, "aaa bbbbbbbbbb c", "why: aaa\n  bbbbbbbbbb\n  c\n"},
+		"no terminal":                 {0, long, "why: " + strings.TrimSpace(long) + "\n"},
+		"lines of its own":            {0, "a\n\nb", "why: a\n  b\n"},
+		"few reasons":                 {0, reasons("a; b"), "why: a; b\n"},
+		"many reasons":                {0, reasons(long + "a; b"), "why: " + long + "a;\n  b\n"},
+		"colours take no room":        {12, "\x1b[31maaa bbb\x1b[0m ccc", "why: \x1b[31maaa bbb\x1b[0m\n  ccc\n"},
+		"letters count, not bytes":    {12, "äää ööö", "why: äää ööö\n"},
+		"spaces are not worth a line": {12, "  aaa   bbb  ", "why: aaa bbb\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			(&page{w: &out, columns: tc.columns}).wrapped("why: ", "  ", tc.text)
+			if diff := cmp.Diff(tc.want, out.String()); diff != "" {
+				t.Errorf("wrapped (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,255 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// datacentre holds VMs and the volumes that exist.
+type datacentre struct {
+	cluster.Inventory
+	vms     []cluster.VM
+	volumes []string
+	err     error
+}
+
+func (d datacentre) VMs(context.Context) ([]cluster.VM, error) { return d.vms, d.err }
+
+func (d datacentre) HasVolume(_ context.Context, _, volid string) (bool, error) {
+	return slices.Contains(d.volumes, volid), nil
+}
+
+const made = "recast: run=r1 build=b1"
+
+// wk1 is a worker's VM with these keys over its own.
+func wk1(keys map[string]string) *cluster.VM {
+	config := map[string]string{"smbios1": "uuid=u-wk1"}
+	maps.Copy(config, keys)
+	return &cluster.VM{ID: 9031, Name: "wk1", Host: "pve1", Running: true, Config: config}
+}
+
+const (
+	oldSystem  = "fast:vm-9031-disk-0,serial=sys,size=10G"
+	newSystem  = "fast:vm-9031-disk-5,serial=recast-0123,size=10G"
+	data       = "fast:vm-9031-disk-1,serial=data-wk1"
+	parkedSys  = "fast:vm-9090-disk-0,serial=sys,size=10G,backup=0"
+	parkedData = "fast:vm-9090-disk-1,serial=data-wk1,backup=0"
+	keptSys    = "fast:vm-9090-disk-7,serial=recast-9999,backup=0"
+)
+
+var (
+	system = cluster.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-9031-disk-0", Options: "serial=sys,size=10G", System: true}
+	disk   = cluster.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1", Options: "serial=data-wk1"}
+	held   = cluster.ParkedDisk{Key: "scsi2", Volid: "fast:vm-9201-disk-0", Holder: 9201}
+	park   = &cluster.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
+)
+
+// halves are open records, with what Proxmox has of their VMs.
+var halves = map[string]struct {
+	vm      *cluster.VM
+	parking map[string]string
+	rec     cluster.Record
+	volumes []string
+	state   VMState
+	where   []string
+}{
+	"nothing parked yet": {
+		wk1(map[string]string{"scsi0": oldSystem, "scsi1": data}), nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
+	},
+	"deleted": {
+		nil,
+		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
+		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		nil,
+		VMDeleted,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
+	},
+	"made again, disks not back": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}),
+		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
+		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		nil,
+		VMNew,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
+	},
+	"a new system disk is not the old one": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}), nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{system}},
+		nil,
+		VMNew,
+		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: somebody moved it"},
+	},
+	"a stranger under the number": {
+		&cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-db", "scsi1": data}},
+		map[string]string{"scsi30": parkedSys},
+		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		nil,
+		VMStranger,
+		[]string{
+			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
+			"unknown fast:vm-9031-disk-1 neither on VM 9031 nor on parking VM 9090: somebody moved it",
+		},
+	},
+	"a hand-over cut off after the source forgot it": {
+		wk1(nil),
+		map[string]string{"scsi30": parkedSys},
+		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}, Intent: park},
+		nil,
+		VMOld,
+		[]string{
+			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
+			"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it",
+		},
+	},
+	"a hand-over cut off while the source still names it": {
+		wk1(map[string]string{"scsi1": data}), nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{disk}, Intent: park},
+		nil,
+		VMOld,
+		[]string{"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it"},
+	},
+	"a hand-over that had not begun": {
+		wk1(map[string]string{"scsi1": data}), nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{disk}, Intent: park},
+		[]string{"fast:vm-9031-disk-1"},
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
+	},
+	"a holder's disk attached": {
+		wk1(map[string]string{"scsi2": "fast:vm-9201-disk-0"}), nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{held}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9201-disk-0 scsi2 of VM 9031, owned by VM 9201"},
+	},
+	"a holder's disk detached": {
+		nil, nil,
+		cluster.Record{Disks: []cluster.ParkedDisk{held}},
+		nil,
+		VMDeleted,
+		[]string{"holder fast:vm-9201-disk-0 with VM 9201, which owns it; detached from VM 9031"},
+	},
+	"reimage, not begun": {
+		wk1(map[string]string{"scsi0": oldSystem}), nil,
+		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
+	},
+	"reimage, parked": {
+		wk1(nil),
+		map[string]string{"scsi30": parkedSys},
+		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		nil,
+		VMSystemParked,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
+	},
+	"reimage, blank": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}),
+		map[string]string{"scsi30": parkedSys},
+		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		nil,
+		VMBlankSystem,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
+	},
+	"reimage, being put back": {
+		wk1(map[string]string{"scsi0": oldSystem, "description": made}), nil,
+		cluster.Record{Strategy: cluster.Reimage, PutBack: true, Disks: []cluster.ParkedDisk{system}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
+	},
+	"rollback, kept disk back": {
+		wk1(map[string]string{"scsi0": "fast:vm-9031-disk-6,serial=recast-9999"}),
+		map[string]string{"scsi30": parkedSys},
+		cluster.Record{Strategy: cluster.Rollback, Disks: []cluster.ParkedDisk{system}, Restore: &cluster.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: "v1.13.8"}},
+		nil,
+		VMRestored,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "vm fast:vm-9031-disk-6 scsi0 of VM 9031"},
+	},
+	"rollback, kept disk still parked": {
+		wk1(map[string]string{"scsi0": oldSystem}),
+		map[string]string{"scsi29": keptSys},
+		cluster.Record{Strategy: cluster.Rollback, Disks: []cluster.ParkedDisk{system}, Restore: &cluster.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999"}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "parking fast:vm-9090-disk-7 scsi29 of parking VM 9090"},
+	},
+}
+
+func TestHalf(t *testing.T) {
+	t.Parallel()
+	for name, tc := range halves {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rec := tc.rec
+			rec.Node, rec.Run, rec.VMID, rec.UUID, rec.Open = "wk1", "r1", 9031, "u-wk1", true
+			px := datacentre{volumes: tc.volumes}
+			if tc.vm != nil {
+				px.vms = append(px.vms, *tc.vm)
+			}
+			h, err := half(t.Context(), px, cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var where []string
+			for _, d := range h.Disks {
+				where = append(where, string(d.Place)+" "+d.Volid+" "+d.Where)
+			}
+			if h.VMState != tc.state {
+				t.Errorf("VM %s (%s), want %s", h.VMState, h.VM, tc.state)
+			}
+			if diff := cmp.Diff(tc.where, where); diff != "" {
+				t.Errorf("disks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAdvise(t *testing.T) {
+	t.Parallel()
+	type half = Half
+	for name, tc := range map[string]struct {
+		h    half
+		want []string
+	}{
+		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: gives it up: puts the old system disk back"}},
+		"no machine configuration": {half{BuildLocked: true}, []string{
+			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node anew: " +
+				"its machine configuration is neither in a journal here nor in talos.machineConfigs",
+			"recast recover wk1: gives it up: puts the old system disk back",
+		}},
+		"another lock": {half{MachineConfig: true}, []string{
+			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node anew",
+			"recast recover wk1: gives it up: puts the old system disk back",
+		}},
+		"given up": {half{GivenUp: true}, []string{"recast roll: goes on putting the old system disk back"}},
+		"rollback": {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
+		"stranger": {half{VMState: VMStranger}, []string{"qm config 9031: shows what has taken the number; recast touches it not, and goes on once it is free"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.h.Node, tc.h.VMID = "wk1", 9031
+			var got []string
+			for _, a := range tc.h.advise() {
+				got = append(got, a.Command+": "+a.Does)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("advice (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+var errAway = errors.New("connection refused")
