@@ -11,7 +11,7 @@ SEED ?= 1
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test check crash bench fuzz docs clean
+.PHONY: help build demo test check crash kill bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-6s  %s\n' "$$name" "$$what"; done
@@ -30,6 +30,9 @@ check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import tab
 
 crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds (SEED=n for others; SLICE=all for all)
 	@go test -json -timeout 3h -run TestCrash ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(SLICE)) -crash.seed=$(SEED) | bin/tools/testsummary -name crash
+
+kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
+	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
 
 bench: ## run every benchmark
 	@tools/bench

@@ -58,8 +58,14 @@ func (n *nodeRoll) start(ctx context.Context) error {
 	return nil
 }
 
-// configured says whether the machine answers with the cluster's credentials: it has taken its configuration.
+// configured says whether the machine has answered with the cluster's
+// credentials: it has taken its configuration. It reboots soon after that,
+// once Talos is installed, and then nothing answers for a while.
 func (n *nodeRoll) configured(ctx context.Context) (string, error) {
+	const reason = "it answers with the cluster's certificates"
+	if n.answered {
+		return reason, nil
+	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil || m.Stage == "maintenance" && m.UUID == "" {
 		return "", nil //nolint:nilerr // not yet: configure waits and says why
@@ -67,7 +73,8 @@ func (n *nodeRoll) configured(ctx context.Context) (string, error) {
 	if m.UUID != n.plan.UUID {
 		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
-	return "it answers with the cluster's certificates", nil
+	n.answered = true
+	return reason, nil
 }
 
 // configure waits for the blank machine, makes sure that it is the right one

@@ -50,6 +50,9 @@ func (n *nodeRoll) look(ctx context.Context) error {
 		return errors.Join(append(problems, n.requireOldEtcd(ctx))...)
 	case Recreate, Reimage:
 		problems = append(problems, n.requireISO(ctx))
+		if !n.plan.Resume {
+			problems = append(problems, n.requireReplaceable(ctx))
+		}
 	}
 	if !n.plan.Resume {
 		problems = append(problems, n.requireUnchanged(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
@@ -96,6 +99,29 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 	return nil
 }
 
+// requireReplaceable looks again at what the VM's digest does not show, and what
+// may have come since the plan was made: data that moved here when another node
+// was drained, a backup that is due by now, a firewall rule.
+func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
+	c := candidate{Wanted: n.plan.wanted, vm: *n.plan.found.VM, found: n.plan.found}
+	var errTies, errLocal, errMachine error
+	c.found.Ties, errTies = n.Proxmox.Ties(ctx, c.vm)
+	c.found.Local, errLocal = n.Kube.LocalData(ctx, n.plan.Node)
+	c.m, errMachine = n.Talos.Machine(ctx, n.plan.Addr)
+	if err := errors.Join(errTies, errLocal, errMachine); err != nil {
+		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
+	}
+	against := slices.Concat(c.occupied(), c.irreplaceable())
+	if n.plan.Strategy == Recreate {
+		against = append(against, c.tied()...)
+	}
+	if len(against) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("%s became impossible for %s since the plan was made: %s",
+		n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
+}
+
 // requireSoleOwner refuses where somebody else would undo what the roll does.
 func (n *nodeRoll) requireSoleOwner(ctx context.Context) error {
 	owners, err := n.Kube.OtherOwners(ctx)
@@ -103,10 +129,8 @@ func (n *nodeRoll) requireSoleOwner(ctx context.Context) error {
 		return fmt.Errorf("look for other upgraders: %w", err)
 	}
 	if m := n.plan.found.Machine; m != nil {
-		for _, arg := range m.ConfigArgs {
-			if strings.HasPrefix(arg, "siderolink.api") {
-				owners = append(owners, "Omni ("+arg+")")
-			}
+		for _, arg := range m.omni() {
+			owners = append(owners, "Omni ("+arg+")")
 		}
 	}
 	if len(owners) == 0 {

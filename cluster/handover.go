@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // handOver gives a volume of one VM to the other, and is safe to run again
@@ -22,17 +23,16 @@ func (r *Replace) handOver(ctx context.Context, in Intent) error {
 	if err != nil {
 		return err
 	}
-	park := from
-	if in.To == r.Parking {
-		park = to
-	}
-	rec, _, err := ReadRecord(park)
+	begun, err := r.begun(from, to)
 	if err != nil {
 		return err
 	}
-	if begun := rec.Intent; begun != nil && begun.From == in.From && begun.Key == in.Key && begun.To == in.To {
-		found, err := r.findUnnamed(ctx, *begun, from, to)
-		if err != nil || found {
+	if begun != nil {
+		found, err := r.finishHandOver(ctx, *begun, from, to)
+		if err != nil || found && begun.From == in.From && begun.Key == in.Key && begun.To == in.To {
+			return err
+		}
+		if from, to, err = r.both(ctx, in); err != nil {
 			return err
 		}
 	}
@@ -47,7 +47,7 @@ func (r *Replace) handOver(ctx context.Context, in Intent) error {
 	if in.Unnamed, err = r.unnamed(ctx, disk.Storage(), from, to); err != nil {
 		return err
 	}
-	if err := changeRecord(ctx, r.Proxmox, park, r.Run, func(rec *Record) { rec.Intent = &in }); err != nil {
+	if err := changeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *Record) { rec.Intent = &in }); err != nil {
 		return err
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -64,6 +64,57 @@ func (r *Replace) handOver(ctx context.Context, in Intent) error {
 		return fmt.Errorf("hand %s of %s over to VM %d: %w", in.Key, from, in.To, err)
 	}
 	return nil
+}
+
+func (r *Replace) parkingOf(a, b VM) VM {
+	if a.ID == r.Parking {
+		return a
+	}
+	return b
+}
+
+// begun is the hand-over that was begun last; nil if there was none.
+func (r *Replace) begun(a, b VM) (*Intent, error) {
+	rec, _, err := ReadRecord(r.parkingOf(a, b))
+	return rec.Intent, err
+}
+
+func (r *Replace) settleStep() step.Step {
+	return step.Step{ID: "settle", Title: "finish what was cut off of an earlier hand-over", Risk: step.Disruptive, Do: r.settle}
+}
+
+// settle finishes the hand-over that was begun last if it was cut off: what
+// comes next may go the other way, and takes a name in a configuration for the disk.
+func (r *Replace) settle(ctx context.Context) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found { // it is deleted only when every disk has arrived
+		return err
+	}
+	park, err := r.Proxmox.VM(ctx, r.Parking)
+	if err != nil {
+		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	begun, err := r.begun(vm, park)
+	if err != nil || begun == nil {
+		return err
+	}
+	_, err = r.finishHandOver(ctx, *begun, vm, park)
+	return err
+}
+
+// finishHandOver sees a hand-over between two VMs, in either direction, to its
+// end; found is false where Proxmox has done nothing of it.
+func (r *Replace) finishHandOver(ctx context.Context, in Intent, from, to VM) (found bool, err error) {
+	if from.ID != in.From {
+		from, to = to, from
+	}
+	if _, arrived := to.Config[in.ToKey]; !arrived {
+		return r.findUnnamed(ctx, in, from, to)
+	}
+	if len(usersOf(in.Volid, from)) == 0 {
+		return true, nil
+	}
+	return true, r.dropDangling(ctx, in)
 }
 
 func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) {
@@ -120,21 +171,23 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 	if err != nil {
 		return false, err
 	}
-	_, named := from.Config[in.Key]
-	if named {
-		have, err := r.Proxmox.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
-		if err != nil {
-			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
-		}
-		if slices.Contains(have, in.Volid) {
-			return false, nil
-		}
-	}
 	now, err := r.unnamed(ctx, disk.Storage(), from, to)
 	if err != nil {
 		return false, err
 	}
 	lost := slices.DeleteFunc(now, func(volid string) bool { return volid == in.Volid || slices.Contains(in.Unnamed, volid) })
+	_, named := from.Config[in.Key]
+	if named {
+		have, err := r.Proxmox.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
+		case slices.Contains(have, in.Volid) && len(lost) == 0:
+			return false, nil
+		case slices.Contains(have, in.Volid): // it may be another one: Proxmox gives a name that is free to the next volume
+			lost = append([]string{in.Volid}, lost...)
+		}
+	}
 	if len(lost) != 1 {
 		return false, fault.WithHint(
 			fault.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
@@ -153,17 +206,15 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 
 // dropDangling removes a reference to a volume that is there no more: first the
 // drive's key, which leaves an unusedN, then that. Freeing is harmless as long
-// as nothing has that name, which was just made sure of.
+// as nothing has that name: where a later volume has got it, it stays. A parking
+// VM's protection is against just that; the next write of its record sets it again.
 func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
-	for range 2 {
+	for range 4 {
 		vm, err := r.Proxmox.VM(ctx, in.From)
 		if err != nil {
 			return fmt.Errorf("look up VM %d: %w", in.From, err)
 		}
-		users := slices.DeleteFunc(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
-			d, err := ParseDisk(key, vm.Config[key])
-			return err != nil || d.Volid != in.Volid
-		})
+		users := usersOf(in.Volid, vm)
 		if len(users) == 0 {
 			return nil
 		}
@@ -172,13 +223,25 @@ func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
 		case err != nil:
 			return fmt.Errorf("look for %s: %w", in.Volid, err)
 		case have:
-			return fault.Refusedf("%s exists again as %s of %s: somebody else made it", in.Volid, users[0], vm)
+			return nil
+		case vm.Config["protection"] == "1":
+			err = r.Proxmox.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil)
+		default:
+			err = r.Proxmox.SetConfig(ctx, vm, nil, users)
 		}
-		if err := r.Proxmox.SetConfig(ctx, vm, nil, users); err != nil {
+		if err != nil {
 			return fmt.Errorf("remove the dangling %s from %s: %w", users[0], vm, err)
 		}
 	}
-	return nil
+	return fmt.Errorf("VM %d names %s still, which is there no more, although it was removed", in.From, in.Volid)
+}
+
+// usersOf lists the drives of a VM that name a volume.
+func usersOf(volid string, vm VM) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
+		d, err := ParseDisk(key, vm.Config[key])
+		return err != nil || d.Volid != volid
+	})
 }
 
 // changeRecord changes the open record of a run on its parking VM.
@@ -199,7 +262,7 @@ func writeRecord(ctx context.Context, px Editor, park VM, rec Record) error {
 	if err != nil {
 		return err
 	}
-	if err := px.SetConfig(ctx, park, map[string]string{"description": description}, nil); err != nil {
+	if err := px.SetConfig(ctx, park, map[string]string{"description": description, "protection": "1"}, nil); err != nil {
 		return fmt.Errorf("write the record into %s: %w", park, err)
 	}
 	return nil

@@ -93,8 +93,8 @@ func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
 		mark, errMark := n.mark(ctx)
-		if errMark == nil && mark != nil && mark.Installed {
-			return "it is away: " + err.Error(), nil
+		if errMark == nil && mark != nil && mark.Installed || errMark != nil && n.rebooted {
+			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
 		}
 		return "", nil //nolint:nilerr // the steps below say what is wrong
 	}
@@ -238,6 +238,7 @@ func (n *nodeRoll) reboot(ctx context.Context) error {
 }
 
 func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
+	n.rebooted = true
 	return n.wait(ctx, id, n.plan.Node+" to leave its old boot", timeout, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.runsWanted(ctx)
 		return reason != "", "still the same boot", wait.Stop(err)

@@ -115,7 +115,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 		o.Dark = err // it may be away because of that one
 		return o, nil, nil
 	}
-	return o, members, err
+	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
 }
 
 // controlPlaneOut says whether an unfinished replacement has a control plane out.

@@ -13,7 +13,7 @@ import (
 )
 
 func (r *Replace) parkSteps() []step.Step {
-	var steps []step.Step
+	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		steps = append(steps, step.Step{
 			ID: d.Key, Title: fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking), Risk: step.Disruptive,
@@ -143,7 +143,7 @@ func (r *Replace) setOptions(ctx context.Context, vm VM, d Disk, options []strin
 }
 
 func (r *Replace) attachSteps() []step.Step {
-	var steps []step.Step
+	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		if d.System {
 			continue // it stays parked: the way back

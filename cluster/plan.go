@@ -236,6 +236,18 @@ func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Strategy != PutBack && n.Strategy != Rollback })
 }
 
+// ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
+// to boot from its ISO, sorted.
+func (p Plan) ISOHosts() map[string][]string {
+	hosts := map[string][]string{}
+	for _, n := range p.Work() {
+		if list := hosts[n.wanted.Schematic]; (n.Strategy == Recreate || n.Strategy == Reimage) && !slices.Contains(list, n.Host) {
+			hosts[n.wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
+		}
+	}
+	return hosts
+}
+
 // Refused lists every reason why the plan can't be run, with its node.
 func (p Plan) Refused() []string {
 	var out []string

@@ -32,8 +32,9 @@ func (n *nodeRoll) putBackStep() step.Step {
 				{ID: "give-up", Title: "note that the replacement is given up", Do: func(ctx context.Context) error {
 					return n.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
 				}},
-				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: n.leaveAsReplacement},
+				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
 				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+				r.settleStep(),
 				{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
 				{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
 				{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
@@ -58,8 +59,7 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 			continue
 		}
 		if !f.Open() {
-			return Plan{}, fault.WithHint(fault.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node),
-				"recast rollback %s boots the system disk that it had before its last roll", node)
+			return Plan{}, nothingToRecover(node, f)
 		}
 		if f.Parking.Record.Strategy == Rollback {
 			return Plan{}, fault.WithHint(fault.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
@@ -72,6 +72,18 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 	}
 	plan.order(Policy{})
 	return plan, nil
+}
+
+func nothingToRecover(node string, f Found) error {
+	if f.unfinished() {
+		return fault.WithHint(fault.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
+			"recast roll finishes the upgrade")
+	}
+	err := fault.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
+	if _, kept := f.lastKept(); kept {
+		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
+	}
+	return fault.WithHint(err, "recast status says what is unfinished")
 }
 
 func (n *nodeRoll) putBackFinish(context.Context) ([]step.Step, error) {
@@ -109,14 +121,18 @@ func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
 }
 
 // leaveAsReplacement makes a replacement that has joined etcd leave it again.
-// One that does not answer is displaced by its name when the old system joins.
-func (n *nodeRoll) leaveAsReplacement(ctx context.Context) error {
+// One that does not answer is displaced by its name when the old system joins. A
+// member of another ID on the old disk is the old system's own, which has joined anew.
+func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
 	}
 	if !mem.ControlPlane || mem.EtcdKept || mem.EtcdMembers < 2 {
 		return nil
+	}
+	if vm, found, err := r.current(ctx); err != nil || !found || !r.isBlank(vm) {
+		return err
 	}
 	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {

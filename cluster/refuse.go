@@ -42,6 +42,9 @@ func (c candidate) againstInPlace() []string {
 	if n := c.found.Node; c.m.pendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
 		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.m.NextBoot))
 	}
+	for _, arg := range c.m.omni() {
+		out = append(out, fmt.Sprintf("Omni looks after the machine (%s) and would undo this: take the machine out of Omni and the argument off its system first", arg))
+	}
 	if size := c.system.SizeBytes(); c.systemErr == nil && size > 0 && size < uint64(max(c.SystemGiB, 0))<<30 {
 		out = append(out, fmt.Sprintf("in-place can't make the system disk %s larger (%s → %dG): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
 			c.system.Key, c.system.Option("size"), c.SystemGiB))
@@ -133,6 +136,17 @@ func customUserData(vm VM) bool { return strings.Contains(","+vm.Config["cicusto
 func givesConfig(arg string) bool {
 	name := argName(arg)
 	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
+}
+
+// omni are the kernel arguments by which Omni looks after the machine.
+func (m Machine) omni() []string {
+	var out []string
+	for _, arg := range m.ConfigArgs {
+		if argName(arg) == "siderolink.api" {
+			out = append(out, arg)
+		}
+	}
+	return out
 }
 
 func argName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }

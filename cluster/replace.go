@@ -152,12 +152,10 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 	if reason, err := r.replaced(ctx); err != nil || reason != "" {
 		return reason, err
 	}
+	if missing, err := r.notParked(ctx); err != nil || missing != "" {
+		return "", err
+	}
 	if r.Strategy != Recreate {
-		for _, d := range r.Disks {
-			if reason, err := r.parked(ctx, d); err != nil || reason == "" {
-				return "", err
-			}
-		}
 		return "its system disk is parked", nil
 	}
 	vm, _, err := r.current(ctx)
@@ -165,10 +163,25 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 		return "", err
 	}
 	owned, err := ownedDisks(vm)
-	if err != nil || len(owned) > 0 {
+	switch {
+	case err != nil:
 		return "", err
+	case len(owned) > 0:
+		return "", fault.WithHint(fault.Refusedf("every disk of %s is parked, but it owns %s, which was not there when it was remembered", vm, strings.Join(owned, ", ")),
+			"detach that from VM %d, then run the same command again; nothing was deleted", vm.ID)
 	}
 	return fmt.Sprintf("%s owns no disk", vm), nil
+}
+
+// notParked names the first disk that is not where it is to be kept meanwhile.
+// That a VM has lost a drive is no proof that the parking VM has it.
+func (r *Replace) notParked(ctx context.Context) (key string, err error) {
+	for _, d := range r.Disks {
+		if reason, err := r.parked(ctx, d); err != nil || reason == "" {
+			return d.Key, err
+		}
+	}
+	return "", nil
 }
 
 // ownedDisks lists what Proxmox would free with the VM, the cloud-init drive aside.
@@ -192,11 +205,14 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	if err != nil || !found {
 		return err
 	}
-	owned, err := ownedDisks(vm)
-	if err != nil {
+	owned, errOwned := ownedDisks(vm)
+	missing, errParked := r.notParked(ctx)
+	if err := errors.Join(errOwned, errParked); err != nil {
 		return err
 	}
 	switch {
+	case missing != "":
+		return fault.Refusedf("%s is not on parking VM %d: %s is not deleted", missing, r.Parking, vm)
 	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
 		return fault.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:

@@ -134,7 +134,9 @@ type nodeRoll struct {
 	want Wanted
 	path string // of its branch in the tree
 
-	gaveUp error // why a node that was upgraded in place is to be reimaged
+	rebooted bool  // it was told to, by this very process
+	answered bool  // with the cluster's certificates, since it was made anew
+	gaveUp   error // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {

@@ -41,8 +41,11 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 	}
 	for i, w := range wanted {
 		f := o.Found[i]
-		if f.unfinished() {
-			return Plan{}, fault.WithHint(fault.Refusedf("node %s: an earlier run is not finished", w.Name), "recast roll finishes it, recast recover %s gives it up", w.Name)
+		switch err := fault.Refusedf("node %s: an earlier run is not finished", w.Name); {
+		case f.Open():
+			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
+		case f.unfinished():
+			return Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
 		}
 		if !p.selects(w.Name) {
 			continue

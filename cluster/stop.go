@@ -9,6 +9,15 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
+// isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
+func (n *nodeRoll) isOff(ctx context.Context) (bool, error) {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	if errors.Is(err, ErrNotFound) {
+		return true, nil
+	}
+	return err == nil && !vm.Running && !vm.HA, prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
+}
+
 func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	switch {

@@ -220,8 +220,8 @@ func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
 }
 
 func (n *nodeRoll) drain(ctx context.Context) error {
-	if reason, err := n.stopped(ctx); err != nil || reason != "" {
-		return err // nothing runs there any more
+	if off, err := n.isOff(ctx); err != nil || off {
+		return err // nothing runs there any more, and no kubelet would tell of an end
 	}
 	mem, err := n.memory(ctx)
 	if err != nil {

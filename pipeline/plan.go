@@ -13,23 +13,20 @@ func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy) (cl
 	if err != nil {
 		return cluster.Plan{}, err
 	}
-	plan, _, err := p.plan(ctx, m, lock, policy)
-	return plan, err
+	return p.plan(ctx, m, lock, policy)
 }
 
-func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
+func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy cluster.Policy) (cluster.Plan, error) {
 	past, err := p.history(lock)
 	if err != nil {
-		return cluster.Plan{}, cluster.Observation{}, err
+		return cluster.Plan{}, err
 	}
 	wanted := p.wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
-		return cluster.Plan{}, o, err
+		return cluster.Plan{}, err
 	}
-	policy = p.policy(policy)
-	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, policy)
-	return plan, o, err
+	return cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
 }
 
 // policy completes what was asked for on the command line with the configuration.

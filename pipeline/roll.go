@@ -39,7 +39,7 @@ type Report struct {
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
 	Plan    cluster.Plan `json:"plan"`    // the last one
-	Outcome string       `json:"outcome"` // "done", "nothing to do", "failed: …"
+	Outcome string       `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
 }
 
 // Roll brings every selected node to the lock:
@@ -127,7 +127,7 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	}
 	w.rep.Ended = time.Now()
 	if err != nil {
-		w.rep.Outcome = "failed: " + err.Error()
+		w.rep.Outcome = outcome(err)
 	}
 	return w.rep, err
 }
@@ -182,7 +182,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	if err != nil {
 		return false, err
 	}
-	seen, unfinished, err := w.plan(ctx, lock)
+	unfinished, err = w.plan(ctx, lock)
 	if err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
 		return false, err
 	}
@@ -190,11 +190,11 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 		return false, err
 	}
 	if w.rep.Plan.NeedsImages() {
-		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, hosts(w.wanted(lock), seen)); err != nil {
+		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
 		}
 		// Building may have taken minutes: the plan that is shown and run is made now.
-		if _, unfinished, err = w.plan(ctx, lock); err != nil {
+		if unfinished, err = w.plan(ctx, lock); err != nil {
 			return false, err
 		}
 		if err := w.ready(ctx); err != nil {
@@ -204,15 +204,12 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	return unfinished, w.carryOut(ctx, lock)
 }
 
-func (w *work) plan(ctx context.Context, lock schematics.Lock) (cluster.Observation, bool, error) {
-	plan, seen, err := w.Project.plan(ctx, w.machines, lock, w.o.Policy)
-	w.rep.Plan = plan
-	if err != nil {
-		return seen, false, err
+func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool, err error) {
+	w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	if err == nil {
+		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
 	}
-	first, unfinished := plan.Unfinished()
-	w.rep.Plan = first
-	return seen, unfinished, nil
+	return unfinished, err
 }
 
 // ready takes the claim and stops what can't be done, while nothing was touched.
@@ -272,12 +269,18 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err == nil {
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
 	}
-	w.rep.Outcome = "done"
-	outcome := w.rep.Outcome
-	if err != nil {
-		outcome = "failed: " + err.Error()
+	w.rep.Outcome = outcome(err)
+	return errors.Join(err, j.Finish(w.rep.Outcome))
+}
+
+func outcome(err error) string {
+	switch {
+	case err == nil:
+		return "done"
+	case fault.KindOf(err) == fault.Interrupted, errors.Is(err, context.Canceled):
+		return "interrupted: " + err.Error()
 	}
-	return errors.Join(err, j.Finish(outcome))
+	return "failed: " + err.Error()
 }
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {

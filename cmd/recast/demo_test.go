@@ -28,6 +28,26 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 	}
 }
 
+func TestUnharmed(t *testing.T) {
+	t.Parallel()
+	before := sim.State{Disks: map[string]string{"data-wk1": "a"}, Etcd: []string{"cp1", "cp2"}}
+	for want, now := range map[string]sim.State{
+		"":                                 before,
+		"persistent disk data-wk1 is gone": {Etcd: before.Etcd},
+		"the members of etcd are cp2; before: cp1, cp2":          {Disks: before.Disks, Etcd: []string{"cp2"}},
+		"the members of etcd are none; before: cp1, cp2":         {Disks: before.Disks},
+		"promise broken: disk data-wk1: no configuration has it": {Disks: before.Disks, Etcd: before.Etcd, Broken: []string{"disk data-wk1: no configuration has it"}},
+	} {
+		got := ""
+		if err := unharmed(before, now); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and has the demo's check look.
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 	t.Parallel()

@@ -39,7 +39,7 @@ type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return e.error }
 
-// exit prints err with its hints, and decides the exit code.
+// exit prints err with its hints, and returns the exit code.
 func (s *streams) exit(err error) int {
 	if err == nil {
 		return exitDone
@@ -47,10 +47,18 @@ func (s *streams) exit(err error) int {
 	if errors.Is(err, errDiffers) {
 		return exitDiffers
 	}
+	code := exitCodeOf(err)
+	if code == exitInterrupted && errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("interrupted: %w", err) // what it broke off looks like a failure otherwise
+	}
 	fmt.Fprintf(s.err, "error: %v\n", err)
 	for _, h := range fault.Hints(err) {
 		fmt.Fprintf(s.err, "hint: %s\n", h)
 	}
+	return code
+}
+
+func exitCodeOf(err error) int {
 	if _, usage := errors.AsType[errUsage](err); usage {
 		return exitConfig
 	}

@@ -69,7 +69,7 @@ func (k *killings) round(n int) {
 	kept, _ := k.typed(exitDone, "lab", "check", "--dir", ".")
 	k.resumed++
 	k.t.Logf("%d: %s killed after %s, journal lost: %t, was unfinished: %t; finished in %s: %s%s", n+1, k.strategy, after.Round(time.Millisecond),
-		lost, strings.Contains(said, "\nunfinished "), time.Since(began).Round(time.Millisecond), kept, report)
+		lost, strings.Contains(said, "\nunfinished ") || strings.Contains(said, "\nmarked "), time.Since(began).Round(time.Millisecond), kept, report)
 }
 
 func (k *killings) choose(strategy string) {

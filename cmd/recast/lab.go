@@ -123,9 +123,23 @@ func labRunning(err error, dir string) error {
 	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
 }
 
+// check refuses sizes that a lab can't have, before any server starts.
+func (f *labFlags) check() error {
+	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
+		return errUsage{errors.New("a lab has at least one control plane, one worker and one Proxmox node")}
+	}
+	if f.o.Speed <= 0 {
+		return errUsage{errors.New("--speed must be more than 0: time in a lab does not stand still")}
+	}
+	return nil
+}
+
 // startLab brings a lab up: servers first, then a lock made by recast itself
 // against them, then the machines, installed with the images of that lock.
 func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
 	o, err := freePlaces(f.o)
 	if err != nil {
 		return nil, err

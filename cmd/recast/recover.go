@@ -16,11 +16,14 @@ func newRecoverCmd(s *streams, g *globals) *cobra.Command {
 		Long: `Put everything back as it was before the unfinished replacement of a node began:
 stop the new VM, free its blank system disk, give every disk back, the old system
 disk too, and boot that. It needs neither the machine configuration nor the
-journal of the interrupted roll, so it works from any machine.
+journal of the interrupted roll, so it works from any machine. The node is as
+stale as before then, and the next roll plans it anew.
 
-recast roll finishes a replacement instead; recast status says what is unfinished.`,
-		Example: `  recast recover wk1`,
-		Args:    cobra.ExactArgs(1),
+recast roll finishes a replacement instead; recast status says what is unfinished.
+A replacement that is finished is undone by recast rollback.`,
+		Example: `  recast status                # which node is unfinished?
+  recast recover wk1`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				return pipeline.Recover(ctx, p, m, run, o, args[0])
@@ -42,8 +45,12 @@ That is possible only while the old system still fits: its machine configuration
 and Kubernetes version are unchanged, and, for a control plane, etcd's minor
 version too and its old disk holds no data of etcd because it had left.
 Otherwise the way back is a roll to the previous lock: put the old recast.lock
-back and run recast roll. The plan says which applies.`,
-		Example: `  recast rollback wk1`,
+back and run recast roll. The refusal says what does not fit.
+
+Put the old recast.lock back in any case: by the present one the nodes are stale,
+and the next roll would bring them forward again. A second rollback does, too.`,
+		Example: `  recast rollback wk1
+  recast rollback --yes        # all that have a parked system disk`,
 		RunE: func(c *cobra.Command, args []string) error {
 			f.policy.Only = args
 			return f.withRun(c, s, g, pipeline.Rollback)

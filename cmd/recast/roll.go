@@ -26,10 +26,12 @@ possible: recreate (drain, stop, park its disks, delete the VM, create it again
 from the new boot ISO, give the persistent disks back), reimage (the same VM with
 a blank system disk) or in-place (an upgrade as talosctl does it). Control planes
 go one at a time and only while etcd survives it; a snapshot of etcd is saved
-first. The old system disk stays parked: see recast rollback.
+first. The old system disk stays parked: see recast rollback. Where recast.yaml
+asks for one strategy and that is impossible, nothing is touched.
 
-A roll that was interrupted is finished first: run the same command again, here
-or on another machine. Only one run per cluster is possible at a time.
+A roll that was interrupted is finished first, whatever --only says: run the same
+command again, here or on another machine; recast status explains what is half
+done. Only one run per cluster is possible at a time.
 The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll
@@ -62,8 +64,8 @@ type rollFlags struct {
 }
 
 func (f *rollFlags) add(c *cobra.Command) {
-	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
+	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
+	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 }
 
 // withRun runs a command that changes nodes, and prints its report.

@@ -18,8 +18,11 @@ func newStatusCmd(s *streams, g *globals) *cobra.Command {
 ended and, for every unfinished replacement, what has become of the VM, where each
 of its disks is, and what to type. Then list the old system disks that are kept.
 
-All of that is in Proxmox, so it works on any machine, and while Talos and
-Kubernetes are down. Changes nothing.`,
+Nearly all of that is in Proxmox, so it works on any machine, and while Talos and
+Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
+there is to say.`,
+		Example: `  recast status
+  recast status -o json        # for a script: claim, open, marked, kept`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {

@@ -20,11 +20,13 @@ const (
 // Token is the API token that recast is meant to use.
 func (l *Lab) Token() string { return tokenID + "=" + tokenSecret }
 
-// privileges is the smallest role that a roll by recreate needs, anywhere.
-var privileges = []string{
-	"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
-	"VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "VM.GuestAgent.Audit",
-	"Datastore.AllocateSpace", "Datastore.Audit", "Datastore.AllocateTemplate", "SDN.Use", "Sys.Audit",
+// Privileges is the smallest role that a roll by recreate needs, anywhere.
+func Privileges() []string {
+	return []string{
+		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
+		"VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "VM.GuestAgent.Audit",
+		"Datastore.AllocateSpace", "Datastore.Audit", "Datastore.AllocateTemplate", "SDN.Use", "Sys.Audit",
+	}
 }
 
 func (l *Lab) startProxmox(context.Context) error {
@@ -32,7 +34,7 @@ func (l *Lab) startProxmox(context.Context) error {
 	w.AddStorage(world.Storage{ID: ISOStorage, Type: "cephfs", Shared: true, Content: []string{"iso"}})
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets"}})
 	w.AddStorage(world.Storage{ID: DiskStorage, Type: "dir", Content: []string{"images"}})
-	w.AddRole("Recast", privileges...)
+	w.AddRole("Recast", Privileges()...)
 	w.AddToken(world.Token{ID: tokenID, Secret: tokenSecret, Privsep: true})
 	for _, who := range []string{"recast@pve", tokenID} {
 		w.Grant(world.ACL{Path: "/", Who: who, Role: "Recast", Propagate: true})

@@ -180,6 +180,8 @@ func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", err))
+	case s.Skip != nil && reason == "" && ctx.Err() != nil: // nobody can be asked any more
+		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", context.Cause(ctx)))
 	case s.Skip != nil && reason == "":
 		return t.failed(ctx, s, at, errUnmet)
 	}

@@ -139,6 +139,12 @@ func TestCancel(t *testing.T) {
 			err:  "r/wk1/a: context canceled\nnot started: r/wk1/b: context canceled",
 			kind: fault.Interrupted,
 		},
+		"cancel while a step ends well, so that nobody can be asked about its goal": {
+			root:   skips(leaf("a", func(context.Context) error { time.Sleep(2 * second); return nil }), says("", nil), says("", nil)),
+			cancel: 1 * second,
+			events: []string{"0s started a", "2s failed a: a: check its goal: context canceled"},
+			err:    "a: check its goal: context canceled", kind: fault.Interrupted,
+		},
 		"cancel while waiting for a slot within a whole branch": {
 			root: limit(2, branch("r",
 				uses(leaf("a", func(context.Context) error { time.Sleep(3 * second); return nil }), "s"),

@@ -3,8 +3,6 @@ package simtest
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -240,124 +238,6 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 		requireDrift(t, lab)
 		requireNoClaim(t, lab)
 	})
-}
-
-// elsewhere is a client on another machine: with the same files but no journal.
-func (l *Lab) elsewhere() *Client {
-	l.t.Helper()
-	c := l.second()
-	c.Elsewhere, c.Dir = true, l.t.TempDir()
-	if err := os.CopyFS(c.Dir, os.DirFS(l.Dir)); err != nil {
-		l.t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Join(c.Dir, ".recast", "runs")); err != nil {
-		l.t.Fatal(err)
-	}
-	return c
-}
-
-// seize writes another run into the claim, as a run that takes it over does.
-func (l *Lab) seize(from, by string) {
-	l.t.Helper()
-	vm, err := l.World.LookupVM("pve1", claimVM)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	l.EditVM(claimVM, "description", strings.ReplaceAll(vm.Config["description"], from, by))
-}
-
-// changesOfNodes are the changing requests to machines, to their VMs and to Nodes.
-func changesOfNodes(calls []record.Call) []string {
-	var out []string
-	for _, c := range calls {
-		upload := strings.HasSuffix(c.Path, "/upload") || strings.HasSuffix(c.Path, "/download-url")
-		if c.Mutation && c.Proto != "factory" && c.Proto != "registry" && !ofClaim(c) && !upload {
-			out = append(out, strings.TrimSpace(c.Proto+" "+c.Method+" "+c.Path))
-		}
-	}
-	return out
-}
-
-// TestALostClaim takes the claim from a run when it begins each of its steps: it changes nothing after
-// that, says so, and the next run finishes what it left.
-func TestALostClaim(t *testing.T) {
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		steps := []string{
-			"gate", "take-down/remember", "take-down/drain", "take-down/stop", "take-down/park/scsi0", "bring-up/create-vm", "bring-up/start",
-			"bring-up/configure", "bring-up/wait-healthy", "bring-up/finish/eject", "bring-up/finish/restore-node", "bring-up/finish/uncordon",
-		}
-		if s == cluster.InPlace {
-			steps = []string{"pull", "upgrade/drain", "upgrade/install", "upgrade/reboot", "wait-healthy", "finish/set-installer", "finish/uncordon"}
-		}
-		for _, at := range steps {
-			t.Run(string(s)+"/"+at, func(t *testing.T) {
-				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-					lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-					lab.Patch(sim.PatchedExtension)
-					c, seized := lab.Client(), 0
-					c.Emit = whenStarted("wk1/"+at, func() {
-						lab.seize(c.Run, "20000101-0000-face")
-						seized = len(lab.Recorder.Calls())
-					})
-					_, err := c.Roll(t.Context(), cluster.Policy{})
-					if seized == 0 {
-						t.Fatalf("the roll never came to that step: %v", err)
-					}
-					if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim of cluster lab: to run 20000101-0000-face") {
-						t.Errorf("err = %v", err)
-					}
-					for _, call := range changesOfNodes(lab.Recorder.Calls()[seized:]) {
-						t.Errorf("after the claim was lost: %s", call)
-					}
-					// Whoever has it is dead: nothing has beaten for it.
-					next := lab.second()
-					if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
-						t.Fatalf("the next run: %v", err)
-					}
-					requireDrift(t, lab)
-					lab.RequireIntact()
-					requireNoClaim(t, lab)
-				})
-			})
-		}
-	}
-}
-
-// TestANetworkThatComesBack cuts a run off for as long as it takes another one
-// to take over, then lets it speak again.
-func TestANetworkThatComesBack(t *testing.T) {
-	for _, at := range []string{"take-down/drain", "take-down/stop", "bring-up/attach", "bring-up/configure", "bring-up/finish"} {
-		t.Run(at, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				first, second := lab.Client(), lab.elsewhere()
-				second.Token = lab.otherToken()
-				cut := make(chan struct{})
-				first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
-				ended := rolling(t.Context(), first, cluster.Policy{})
-				<-cut
-				finished := rolling(t.Context(), second, cluster.Policy{})
-				time.Sleep(2 * time.Minute)
-				first.Mend()
-				mended := len(lab.Recorder.Calls())
-				if r := <-ended; r.err == nil {
-					t.Error("the run that was cut off says that it succeeded")
-				}
-				if r := <-finished; r.err != nil {
-					t.Errorf("the second run: %v", r.err)
-				}
-				token, _, _ := strings.Cut(string(first.Token), "=")
-				for _, call := range lab.Recorder.Calls()[mended:] {
-					if call.Mutation && call.Proto == "proxmox" && call.User == token {
-						t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
-					}
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireNoClaim(t, lab)
-			})
-		})
-	}
 }
 
 // TestTheClaimGoesWithItsRun looks for the claim after runs that did not end well.

@@ -7,13 +7,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // killWhen rolls and kills that run right after the first changing call of the
@@ -86,7 +89,6 @@ func TestControlPlanesByCount(t *testing.T) {
 		{planes: 2, onData: true, accept: true, strategy: cluster.Recreate, kept: true, outage: true, note: "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile"},
 		{planes: 2, accept: true, strategy: cluster.Recreate, note: "etcd has two members"},
 		{planes: 5, strategy: cluster.Recreate},
-		{planes: 5, onData: true, strategy: cluster.Recreate, kept: true},
 	}
 	for _, c := range cases {
 		t.Run(fmt.Sprintf("%d/onData=%t/accept=%t", c.planes, c.onData, c.accept), func(t *testing.T) {
@@ -134,18 +136,24 @@ func TestControlPlanesByCount(t *testing.T) {
 // TestTheOnlyControlPlaneIsOut kills a roll while nobody answers but Proxmox.
 func TestTheOnlyControlPlaneIsOut(t *testing.T) {
 	points := map[string]func(record.Call) bool{
-		"shut down": toVM("POST", "/qemu/9001/status/shutdown"),
-		"deleted":   toVM("DELETE", "/qemu/9001"),
-		"parked":    toVM("POST", "/qemu/9001/move_disk"),
-		"started":   toVM("POST", "/qemu/9001/status/start"),
+		"shut down":  toVM("POST", "/qemu/9001/status/shutdown"),
+		"deleted":    toVM("DELETE", "/qemu/9001"),
+		"parked":     toVM("POST", "/qemu/9001/move_disk"),
+		"one of two": toVM("DELETE", "/qemu/9001"),
+		"started":    toVM("POST", "/qemu/9001/status/start"),
 	}
 	for name, point := range points {
 		for _, journal := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/journal=%t", name, journal), func(t *testing.T) {
-				inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+				planes := 1
+				if name == "one of two" {
+					planes = 2
+				}
+				only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: planes == 2}
+				inLab(t, sim.Options{ControlPlanes: planes, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 					lab.Patch(everywhere)
 					members := lab.memberIDs()
-					lab.killWhen(point, cluster.Policy{Only: []string{"cp1"}})
+					lab.killWhen(point, only)
 					if !journal {
 						if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
 							t.Fatal(err)
@@ -156,14 +164,19 @@ func TestTheOnlyControlPlaneIsOut(t *testing.T) {
 							t.Error("the Kubernetes API answers")
 						}
 					}
-					rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+					rep, err := lab.Client().Roll(t.Context(), only)
 					if err != nil {
 						t.Fatal(err)
 					}
 					if diff := cmp.Diff([]string{"20000101-0000-feed"}, rep.Resumed); diff != "" {
 						t.Error(diff)
 					}
-					requireDrift(t, lab)
+					if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
+						again, err := lab.Client().Plan(t.Context(), only)
+						if err != nil || len(again.Work()) > 0 {
+							t.Errorf("cp1 is not done: %+v, %v", again.Work(), err)
+						}
+					}
 					if diff := cmp.Diff(members, lab.memberIDs()); diff != "" {
 						t.Errorf("members of etcd (-before +after):\n%s", diff)
 					}
@@ -174,18 +187,73 @@ func TestTheOnlyControlPlaneIsOut(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneHangs: with it the Kubernetes API is away, and every
-// mark on a Node.
+// TestTheOnlyControlPlaneHangs: with it the Kubernetes API is away, and the mark on its Node.
 func TestTheOnlyControlPlaneHangs(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(everywhere)
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		lab.BreakImage(lab.lockedSchematic("default"), talosapi.Hangs)
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
-		if err == nil || !strings.Contains(err.Error(), "cp1 did not come back from its upgrade") {
-			t.Errorf("err = %v", err)
-		}
-	})
+	for _, reimage := range []bool{false, true} {
+		t.Run(fmt.Sprintf("reimage=%t", reimage), func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+				roll, text := "roll:\n  strategy: in-place\n", "and it can't be asked to roll back"
+				if reimage {
+					roll, text = roll+"  bootFailure: reimage\n", "it was reimaged and runs build "
+				}
+				lab.Replace("recast.yaml", "roll:\n", roll)
+				lab.Patch(everywhere)
+				lab.mustRoll("20000101-0000-0001", cluster.Policy{}) // to a build that recast has locked and published
+				lab.Patch(everywhere)
+				lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				members := lab.memberIDs()
+				lab.BreakImage(lock.Schematics["default"].SchematicID, talosapi.Hangs)
+				c := lab.Client()
+				c.Run = "20000101-0000-0002"
+				_, err = c.Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				if err == nil || !strings.Contains(err.Error(), "cp1 did not come back from its upgrade") || !strings.Contains(err.Error(), text) {
+					t.Errorf("err = %v\nhints %q", err, fault.Hints(err))
+				}
+				if diff := cmp.Diff(members, lab.memberIDs()); diff != "" {
+					t.Errorf("members of etcd (-before +after):\n%s", diff)
+				}
+				if answers := lab.kubernetesAnswers(); (answers == nil) != reimage {
+					t.Errorf("the Kubernetes API: %v", answers)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestAControlPlaneThatIsOffBeforeItLeft: somebody pulled the plug between the
+// death of a run and the next one. Its member goes only where the others can do without it.
+func TestAControlPlaneThatIsOffBeforeItLeft(t *testing.T) {
+	for planes, refused := range map[int]bool{2: true, 3: false} {
+		t.Run(fmt.Sprint(planes), func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: planes, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+				lab.killWhen(func(c record.Call) bool { return c.Proto == "kubernetes" && c.Target == "cp1" }, only)
+				if err := lab.World.PowerOff(9001); err != nil {
+					t.Fatal(err)
+				}
+				_, err := lab.Client().Roll(t.Context(), only)
+				if refused {
+					requireRefused(t, err, "cp1 is off before it could leave etcd, and the other members can't do without it")
+					if err := lab.World.PowerOn(9001); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(2 * time.Minute)
+					_, err = lab.Client().Roll(t.Context(), only)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				requireRecord(t, lab, "cp1", true, refused)
+				if ids := lab.memberIDs(); len(ids) != planes {
+					t.Errorf("members of etcd: %v", ids)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
 }

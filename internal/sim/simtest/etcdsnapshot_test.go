@@ -53,11 +53,11 @@ func TestSnapshotOfEtcd(t *testing.T) {
 		asked  []string
 		texts  []string // of the refusal
 	}{
-		"whole":                    {nil, []string{"cp1"}, nil},
-		"cut off on the first":     {map[string]talosapi.EtcdFault{"cp1": cut}, []string{"cp1", "cp2"}, nil},
-		"wrong on the first":       {map[string]talosapi.EtcdFault{"cp1": flipped}, []string{"cp1", "cp2"}, nil},
-		"broken on the first":      {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
-		"wrong on the first two":   {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
+		"whole":                  {nil, []string{"cp1"}, nil},
+		"cut off on the first":   {map[string]talosapi.EtcdFault{"cp1": cut}, []string{"cp1", "cp2"}, nil},
+		"wrong on the first":     {map[string]talosapi.EtcdFault{"cp1": flipped}, []string{"cp1", "cp2"}, nil},
+		"broken on the first":    {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
+		"wrong on the first two": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
 		"each in a way of its own": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped, "cp3": broken}, []string{"cp1", "cp2", "cp3"}, []string{
 			"snapshot of etcd from 127.42.7.11: snapshot has ", "snapshot of etcd from 127.42.7.12: snapshot does not match its checksum", "snapshot of etcd from 127.42.7.13: ",
 			"no control plane gave a snapshot of etcd that can be used",
@@ -135,7 +135,9 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
-				lab.killWhen(func(c record.Call) bool { return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown") },
+				lab.killWhen(func(c record.Call) bool {
+					return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown")
+				},
 					cluster.Policy{Only: controlPlanes})
 				file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
 				if spoil {

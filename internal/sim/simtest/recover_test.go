@@ -3,8 +3,10 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -145,56 +147,114 @@ func (l *Lab) requireRecovered(before string) {
 // TestRecoverKilled kills recover, too: whoever comes next finishes it. Another
 // recover leaves the node as it was, a roll then rolls it anew.
 func TestRecoverKilled(t *testing.T) {
-	for _, at := range []moment{
-		after("put-back/give-up"), onServer("/status/shutdown POST"), after("put-back/stop"), onServer("/qemu/9031/config POST"), after("put-back/free-blank"),
-		onServer("/move_disk POST"), after("put-back/attach/scsi0"), after("put-back/set-up"), after("put-back/start"), before("finish/uncordon"), before("finish/close"),
+	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
+	atKeep := recovery{strategy: cluster.Recreate, node: "wk1", at: before("finish/keep")}
+	control := recovery{strategy: cluster.Recreate, node: "cp2", at: before("finish/keep")}
+	for _, c := range []struct {
+		recovery
+		then moment // of recover
+		roll bool   // who comes next is a roll
+	}{
+		{atStart, after("put-back/give-up"), true},
+		{atStart, onServer("/move_disk POST"), false},
+		{atStart, after("put-back/attach/scsi0"), true},
+		{atStart, after("put-back/start"), false},
+		{atKeep, onServer("/status/shutdown POST"), false},
+		{atKeep, onServer("/qemu/9031/config POST"), false},
+		{atKeep, after("put-back/free-blank"), true},
+		{atKeep, before("finish/close"), false},
+		{control, onServer("EtcdLeaveCluster"), false},
+		{control, before("finish/restore-node"), false},
 	} {
-		for name, next := range map[string]func(*testing.T, *Lab) error{
-			"recover": func(t *testing.T, lab *Lab) error {
-				_, err := lab.Client().Recover(t.Context(), "wk1")
-				return err
-			},
-			"roll": func(t *testing.T, lab *Lab) error {
-				c := lab.Client()
-				c.Run = "20000101-0000-beef"
-				return c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
-			},
-		} {
-			if name == "roll" && !*crashAll && at != after("put-back/free-blank") && at != before("finish/close") {
-				continue
-			}
-			t.Run(at.String()+"/"+name, func(t *testing.T) {
-				inBubble(t, func(t *testing.T) {
-					lab := recovery{strategy: cluster.Recreate, node: "wk1"}.lab(t)
-					dump := lab.machinesDump()
-					c := lab.Client()
-					c.killedAt(t, before("bring-up/start"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
-					if strings.Contains(at.server, "shutdown") || at == after("put-back/stop") {
-						must(t, lab.World.PowerOn(9031)) // by somebody; it is blank
-					}
-					c = lab.Client()
-					c.killedAt(t, at, func(ctx context.Context) error { _, err := c.Recover(ctx, "wk1"); return err })
-					lab.loseJournal()
-					if at.server != "" || at.step != "finish/close" {
-						p := lab.planOf(lab.Client(), "wk1", cluster.Policy{})
-						if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "somebody asked for the old system disk") {
-							t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-						}
-					}
-					if err := next(t, lab); err != nil {
-						t.Fatal(err)
-					}
-					if name == "recover" {
-						lab.requireRecovered(dump)
-						return
-					}
-					requireDrift(t, lab, "cp1")
-					lab.RequireIntact()
-					lab.requireKept(1)
-				})
+		next := "recover"
+		if c.roll {
+			next = "roll"
+		}
+		t.Run(fmt.Sprintf("%s/%s/%s/%s", c.node, c.at, c.then, next), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				lab := c.lab(t)
+				dump := lab.machinesDump()
+				begun := lab.Client()
+				begun.killedAt(t, c.at, begun.roll(cluster.Policy{Only: []string{c.node}}))
+				second := lab.Client()
+				second.killedAt(t, c.then, second.giveUp(c.node))
+				lab.loseJournal()
+				p := lab.planOf(lab.Client(), c.node, cluster.Policy{})
+				if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "somebody asked for the old system disk") {
+					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+				}
+				if !c.roll {
+					must(t, lab.Client().giveUp(c.node)(t.Context()))
+					lab.requireRecovered(dump)
+					return
+				}
+				third := lab.Client()
+				third.Run = "20000101-0000-beef"
+				must(t, third.roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				requireDrift(t, lab, lab.others(c.node)...)
+				lab.RequireIntact()
+				lab.requireKept(1)
 			})
+		})
+	}
+}
+
+// giveUp is Recover without its report.
+func (c *Client) giveUp(node string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Recover(ctx, node)
+		return err
+	}
+}
+
+// TestRecoverKilledAnywhere kills recover at every point that there is.
+func TestRecoverKilledAnywhere(t *testing.T) {
+	if !*crashAll {
+		t.Skip("takes -crash.all")
+	}
+	for _, r := range recoveries() {
+		t.Run(r.String(), func(t *testing.T) {
+			t.Parallel()
+			for at, reached := 1, true; reached; at++ {
+				t.Run(strconv.Itoa(at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { reached = r.killedAtPoint(t, at) })
+				})
+			}
+		})
+	}
+}
+
+// killedAtPoint kills recover at one point; reached is false where it has ended before.
+func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
+	lab := r.lab(t)
+	dump := lab.machinesDump()
+	c := lab.Client()
+	c.killedAt(t, r.at, c.roll(cluster.Policy{Only: []string{r.node}}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c = lab.Client()
+	k := lab.watch(c, at, cancel)
+	err := c.giveUp(r.node)(ctx)
+	lab.Recorder.Hooks(nil, nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, broken := range k.broken {
+		t.Errorf("promise broken: %s", broken)
+	}
+	if !k.dead {
+		must(t, err)
+		return false
+	}
+	if !r.journal {
+		lab.loseJournal()
+	}
+	if res, err := lab.Client().Status(t.Context()); err != nil || len(res.Open) > 0 || res.Claim != nil {
+		if err := lab.Client().giveUp(r.node)(t.Context()); err != nil && len(res.Open) > 0 {
+			t.Errorf("killed at %s: %v", k.points[at-1], err)
 		}
 	}
+	lab.requireRecovered(dump)
+	return true
 }
 
 func must(t *testing.T, err error) {
@@ -214,7 +274,7 @@ func TestRecoverRefused(t *testing.T) {
 	}{
 		"nothing is unfinished": {
 			oneWorker(), "wk1", func(*testing.T, *Lab) {},
-			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast rollback wk1",
+			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast status says what is unfinished",
 		},
 		"a finished roll": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(cluster.Policy{})(t.Context())) },
@@ -230,7 +290,8 @@ func TestRecoverRefused(t *testing.T) {
 			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
 		},
 		"its etcd member is gone": {
-			sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", func(t *testing.T, lab *Lab) {
+			sim.Options{ControlPlanes: 3, Workers: 1},
+			"cp2", func(t *testing.T, lab *Lab) {
 				c := lab.Client()
 				c.killedAt(t, onServer("EtcdLeaveCluster"), c.roll(cluster.Policy{Only: []string{"cp2"}}))
 			},

@@ -81,7 +81,7 @@ func storageRefusals() []refusal {
 		},
 		{
 			name: "system disk on ZFS over iSCSI", bring: whileOff(remove("scsi0"), change("scsi0=zi:10,serial=sys-wk1"), change("boot=order=scsi0;ide2"), func(l *Lab) {
-				l.World.Media("zi:vm-9031-disk-0", "pve1").Write(l.World.Media(wk1System, "pve1").Bytes())
+				l.media("zi:vm-9031-disk-0").Write(l.media(wk1System).Bytes())
 			}),
 			both: []string{"scsi0 (zi:vm-9031-disk-0) is on storage zi of type zfs, which can't give a disk to another VM: move it to another storage"},
 			lift: whileOff(discard("scsi0"), change("scsi0="+wk1SystemDrive), change("boot=order=scsi0;ide2")),
@@ -229,7 +229,7 @@ func encryptionRefusals() []refusal {
 func documents(docs ...string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		media := l.World.Media(wk1System, "pve1")
+		media := l.media(wk1System)
 		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return withDocuments(config, docs) })
 		if err != nil {
 			l.t.Fatal(err)

@@ -128,10 +128,7 @@ func unpartitioned(volid string, n int) edit {
 func partitions(volid string, change func([]artefact.Partition) []artefact.Partition) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		media := l.World.Media(volid, "pve1")
-		if media == nil {
-			l.t.Fatalf("there is no %s", volid)
-		}
+		media := l.media(volid)
 		disk, err := artefact.ReadDisk(media.Bytes())
 		if err != nil {
 			l.t.Fatal(err)
@@ -139,6 +136,15 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 		disk.Partitions = change(disk.Partitions)
 		media.Write(artefact.WriteDisk(disk))
 	}
+}
+
+func (l *Lab) media(volid string) *world.Media {
+	l.t.Helper()
+	m := l.World.Media(volid, "pve1")
+	if m == nil {
+		l.t.Fatalf("there is no %s", volid)
+	}
+	return m
 }
 
 func labelled(label string) artefact.Partition {
@@ -280,4 +286,19 @@ func withDocuments(config []byte, docs []string) []byte {
 		text += "---\n" + d
 	}
 	return []byte(text)
+}
+
+// labels are those of a disk's partitions.
+func (l *Lab) labels(volid string) []string {
+	l.t.Helper()
+	media := l.media(volid)
+	disk, err := artefact.ReadDisk(media.Bytes())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var labels []string
+	for _, p := range disk.Partitions {
+		labels = append(labels, p.Label)
+	}
+	return labels
 }

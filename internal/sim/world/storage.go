@@ -194,6 +194,18 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 	return nil
 }
 
+// Alloc makes a volume of a VM's number that no configuration names, as pvesm
+// alloc on a Proxmox node does.
+func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (volid string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(storageID, host)
+	if err != nil {
+		return "", err
+	}
+	return w.allocate(s, host, vmid, "", size, m)
+}
+
 // AddDevice gives a host a block device that VMs can be given as it is, by its path.
 func (w *World) AddDevice(host, path string, size int64, m *Media) {
 	w.mu.Lock()

@@ -1,0 +1,77 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// requireEtcd refuses to take a control plane out unless etcd goes on without it.
+func (n *nodeRoll) requireEtcd(ctx context.Context) error {
+	if n.plan.Role != controlPlane {
+		return nil
+	}
+	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
+	if err != nil {
+		return fault.WithHint(fault.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
+	}
+	m, member, err := v.member(n.plan.Node)
+	if err != nil {
+		return err
+	}
+	except := n.plan.Node
+	if member && len(v.Members) == 1 {
+		except = "" // nobody else tells what is wrong with it
+	}
+	if wrong := v.unhealthy(except); len(wrong) > 0 {
+		return fault.WithHint(fault.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
+			"talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+	}
+	voters := len(v.Members)
+	if !member {
+		voters++ // it is out already: the others are all there are
+	}
+	if err := errors.Join(n.requireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
+		return err
+	}
+	switch {
+	case member:
+		if refused, _ := etcdRules(voters, !n.plan.etcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
+			return fault.Refusedf("%s", strings.Join(refused, "; "))
+		}
+	case n.plan.etcdKept:
+		return fault.WithHint(fault.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.names()),
+			"talosctl reset that machine's etcd data, or let it join anew, before it is rolled")
+	}
+	return nil
+}
+
+// requireSameEtcd refuses where the member of the node's name is not the one
+// that runs on the node: when it joins again Talos would remove another
+// machine's member, and what it has now would be another cluster's data.
+func (n *nodeRoll) requireSameEtcd(ctx context.Context, v etcdView, m EtcdMember) error {
+	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
+	_, answers := v.statuses[m.ID]
+	switch {
+	case err == nil && own.MemberID != m.ID && m.ID == 0:
+		err = fault.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
+	case err == nil && own.MemberID != m.ID, err != nil && answers:
+		err = fault.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+	default:
+		return nil // that it does not answer is no reason not to replace it
+	}
+	return fault.WithHint(err, "talosctl get members and talosctl etcd members, asked of each control plane, show who is who")
+}
+
+// requireAllMembers refuses where a control plane has no part in the etcd that
+// was looked at. A resumed run may not see them all.
+func (n *nodeRoll) requireAllMembers(v etcdView, voters int) error {
+	if n.plan.Resume || voters == len(n.plan.controlPlanes) {
+		return nil
+	}
+	return fault.WithHint(
+		fault.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.controlPlanes), n.plan.Node, v.names(n.plan.Node)),
+		"talosctl etcd members, asked of each control plane; each must be a member, and nobody else")
+}

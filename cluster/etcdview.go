@@ -1,0 +1,150 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Addr is where the member's machine is reached, by its peer URL.
+func (m EtcdMember) Addr() (netip.Addr, error) {
+	for _, peer := range m.Peers {
+		u, err := url.Parse(peer)
+		if err != nil {
+			continue
+		}
+		if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.name(), m.Peers)
+}
+
+func (m EtcdMember) name() string {
+	if m.Name != "" {
+		return m.Name
+	}
+	return fmt.Sprintf("%x", m.ID) // added, but not started yet
+}
+
+// etcdView is the cluster as all of its members describe it.
+type etcdView struct {
+	Members  []EtcdMember
+	statuses map[uint64]EtcdStatus
+	errs     map[uint64]error
+}
+
+// viewEtcd asks the first of the control planes that answers for the list of
+// members, then every member but the ones named in without for its own status.
+func viewEtcd(ctx context.Context, talos Talos, ask []netip.Addr, without ...string) (etcdView, error) {
+	v := etcdView{statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
+	var errs []error
+	for _, addr := range ask {
+		members, err := talos.EtcdMembers(ctx, addr)
+		if err == nil {
+			v.Members = members
+			break
+		}
+		errs = append(errs, fmt.Errorf("ask %s for the members of etcd: %w", addr, err))
+	}
+	if len(v.Members) == 0 {
+		return v, errors.Join(append(errs, errors.New("no control plane says who the members of etcd are"))...)
+	}
+	for _, m := range v.Members {
+		if slices.Contains(without, m.Name) {
+			continue
+		}
+		addr, err := m.Addr()
+		var s EtcdStatus
+		if err == nil {
+			s, err = talos.EtcdStatus(ctx, addr)
+		}
+		switch {
+		case err != nil:
+			v.errs[m.ID] = err
+		case s.MemberID != m.ID:
+			v.errs[m.ID] = fmt.Errorf("at %s there is member %x, not %x", addr, s.MemberID, m.ID)
+		default:
+			v.statuses[m.ID] = s
+		}
+	}
+	return v, nil
+}
+
+// member finds the one member of a machine; two of the same name are an error:
+// Talos would remove the wrong one when the machine joins again.
+func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
+	for _, o := range v.Members {
+		if o.Name != name {
+			continue
+		}
+		if found {
+			return m, true, fault.WithHint(fault.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
+				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins anew")
+		}
+		m, found = o, true
+	}
+	return m, found, nil
+}
+
+// unhealthy lists what is wrong with every member but the one named except.
+func (v etcdView) unhealthy(except string) []string {
+	var out []string
+	leaders := map[uint64][]string{} // who says so, by leader
+	told := map[string]bool{}
+	for _, m := range v.Members {
+		if m.Name == except {
+			continue
+		}
+		s, err := v.statuses[m.ID], v.errs[m.ID]
+		switch {
+		case err != nil:
+			out = append(out, fmt.Sprintf("%s does not answer: %v", m.name(), err))
+			continue
+		case m.Learner || s.Learner:
+			out = append(out, m.name()+" is a learner: it does not vote yet")
+		case s.Leader == 0:
+			out = append(out, m.name()+" knows no leader")
+		}
+		for _, e := range s.Errors {
+			if text := m.name() + ": " + e; !told[e] {
+				told[e] = true // every member tells all alarms
+				out = append(out, text)
+			}
+		}
+		if s.Leader != 0 {
+			leaders[s.Leader] = append(leaders[s.Leader], m.name())
+		}
+	}
+	if len(leaders) > 1 {
+		out = append(out, "its members do not agree who leads: "+camps(leaders))
+	}
+	return out
+}
+
+// camps says who takes whom for the leader.
+func camps(leaders map[uint64][]string) string {
+	var out []string
+	for leader, by := range leaders {
+		out = append(out, fmt.Sprintf("%s say %x", strings.Join(by, " and "), leader))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// names lists the members but the ones named in without.
+func (v etcdView) names(without ...string) string {
+	var out []string
+	for _, m := range v.Members {
+		if !slices.Contains(without, m.Name) {
+			out = append(out, m.name())
+		}
+	}
+	return cmpNone(strings.Join(out, ", "))
+}

@@ -1,0 +1,170 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// TestPeers17NameAndAddressStay: a machine that joins etcd removes the member of
+// its own name, whoever that is (talos PR #3715).
+func TestPeers17NameAndAddressStay(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		before := lab.identities()
+		lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
+		if diff := cmp.Diff(before, lab.identities()); diff != "" {
+			t.Errorf("name, UUID and address (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// identities is who each node is.
+func (l *Lab) identities() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	for _, n := range l.Nodes {
+		k, err := l.Kube.Node(l.t.Context(), n.Name)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		out[n.Name] = fmt.Sprint(k.Status.NodeInfo.SystemUUID, " ", k.Status.Addresses)
+	}
+	return out
+}
+
+// TestPeers17ANameOfTwo: see above. Nothing is taken out while a name is there twice.
+func TestPeers17ANameOfTwo(t *testing.T) {
+	cases := map[string]struct {
+		spoil func(t *testing.T, l *Lab)
+		kind  fault.Kind
+		text  string
+	}{
+		"two members of etcd": {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
+		"another machine's member": {
+			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "is not what runs on 127.42.7.12: another machine has its name",
+		},
+		"two VMs": {
+			func(_ *testing.T, l *Lab) {
+				l.DefineVM(9050, map[string]string{"name": "cp2", "smbios1": "uuid=" + l.node("cp2").UUID})
+			}, fault.Config, "node cp2: 2 VMs have its SMBIOS UUID",
+		},
+		"another machine": {
+			func(t *testing.T, l *Lab) { impostor(t, l, "cp2", "wk2") }, fault.Refused,
+			`node cp2: its UUID 5ec0ffee-0000-4000-8000-000000009032 belongs to VM 9032 "wk2" on pve1, not to VM 9002 as configured`,
+		},
+		"another machine, without VMIDs": {
+			func(t *testing.T, l *Lab) {
+				impostor(t, l, "cp2", "wk2")
+				for _, n := range l.Nodes {
+					l.Replace("recast.yaml", fmt.Sprintf(", vmid: %d", n.VMID), "")
+				}
+			}, fault.Config, "nodes cp2 and wk2 are both VM 9032",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				c.spoil(t, lab)
+				from := len(lab.Recorder.Calls())
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}})
+				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
+					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
+				}
+				if touched := lab.touched(from, "cp2"); len(touched) > 0 {
+					t.Errorf("cp2 was touched: %q", touched)
+				}
+			})
+		})
+	}
+}
+
+// rename starts a control plane's member of etcd under another's name.
+func rename(t *testing.T, l *Lab, node, name string) {
+	t.Helper()
+	offline(t, l, func() {
+		l.editEtcd(t, node, named(node), named(name))
+	}, node)
+}
+
+// swapNames does so with two at once.
+func swapNames(t *testing.T, l *Lab, a, b string) {
+	t.Helper()
+	offline(t, l, func() {
+		l.editEtcd(t, a, named(a), named(b))
+		l.editEtcd(t, b, named(b), named(a))
+	}, a, b)
+}
+
+// named is a name as etcd's data has it.
+func named(node string) string { return fmt.Sprintf(`"Name":%q`, node) }
+
+func offline(t *testing.T, l *Lab, do func(), nodes ...string) {
+	t.Helper()
+	for _, name := range nodes {
+		if err := l.World.PowerOff(l.node(name).VMID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do()
+	for _, name := range nodes {
+		if err := l.World.PowerOn(l.node(name).VMID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(2 * time.Minute)
+}
+
+// editEtcd changes what a control plane that is off has of etcd on its system disk.
+func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
+	t.Helper()
+	n := l.node(node)
+	vm, err := l.World.LookupVM(n.Host, n.VMID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	volid, _, _ := strings.Cut(vm.Config["scsi0"], ",")
+	media := l.World.Media(volid, n.Host)
+	disk, err := artefact.ReadDisk(media.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := false
+	for i, p := range disk.Partitions {
+		data := bytes.Replace(p.Data, []byte(old), []byte(fresh), 1)
+		edited = edited || !bytes.Equal(data, p.Data)
+		disk.Partitions[i].Data = data
+	}
+	if !edited {
+		t.Fatalf("the system disk of %s has no %s", node, old)
+	}
+	media.Write(artefact.WriteDisk(disk))
+}
+
+// impostor gives another machine a control plane's configuration, name included.
+func impostor(t *testing.T, l *Lab, name, machine string) {
+	t.Helper()
+	config, err := l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.talosctl(machine, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_REBOOT})
+		return err
+	})
+	time.Sleep(2 * time.Minute)
+}

@@ -1,0 +1,295 @@
+package simtest
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+const (
+	worker1   = 9031 // VMID of wk1
+	worker1HA = "vm:9031"
+)
+
+// manageByHA puts wk1 under HA with settings of its own and a rule, and lets
+// recast's token change that.
+func (l *Lab) manageByHA(r world.HAResource) {
+	r.SID = worker1HA
+	l.World.AddHA(r)
+	l.World.AddHARule(world.HARule{ID: "near-storage", Type: "node-affinity", Resources: []string{worker1HA}, Options: map[string]string{"nodes": "pve1:2"}})
+	l.World.AddRole("HA", "Sys.Console")
+	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
+	}
+}
+
+func startedByUs() world.HAResource {
+	return world.HAResource{State: "started", Options: map[string]string{"max_restart": "2", "max_relocate": "0", "comment": "storage node"}}
+}
+
+// startedByHA lists the tasks in which HA, or a host that boots, has started wk1.
+func startedByHA(lab *Lab) []string {
+	var out []string
+	for _, task := range lab.World.Tasks() {
+		if task.Type == "qmstart" && task.ID == "9031" && task.User == "root@pam" {
+			out = append(out, task.Start.Format(time.TimeOnly)+" "+task.ExitStatus)
+		}
+	}
+	return out
+}
+
+// requireManaged compares HA with what it was before a roll.
+func requireManaged(t *testing.T, lab *Lab, resources []world.HAResource, rules []world.HARule) {
+	t.Helper()
+	time.Sleep(time.Minute) // for the manager's rounds
+	if diff := gocmp.Diff(resources, lab.World.HA()); diff != "" {
+		t.Errorf("HA resources (-before +after):\n%s", diff)
+	}
+	if diff := gocmp.Diff(rules, lab.World.HARules()); diff != "" {
+		t.Errorf("HA rules (-before +after):\n%s", diff)
+	}
+	vm, err := lab.World.LookupVM("pve1", worker1)
+	if err != nil || !vm.Running || vm.Config["onboot"] != "1" {
+		t.Errorf("running %t, onboot %q, %v", vm.Running, vm.Config["onboot"], err)
+	}
+}
+
+// TestAVMUnderHA rolls it: HA does not start it meanwhile, and has it back as it was.
+func TestAVMUnderHA(t *testing.T) {
+	cases := map[string]struct {
+		strategy cluster.Strategy
+		resource world.HAResource
+	}{
+		"recreate":          {cluster.Recreate, startedByUs()},
+		"reimage":           {cluster.Reimage, startedByUs()},
+		"in-place":          {cluster.InPlace, startedByUs()},
+		"without settings":  {cluster.Recreate, world.HAResource{}},
+		"in a group":        {cluster.Recreate, world.HAResource{State: "started", Group: "storage"}},
+		"ignored by HA":     {cluster.Recreate, world.HAResource{State: "ignored", Options: map[string]string{"comment": "by hand"}}},
+		"ignored, reimaged": {cluster.Reimage, world.HAResource{State: "ignored"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(c.strategy))
+				lab.manageByHA(c.resource)
+				time.Sleep(time.Minute)
+				resources, rules := lab.World.HA(), lab.World.HARules()
+				resources[0].State = cmp.Or(resources[0].State, "started") // what Proxmox means by none
+				lab.Patch(sim.PatchedExtension)
+				cl, removed := lab.Client(), false
+				cl.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
+				if _, err := cl.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				if removed != (c.strategy != cluster.InPlace) {
+					t.Errorf("out of HA while it was down: %t", removed)
+				}
+				if starts := startedByHA(lab); len(starts) > 0 {
+					t.Errorf("HA has started it: %q", starts)
+				}
+				requireManaged(t, lab, resources, rules)
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestAKilledRollOfAVMUnderHA kills a roll before and after each change that it
+// makes to HA and to the power of the VM, and runs it again.
+func TestAKilledRollOfAVMUnderHA(t *testing.T) {
+	cases := map[string]bool{ // with the journal at hand
+		"take-down/park": false, "bring-up/start": true, "finish/restore-ha": false, "finish/uncordon": true,
+	}
+	for at, journal := range cases {
+		t.Run(at, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.manageByHA(startedByUs())
+				time.Sleep(time.Minute)
+				resources, rules := lab.World.HA(), lab.World.HARules()
+				lab.Patch(sim.PatchedExtension)
+				lab.rollKilledWhen(at)
+				next := lab.second()
+				if !journal {
+					next = lab.elsewhere()
+				}
+				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatalf("the next roll: %v", err)
+				}
+				requireManaged(t, lab, resources, rules)
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestHAThatMayNotBeChanged is found out before anything is touched.
+func TestHAThatMayNotBeChanged(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.AddHA(world.HAResource{SID: worker1HA, State: "started"})
+		lab.Patch(sim.PatchedExtension)
+		before := lab.Recorder.Mutations()
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "lacks privileges: Sys.Console on /") ||
+			!strings.Contains(strings.Join(fault.Hints(err), ""), "pveum acl modify / ") {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		if n := lab.Recorder.Mutations() - before; n > 0 {
+			t.Errorf("%d changing requests were sent", n)
+		}
+	})
+}
+
+// TestAStopThatFails leaves the node serving, and HA and onboot as they were.
+func TestAStopThatFails(t *testing.T) {
+	cases := map[string]struct{ fail, text string }{
+		"HA can't be changed": {"DELETE /cluster/ha/resources/" + worker1HA, `take VM 9031 "wk1" on pve1 out of Proxmox HA: `},
+		"the VM is locked":    {"PUT /nodes/pve1/qemu/9031/config", `unset onboot of VM 9031 "wk1" on pve1: `},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.manageByHA(startedByUs())
+				time.Sleep(time.Minute)
+				resources, rules := lab.World.HA(), lab.World.HARules()
+				lab.Patch(sim.PatchedExtension)
+				lab.World.FailNext(c.fail, "not now")
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/stop: "+c.text) {
+					t.Errorf("err = %v", err)
+				}
+				node, err := lab.Kube.Node(t.Context(), "wk1")
+				if err != nil || node.Spec.Unschedulable || !isReady(node) {
+					t.Errorf("wk1 does not serve any more (%v)", err)
+				}
+				requireManaged(t, lab, resources, rules)
+				requireDrift(t, lab, "wk1")
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireManaged(t, lab, resources, rules)
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// TestAHostThatReboots with a node of it down, after a run was killed or under
+// one that lives: nobody starts a half-made VM, and the next run finishes it and
+// restores onboot.
+func TestAHostThatReboots(t *testing.T) {
+	cases := map[string]struct {
+		strategy cluster.Strategy
+		at       string
+		alive    bool
+	}{
+		"parked":              {cluster.Recreate, "take-down/park/scsi1", false},
+		"deleted":             {cluster.Recreate, "bring-up/create-vm", false},
+		"blank":               {cluster.Reimage, "bring-up/start", false},
+		"under a living roll": {cluster.Recreate, "take-down/park/scsi1", true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 1, Hosts: 2}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(c.strategy))
+				lab.Patch(sim.PatchedExtension)
+				if c.alive {
+					cl := lab.Client()
+					cl.Emit = whenStarted(c.at, func() { lab.World.CrashHost("pve2") })
+					if _, err := cl.Roll(t.Context(), cluster.Policy{}); err == nil {
+						t.Fatal("the roll succeeded without its host")
+					}
+				} else {
+					lab.rollKilledWhen(c.at)
+					time.Sleep(time.Minute)
+					lab.World.CrashHost("pve2")
+				}
+				time.Sleep(time.Minute)
+				lab.World.BootHost("pve2")
+				time.Sleep(5 * time.Minute)
+				if vm, err := lab.World.LookupVM("pve2", worker1); err == nil && vm.Running {
+					t.Error("the VM was started")
+				}
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				vm, err := lab.World.LookupVM("pve2", worker1)
+				if err != nil || vm.Config["onboot"] != "1" {
+					t.Errorf("onboot %q, %v", vm.Config["onboot"], err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestParkingOnEveryHost rolls nodes on two hosts with disks of their own and of a data VM.
+func TestParkingOnEveryHost(t *testing.T) {
+	for name, holder := range map[string]bool{"own disks": false, "disks of data VMs": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 2, Hosts: 2, Holder: holder}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("maxUnavailable: {workers: 2}")
+				for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
+					lab.Patch(sim.PatchedExtension)
+					c := lab.Client()
+					c.Run = run
+					if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				hosts := map[string]string{}
+				for _, vm := range lab.World.VMs() {
+					if node, ok := strings.CutPrefix(vm.Config["name"], "recast-parking-"); ok {
+						hosts[node] += vm.Host
+					}
+				}
+				for _, n := range lab.Nodes {
+					if !n.ControlPlane && hosts[n.Name] != n.Host {
+						t.Errorf("%s is on %s, its parking VM on %q", n.Name, n.Host, hosts[n.Name])
+					}
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestAParkingVMOnAnotherHost has been left behind when its node was migrated.
+func TestAParkingVMOnAnotherHost(t *testing.T) {
+	inLab(t, sim.Options{Workers: 1, Hosts: 2}, func(t *testing.T, lab *Lab) {
+		description, err := cluster.Record{Cluster: sim.ClusterName, Node: "wk1", Run: "19991231-0000-0000", VMID: worker1}.Description()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lab.World.DefineVM("pve1", 9007, map[string]string{"name": "recast-parking-wk1", "protection": "1", "description": description}, nil); err != nil {
+			t.Fatal(err)
+		}
+		lab.Patch(sim.PatchedExtension)
+		before := len(lab.Recorder.Calls())
+		_, err = lab.Client().Roll(t.Context(), cluster.Policy{})
+		want := `VM 9007 "recast-parking-wk1" on pve1 is not on pve2, where VM 9031 is`
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) || !slices.Contains(fault.Hints(err), "migrate the parking VM to that host") {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
+			if !strings.Contains(call, "/machine.ImageService/Pull") {
+				t.Errorf("%s was sent", call)
+			}
+		}
+		requireDrift(t, lab, "wk1")
+	})
+}

@@ -1,0 +1,327 @@
+package simtest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func strategy(s cluster.Strategy) edit {
+	return configuration("roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+}
+
+// TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that keeps
+// it from being recreated: it is all there afterwards.
+func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
+		lab.World.Grant(acl)
+		lab.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}})
+		whileOff(change("args=-cpu host,+vmx", "hostpci0=0000:01:00.0", "cipassword=secret", "protection=1"))(lab)
+		before := lab.vm(wk1)
+		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Reimage {
+			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
+		}
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+		after := lab.vm(wk1)
+		for _, config := range []map[string]string{before.Config, after.Config} {
+			maps.DeleteFunc(config, func(key, _ string) bool { return key == "scsi0" || key == "description" })
+		}
+		if diff := cmp.Diff(before.Config, after.Config); diff != "" {
+			t.Errorf("its configuration (-before +after):\n%s", diff)
+		}
+		if diff := cmp.Diff(world.Firewall{IPSets: []string{"admins"}}, lab.World.FirewallOf(wk1)); diff != "" {
+			t.Errorf("its firewall (-want +got):\n%s", diff)
+		}
+		if !slices.Contains(lab.World.ACLs(), acl) {
+			t.Errorf("its ACL entry is gone: %+v", lab.World.ACLs())
+		}
+	})
+}
+
+// TestWhatIsOnTheSystemDiskIsKeptByInPlace rolls a node whose system disk must stay.
+func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		whileOff(partitioned(wk1System, labelled("u-cache")))(lab)
+		snapshot("before", false)(lab)
+		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.InPlace {
+			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
+		}
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+		vm := lab.vm(wk1)
+		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") || !strings.HasPrefix(vm.Config["scsi0"], wk1System+",") {
+			t.Errorf("its system disk is %s and has %q", vm.Config["scsi0"], labels)
+		}
+		if len(vm.Snapshots) != 1 {
+			t.Errorf("its snapshots: %+v", vm.Snapshots)
+		}
+	})
+}
+
+// TestAcceptedLossesAreShownAndRolled accepts everything that is on a system
+// disk: the plan repeats it, the roll loses it, and nothing else.
+func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Kube.Define(longhornNodes)
+		lab.Patch(sim.PatchedExtension)
+		whileOff(partitioned(wk1System, labelled("u-cache"), labelled("scratch")))(lab)
+		volume("pvc-1", local("/var/local-path/pvc-1"))(lab)
+		volume("pvc-2", local("/var/mnt/data/pvc-2"))(lab)
+		longhorn("/var/lib/longhorn")(lab)
+		acceptLoss("u-cache", "scratch", "pv/pvc-1")(lab)
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatalf("one of the losses is not accepted, so it is rolled in place: %v", err)
+		}
+		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") {
+			t.Fatalf("partitions %q", labels)
+		}
+		lab.Patch(sim.PatchedExtension)
+		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
+		c := lab.Client()
+		c.Run = "20000101-0000-beef"
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := rep.Plan.Work()[0]
+		want := []string{
+			"volume u-cache on the system disk will be lost", "volume scratch on the system disk will be lost",
+			"Longhorn disk default (2 replicas) on the system disk will be lost",
+			"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost",
+		}
+		if diff := cmp.Diff(want, n.WillLose); n.Strategy != cluster.Recreate || diff != "" {
+			t.Errorf("%s, will lose (-want +got):\n%s", n.Strategy, diff)
+		}
+		if diff := cmp.Diff([]string{"acceptLoss names pv/pvc-9, but nothing of that name is on its system disk"}, n.Notes); diff != "" {
+			t.Errorf("notes (-want +got):\n%s", diff)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+		system, _, _ := strings.Cut(lab.vm(wk1).Config["scsi0"], ",")
+		if labels := lab.labels(system); slices.Contains(labels, "u-cache") {
+			t.Errorf("partitions of the new system disk: %q", labels)
+		}
+	})
+}
+
+// TestKernelArgumentsThatConfigureAreRolledAwayInPlace brings some onto the node
+// and takes them away again: both are done in place, and then it can be recreated.
+func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const would = ", which would configure the blank machine before recast can: remove it and roll in-place once"
+		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
+		schematic(customization)(lab)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		plainSchematic(customization)(lab)
+		reasons := []string{
+			"the machine was booted with the kernel argument talos.config" + would,
+			"the machine was booted with the kernel argument talos.config.inline" + would,
+		}
+		requireRefusal(t, lab, refusal{name: "booted with kernel arguments", bring: func(*Lab) {}, both: reasons, lift: func(l *Lab) {
+			c := l.Client()
+			c.Run = "20000101-0000-beef"
+			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				t.Fatal(err)
+			}
+			requireDrift(t, l)
+			l.Patch(sim.PatchedExtension)
+		}})
+		lab.RequireIntact()
+	})
+}
+
+// TestAMachineOfOmniIsRefused has recast put a machine under Omni, and is then refused by the plan already.
+func TestAMachineOfOmniIsRefused(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const (
+			booted = "recreate, reimage: the machine was booted with the kernel argument siderolink.api, " +
+				"which would configure the blank machine before recast can: remove it and roll in-place once"
+			omni = "Omni looks after the machine (siderolink.api=grpc://10.0.0.1:8090) and would undo this: " +
+				"take the machine out of Omni and the argument off its system first"
+		)
+		customization := "  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n"
+		schematic(customization)(lab)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		plainSchematic(customization)(lab)
+		if diff := cmp.Diff([]string{booted, "in-place: " + omni}, planOf(t, lab, "wk1").Refused); diff != "" {
+			t.Errorf("refused (-want +got):\n%s", diff)
+		}
+		strategy(cluster.InPlace)(lab)
+		requireAsked(t, lab, "Omni", cluster.InPlace, []string{omni})
+	})
+}
+
+// TestAHoldersDisksAreRefusedUntilItIsNamed takes the holder out of the configuration.
+func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		requireRefusal(t, lab, refusal{
+			name: "holder that is not named", bring: configuration("wk1, schematic: storage, vmid: 9031, holder: 9201", "wk1, schematic: storage, vmid: 9031"),
+			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
+			lift: configuration("vmid: 9031", "vmid: 9031, holder: 9201"),
+		})
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// TestNothingIsPossible refuses a node under auto when each strategy has a reason against it.
+func TestNothingIsPossible(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		snapshot("before", false)(lab)
+		bring, lift := setting("args", "-cpu host,+vmx")
+		bring(lab)
+		configuration("{name: wk1,", "{name: wk1, systemDisk: {sizeGiB: 20},")(lab)
+		const (
+			snapshots = "the VM has snapshots (before), whose disks can't leave it: delete them first"
+			args      = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
+			size      = "in-place can't make the system disk scsi0 larger (10G → 20G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage"
+		)
+		n := planOf(t, lab, "wk1")
+		want := []string{"recreate, reimage: " + snapshots, "recreate: " + args, "in-place: " + size}
+		if diff := cmp.Diff(want, n.Refused); diff != "" || n.Why != "no strategy is possible" {
+			t.Errorf("%s, refused (-want +got):\n%s", n.Why, diff)
+		}
+		requireRollRefused(t, lab, "wk1: recreate, reimage: "+snapshots, "--exclude")
+		brought := lab.Read("recast.yaml")
+		strategy(cluster.InPlace)(lab)
+		requireAsked(t, lab, "larger system disk", cluster.InPlace, []string{size})
+		lab.Write("recast.yaml", brought)
+		noSnapshot("before")(lab)
+		lift(lab)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		if drive := lab.vm(wk1).Config["scsi0"]; !strings.Contains(drive, "size=20G") {
+			t.Errorf("the system disk: %s", drive)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestEtcdRefusesANewSystemDisk is about clusters whose etcd can't do without the node.
+func TestEtcdRefusesANewSystemDisk(t *testing.T) {
+	const only = "the only etcd member's data would be lost with the system disk: use in-place, " +
+		"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL)"
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "cp1")
+		if n.Strategy != cluster.InPlace || n.Why != "in-place: a new system disk is impossible ("+only+")" || len(n.Refused) > 0 {
+			t.Errorf("auto: %s, %s, refused %q", n.Strategy, n.Why, n.Refused)
+		}
+		brought := lab.Read("recast.yaml")
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+			strategy(s)(lab)
+			if diff := cmp.Diff([]string{only}, planOf(t, lab, "cp1").Refused); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", s, diff)
+			}
+			requireRollRefused(t, lab, "cp1: "+only, "--exclude")
+			lab.Write("recast.yaml", brought)
+		}
+	})
+}
+
+// requireRollRefused rolls: it is refused with that text and hint, and nothing was done.
+func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
+	t.Helper()
+	before := len(lab.Recorder.Calls())
+	_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
+		t.Errorf("err = %v, want %q", err, text)
+	}
+	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, hint) {
+		t.Errorf("hints %q lack %q", hints, hint)
+	}
+	for _, call := range lab.Recorder.Calls()[before:] {
+		if call.Mutation && call.Proto != "factory" && !ofClaim(call) {
+			t.Errorf("%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
+		}
+	}
+}
+
+func (l *Lab) vm(id int) world.VM {
+	l.t.Helper()
+	vm, err := l.World.LookupVM("pve1", id)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return vm
+}
+
+// TestWhatCameSinceThePlanIsSeen brings about, while somebody looks at the
+// plan, what the VM's digest does not show: the node is left as it is.
+func TestWhatCameSinceThePlanIsSeen(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser"}
+		before := lab.vm(wk1).Config
+		for i, tc := range []struct {
+			bring, lift edit
+			text        string
+		}{
+			{
+				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}}) },
+				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{}) }, "the VM has 1 firewall IP sets",
+			},
+			{func(l *Lab) { l.World.Grant(acl) }, func(l *Lab) { l.World.Revoke(acl) }, "the VM has an ACL entry at /vms/9031"},
+			{volume("pvc-1", local("/var/local-path/pvc-1")), without(store.Volumes(), "", "pvc-1"), "PersistentVolume pvc-1 (claim default/db-0) is on the system disk"},
+			{
+				func(l *Lab) {
+					l.World.AddBackupJob(world.BackupJob{ID: "backup-1", All: true, Storage: "local", NextRun: time.Now().Add(time.Minute)})
+				},
+				func(l *Lab) { l.World.RemoveBackupJob("backup-1") }, "backup job backup-1 due at ",
+			},
+		} {
+			c := lab.Client()
+			c.Run = fmt.Sprintf("20000101-0000-000%d", i)
+			c.Confirm = func(cluster.Plan) (bool, error) { tc.bring(lab); return true, nil }
+			_, err := c.Roll(t.Context(), cluster.Policy{})
+			if text := "recreate became impossible for wk1 since the plan was made: " + tc.text; fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), text) {
+				t.Errorf("err = %v, want %q", err, text)
+			}
+			tc.lift(lab)
+			if diff := cmp.Diff(before, lab.vm(wk1).Config); diff != "" {
+				t.Fatalf("after %q (-before +after):\n%s", tc.text, diff)
+			}
+		}
+		c := lab.Client()
+		c.Run = "20000101-0000-beef"
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
