@@ -11,10 +11,10 @@ SEED ?= 1
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test check crash kill bench fuzz docs clean
+.PHONY: help build demo test stories check crash kill bench fuzz docs clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-6s  %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-7s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
 	@CGO_ENABLED=0 go build -trimpath -o bin/recast ./cmd/recast
@@ -22,8 +22,11 @@ build: ## build bin/recast
 demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
 	@bin/recast lab demo
 
-test: bin/tools/testsummary ## all tests, with the race detector (PKG=./cluster/ for some)
-	@go test -race -json $(PKG) | bin/tools/testsummary -name test
+test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
+	@go test -race -short -json $(PKG) | bin/tools/testsummary -name test
+
+stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, and what a person types, with the race detector
+	@go test -race -json -timeout 60m ./internal/sim/simtest ./cmd/recast | bin/tools/testsummary -name stories
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check

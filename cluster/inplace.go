@@ -188,7 +188,7 @@ func (n *nodeRoll) install(ctx context.Context) error {
 		return n.awaitInstaller(ctx, setMark)
 	}
 	if err != nil {
-		return fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, err)
+		return n.notInstalled(ctx, err)
 	}
 	if !reboots {
 		return setMark()
@@ -214,11 +214,22 @@ func (n *nodeRoll) awaitInstaller(ctx context.Context, setMark func() error) err
 	})
 	switch {
 	case err != nil:
-		return fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, err)
+		return n.notInstalled(ctx, err)
 	case reboots:
 		return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
 	}
 	return setMark()
+}
+
+// notInstalled leaves a node whose installer failed as it was: it still runs its
+// old system, and nothing says that another one is installed.
+func (n *nodeRoll) notInstalled(ctx context.Context, cause error) error {
+	err := fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, cause)
+	if errors.Is(cause, ErrLostAnswer) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
+		return err // it may be installed: the next run finds out
+	}
+	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.plan.Node)
+	return errors.Join(err, prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
 }
 
 // installsApart says whether the machine's Talos has an API that installs
@@ -330,6 +341,9 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		policy = RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
+	if n.runsOld(ctx) { // asked to roll back it would boot the new one again
+		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
+	}
 	if policy == StopOnBootFailure {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}

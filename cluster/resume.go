@@ -30,7 +30,7 @@ func planReboot(n *NodePlan, o Observation) bool {
 func planResume(n *NodePlan, o Observation) {
 	rec := n.found.Parking.Record
 	n.Resume, n.run, n.Strategy, n.restore = true, rec.Run, cmp.Or(rec.Strategy, Recreate), rec.Restore
-	n.Why = fmt.Sprintf("run %s began to %s it and did not finish", rec.Run, n.Strategy)
+	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.onIt())
 	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.found.Parking.VM.Host
 	if !n.Addr.IsValid() {
 		n.Addr = rec.Addr
@@ -65,6 +65,14 @@ func planResume(n *NodePlan, o Observation) {
 	if known {
 		n.wanted.Build = build
 	}
+}
+
+// onIt says what a strategy does to a node: "recreate it".
+func (s Strategy) onIt() string {
+	if s == Rollback {
+		return "roll it back"
+	}
+	return string(s) + " it"
 }
 
 // build is the ID of the build that the node is being brought to.

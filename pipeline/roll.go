@@ -148,6 +148,9 @@ func (w *work) settle(ctx context.Context) error {
 		return err
 	}
 	if found {
+		if err := cluster.RequireQuorum(ctx, w.machines.Proxmox); err != nil { // the claim can't be written without
+			return err
+		}
 		if err := w.claim(ctx, ""); err != nil {
 			return err
 		}

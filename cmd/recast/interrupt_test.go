@@ -8,6 +8,9 @@ import (
 
 // TestInterrupt presses Ctrl-C on a real process, once and twice.
 func TestInterrupt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	term := openLab(t)
 	term.patch()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"os"
 	"os/exec"
 	"strconv"
@@ -15,6 +16,11 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("RECAST_TEST_MAIN") != "" {
 		main()
+	}
+	// Most of a story is waiting for the lab, so that more of them fit than there
+	// are processors. A flag on the command line still wins.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
 	}
 	testscript.Main(m, map[string]func(){"recast": main})
 }

@@ -132,6 +132,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 
 // TestASecondRollChangesNothing rolls while somebody else looks at a plan.
 func TestASecondRollChangesNothing(t *testing.T) {
+	long(t)
 	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -171,6 +172,7 @@ func TestASecondRollChangesNothing(t *testing.T) {
 
 // TestTakeOver rolls after the holder of the claim was killed.
 func TestTakeOver(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		elsewhere       bool
 		atLeast, atMost time.Duration
@@ -213,6 +215,7 @@ func TestTakeOver(t *testing.T) {
 // TestASlowHolderKeepsItsClaim slows every answer of Proxmox down to the first
 // run, so that its counter moves only now and then.
 func TestASlowHolderKeepsItsClaim(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.second()
@@ -242,6 +245,7 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 
 // TestTheClaimGoesWithItsRun looks for the claim after runs that did not end well.
 func TestTheClaimGoesWithItsRun(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
 		kind  fault.Kind
@@ -288,6 +292,7 @@ func TestTheClaimGoesWithItsRun(t *testing.T) {
 
 // TestTheClaimsNumber rolls where something else has the VMID of the claim.
 func TestTheClaimsNumber(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		config map[string]string
 		text   string

@@ -26,7 +26,7 @@ var (
 )
 
 // fewCombinations is how many are tried where no slice is asked for.
-const fewCombinations = 4
+const fewCombinations = 2
 
 // oneWorker is the smallest lab in which something can be rolled.
 func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} }

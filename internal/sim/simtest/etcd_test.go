@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -124,36 +125,115 @@ func (l *Lab) mustRoll(run string, p cluster.Policy) cluster.Plan {
 
 var controlPlanes = []string{"cp1", "cp2", "cp3"}
 
-// TestPeers14MembersSurviveARoll: upgrades of three control planes lost or
-// removed members, and wiped single ones (talos #9153, #9789, #8759, #7423, #5794, #1768).
-func TestPeers14MembersSurviveARoll(t *testing.T) {
-	t.Run("three", func(t *testing.T) {
-		inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-			lab.Patch(everywhere)
-			w := lab.watchEtcd()
-			lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
-			requireMembers(t, lab, "", false)
-			if w.fewest != 2 || len(w.wrong) > 0 {
-				t.Errorf("etcd once had %d voting members: %q", w.fewest, w.wrong)
+// account is a roll of three control planes, looked at all the while.
+type account struct {
+	*etcdWatch
+	strategy      cluster.Strategy
+	kept          bool // etcd's data
+	after         map[string]string
+	who, whoAfter map[string]string // each node is
+}
+
+// rollControlPlanes rolls three of them, however many may be out at a time.
+func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account) {
+	synctest.Test(t, func(t *testing.T) {
+		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData})
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
+		lab.Patch(everywhere)
+		a = account{etcdWatch: lab.watchEtcd(), strategy: s, kept: onData || s == cluster.InPlace, who: lab.identities()}
+		lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
+		a.after, a.whoAfter = lab.memberIDs(), lab.identities()
+		requireMembers(t, lab, "", false)
+		if s != cluster.InPlace {
+			for _, node := range controlPlanes {
+				requireRecord(t, lab, node, !a.kept, !a.kept)
 			}
-		})
+		}
+		lab.RequireIntact()
 	})
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run("one, told to "+string(s), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-				lab.Patch(everywhere)
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{AcceptOutage: true})
-				requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
-				lab.requireServing(from, "cp1")
-				lab.requireServing(from, "wk1")
-				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-					t.Error(diff)
-				}
-			})
+	return a
+}
+
+// TestPeersRoll looks at one roll for each of the stories.
+func TestPeersRoll(t *testing.T) {
+	long(t)
+	for _, c := range []struct {
+		strategy cluster.Strategy
+		onData   bool
+	}{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, true}, {cluster.InPlace, false}} {
+		t.Run(fmt.Sprintf("%s/onData=%t", c.strategy, c.onData), func(t *testing.T) {
+			t.Parallel()
+			a := rollControlPlanes(t, c.strategy, c.onData)
+			t.Run("Peers14MembersSurvive", a.peers14)
+			t.Run("Peers15OneAtATime", a.peers15)
+			t.Run("Peers16TheNodeItselfLeaves", a.peers16)
+			t.Run("Peers17NameAndAddressStay", a.peers17)
 		})
 	}
+}
+
+// peers14: upgrades of three control planes lost or removed members (talos
+// #9153, #9789, #8759, #7423). Data of a member that was removed can never be
+// used again (facts: "the member has been permanently removed").
+func (a account) peers14(t *testing.T) {
+	if want := map[bool]int{false: 2, true: 3}[a.kept]; a.fewest != want {
+		t.Errorf("etcd once had %d voting members, want %d", a.fewest, want)
+	}
+	for _, name := range controlPlanes {
+		if (a.ids[name] == a.after[name]) != a.kept {
+			t.Errorf("%s was etcd member %s and is %s, its data kept: %t", name, a.ids[name], a.after[name], a.kept)
+		}
+	}
+}
+
+// peers15: the next member was removed before the last one was back (cacppt #225, #150).
+func (a account) peers15(t *testing.T) {
+	if want := map[bool]int{false: 1, true: 0}[a.strategy == cluster.InPlace]; a.out != want {
+		t.Errorf("%d control planes were off at once, want %d", a.out, want)
+	}
+	for _, wrong := range a.wrong {
+		t.Error(wrong)
+	}
+}
+
+// peers16: removing a member by name took away the wrong node's data (talos #3340).
+func (a account) peers16(t *testing.T) {
+	var asked []string
+	lost := map[string][]string{}
+	if !a.kept {
+		for _, name := range controlPlanes {
+			asked = append(asked, "ForfeitLeadership "+name, "LeaveCluster "+name)
+			lost[name] = []string{name}
+		}
+	}
+	if diff := cmp.Diff(asked, a.asked); diff != "" {
+		t.Errorf("what was asked of etcd (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(lost, a.lost); diff != "" {
+		t.Errorf("members gone after each leave (-want +got):\n%s", diff)
+	}
+}
+
+// peers17: a machine that joins etcd removes the member of its own name, whoever
+// that is (talos PR #3715).
+func (a account) peers17(t *testing.T) {
+	if diff := cmp.Diff(a.who, a.whoAfter); diff != "" {
+		t.Errorf("UUID and address by name (-before +after):\n%s", diff)
+	}
+}
+
+// identities is who each node is.
+func (l *Lab) identities() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	for _, n := range l.Nodes {
+		k, err := l.Kube.Node(l.t.Context(), n.Name)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		out[n.Name] = fmt.Sprint(k.Status.NodeInfo.SystemUUID, " ", k.Status.Addresses)
+	}
+	return out
 }
 
 // requireRefused fails unless something was refused as unsafe for that reason.
@@ -162,56 +242,6 @@ func requireRefused(t *testing.T, err error, text string) {
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
 		t.Errorf("err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
 	}
-}
-
-// TestPeers15OneAtATime: the next member was removed before the last one was
-// back (cacppt #225, #150).
-func TestPeers15OneAtATime(t *testing.T) {
-	for _, onData := range []bool{false, true} {
-		t.Run(fmt.Sprintf("onData=%t", onData), func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				w := lab.watchEtcd()
-				lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes, MaxUnavailable: func(int) int { return 3 }})
-				if w.out != 1 || len(w.wrong) > 0 {
-					t.Errorf("%d control planes were off at once: %q", w.out, w.wrong)
-				}
-				if want := map[bool]int{false: 2, true: 3}[onData]; w.fewest != want {
-					t.Errorf("etcd once had %d voting members, want %d", w.fewest, want)
-				}
-				requireMembers(t, lab, "", false)
-			})
-		})
-	}
-}
-
-// TestPeers16TheNodeItselfLeaves: removing a member by name took away the wrong
-// node's data (talos #3340).
-func TestPeers16TheNodeItselfLeaves(t *testing.T) {
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.Patch(everywhere)
-		w := lab.watchEtcd()
-		lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
-		want := []string{
-			"ForfeitLeadership cp1", "LeaveCluster cp1", "ForfeitLeadership cp2", "LeaveCluster cp2", "ForfeitLeadership cp3", "LeaveCluster cp3",
-		}
-		if diff := cmp.Diff(want, w.asked); diff != "" {
-			t.Errorf("what was asked of etcd (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(map[string][]string{"cp1": {"cp1"}, "cp2": {"cp2"}, "cp3": {"cp3"}}, w.lost); diff != "" {
-			t.Errorf("members gone after each leave (-want +got):\n%s", diff)
-		}
-		for _, wrong := range w.wrong {
-			t.Error(wrong)
-		}
-		for name, id := range lab.memberIDs() {
-			if w.ids[name] == id {
-				t.Errorf("%s is the same member, although its data was lost", name)
-			}
-			requireRecord(t, lab, name, true, true)
-		}
-		lab.RequireIntact()
-	})
 }
 
 // requireRecord looks at what the parking VM of a control plane says of etcd.
@@ -237,26 +267,22 @@ func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Errorf("no system disk of %s is kept: %+v", node, res.Kept)
 }
 
-// TestEtcdDataThatIsKept is the other way round: a member that was removed could
-// never use its data again (facts: "the member has been permanently removed").
-func TestEtcdDataThatIsKept(t *testing.T) {
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+// TestPeers14TheOnlyOneIsNotWiped: upgrades wiped single control planes (talos #5794, #1768).
+func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(s), func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: s != cluster.InPlace}, func(t *testing.T, lab *Lab) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
 				lab.Patch(everywhere)
-				w := lab.watchEtcd()
-				lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
-				if len(w.asked) > 0 {
-					t.Errorf("what was asked of etcd: %q", w.asked)
+				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{AcceptOutage: true})
+				requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
+				lab.requireLeftAlone(from, "cp1")
+				lab.requireLeftAlone(from, "wk1")
+				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+					t.Error(diff)
 				}
-				if diff := cmp.Diff(w.ids, lab.memberIDs()); diff != "" {
-					t.Errorf("the members (-before +after):\n%s", diff)
-				}
-				if s != cluster.InPlace {
-					requireRecord(t, lab, "cp1", false, false)
-				}
-				requireMembers(t, lab, "", false)
 			})
 		})
 	}

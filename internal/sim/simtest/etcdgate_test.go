@@ -89,8 +89,8 @@ func (l *Lab) touched(from int, name string) []string {
 	return out
 }
 
-// requireServing fails unless the node was left alone and takes pods.
-func (l *Lab) requireServing(from int, name string) {
+// requireLeftAlone fails unless the node was left alone and takes pods.
+func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
 	if touched := l.touched(from, name); len(touched) > 0 {
 		l.t.Errorf("%s was touched: %q", name, touched)
@@ -106,6 +106,7 @@ func (l *Lab) requireServing(from int, name string) {
 
 // TestGateOfEtcd rolls one control plane while etcd could not do without it.
 func TestGateOfEtcd(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		spoil  func(l *Lab)
 		policy cluster.Policy
@@ -180,7 +181,7 @@ func TestGateOfEtcd(t *testing.T) {
 				if len(fault.Hints(err)) == 0 {
 					t.Errorf("no hint: %v", err)
 				}
-				lab.requireServing(from, "cp1")
+				lab.requireLeftAlone(from, "cp1")
 			})
 		})
 	}
@@ -188,19 +189,21 @@ func TestGateOfEtcd(t *testing.T) {
 
 // TestGateOfTheOnlyMember: nobody else tells what is wrong with it.
 func TestGateOfTheOnlyMember(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1")
 		from := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
 		requireRefused(t, err, "cp1: alarm NOSPACE on member cp1")
-		lab.requireServing(from, "cp1")
+		lab.requireLeftAlone(from, "cp1")
 	})
 }
 
 // TestWorkersDoNotWaitForEtcd: an unhealthy member stops control planes from
 // being rolled, not workers that go before them.
 func TestWorkersDoNotWaitForEtcd(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
 		lab.Patch(everywhere)
@@ -209,7 +212,7 @@ func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
 		requireRefused(t, err, "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer")
 		for _, name := range controlPlanes {
-			lab.requireServing(from, name)
+			lab.requireLeftAlone(from, name)
 		}
 		requireDrift(t, lab, controlPlanes...)
 	})

@@ -25,6 +25,7 @@ import (
 // TestPeers18AWorkersFailureIsItsOwn: one worker's failure reverted the whole
 // cluster and downgraded etcd (omni #2373).
 func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n  canary: false\n  drain: {timeout: 1m}\n")
 		lab.Patch(everywhere)
@@ -35,7 +36,7 @@ func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
 			t.Errorf("err = %v", err)
 		}
 		for _, name := range controlPlanes {
-			lab.requireServing(from, name)
+			lab.requireLeftAlone(from, name)
 		}
 		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
 			t.Error(diff)
@@ -46,6 +47,7 @@ func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
 
 // TestPeers18EtcdNeverGoesBack: see above. The way back is refused across a minor version of etcd.
 func TestPeers18EtcdNeverGoesBack(t *testing.T) {
+	long(t)
 	for kept, refused := range map[string]bool{"3.6.11": true, "3.7.0": false} {
 		t.Run(kept, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -64,7 +66,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 					return
 				}
 				requireRefused(t, err, "cp1: its etcd was 3.6.11 and is 3.7.")
-				lab.requireServing(from, "cp1")
+				lab.requireLeftAlone(from, "cp1")
 			})
 		})
 	}
@@ -103,6 +105,7 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 // TestPeers19TheLastOneStays: the only control plane that was left was cordoned
 // (kured #841), or deleted.
 func TestPeers19TheLastOneStays(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		planes int
 		off    []string
@@ -137,7 +140,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 					if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
 						t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
 					}
-					lab.requireServing(from, "cp1")
+					lab.requireLeftAlone(from, "cp1")
 				})
 			})
 		}
@@ -147,6 +150,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 // TestPeers20TheRightMachineAnswers: a request went to the wrong machine (omni
 // #888). Here cp1's address leads to another one from some moment on.
 func TestPeers20TheRightMachineAnswers(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		from   func(record.Call) bool // the moment; nil: from the start
 		shared bool                   // the other machine has a certificate for that address, as with a virtual one
@@ -189,7 +193,7 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("err = %v, want %q", err, c.text)
 				}
-				lab.requireServing(from, "cp2")
+				lab.requireLeftAlone(from, "cp2")
 				if id := lab.memberIDs()["cp2"]; id != ids["cp2"] {
 					t.Errorf("cp2 is etcd member %s, before: %s", id, ids["cp2"])
 				}

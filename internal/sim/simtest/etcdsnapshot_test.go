@@ -47,6 +47,7 @@ func (l *Lab) snapshotFiles() []string {
 }
 
 func TestSnapshotOfEtcd(t *testing.T) {
+	long(t)
 	cut, flipped, broken := talosapi.EtcdFault{Snapshot: talosapi.SnapshotCut}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotFlipped}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotBroken}
 	cases := map[string]struct {
 		faults map[string]talosapi.EtcdFault
@@ -94,7 +95,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 					for _, text := range c.texts {
 						requireRefused(t, err, text)
 					}
-					lab.requireServing(from, "cp1")
+					lab.requireLeftAlone(from, "cp1")
 				}
 				if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
 					t.Errorf("files (-want +got):\n%s", diff)
@@ -106,6 +107,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 
 // TestASnapshotForEachRunThatTakesAControlPlane: none for workers alone.
 func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension) // which only workers have
 		lab.mustRoll("20000101-0000-0001", cluster.Policy{})
@@ -131,6 +133,7 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 // TestTheSnapshotOfTheRunThatIsResumed: what was saved before the crash serves
 // for the rest of that run, unless somebody has spoilt it.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
+	long(t)
 	for name, spoil := range map[string]bool{"whole": false, "spoilt": true} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {

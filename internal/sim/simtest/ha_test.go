@@ -65,6 +65,7 @@ func requireManaged(t *testing.T, lab *Lab, resources []world.HAResource, rules 
 
 // TestAVMUnderHA rolls it: HA does not start it meanwhile, and has it back as it was.
 func TestAVMUnderHA(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		strategy cluster.Strategy
 		resource world.HAResource
@@ -108,6 +109,7 @@ func TestAVMUnderHA(t *testing.T) {
 // TestAKilledRollOfAVMUnderHA kills a roll before and after each change that it
 // makes to HA and to the power of the VM, and runs it again.
 func TestAKilledRollOfAVMUnderHA(t *testing.T) {
+	long(t)
 	cases := map[string]bool{ // with the journal at hand
 		"take-down/park": false, "bring-up/start": true, "finish/restore-ha": false, "finish/uncordon": true,
 	}
@@ -136,6 +138,7 @@ func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 
 // TestHAThatMayNotBeChanged is found out before anything is touched.
 func TestHAThatMayNotBeChanged(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.AddHA(world.HAResource{SID: worker1HA, State: "started"})
 		lab.Patch(sim.PatchedExtension)
@@ -153,6 +156,7 @@ func TestHAThatMayNotBeChanged(t *testing.T) {
 
 // TestAStopThatFails leaves the node serving, and HA and onboot as they were.
 func TestAStopThatFails(t *testing.T) {
+	long(t)
 	cases := map[string]struct{ fail, text string }{
 		"HA can't be changed": {"DELETE /cluster/ha/resources/" + worker1HA, `take VM 9031 "wk1" on pve1 out of Proxmox HA: `},
 		"the VM is locked":    {"PUT /nodes/pve1/qemu/9031/config", `unset onboot of VM 9031 "wk1" on pve1: `},
@@ -189,6 +193,7 @@ func TestAStopThatFails(t *testing.T) {
 // one that lives: nobody starts a half-made VM, and the next run finishes it and
 // restores onboot.
 func TestAHostThatReboots(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		strategy cluster.Strategy
 		at       string
@@ -238,6 +243,7 @@ func TestAHostThatReboots(t *testing.T) {
 
 // TestParkingOnEveryHost rolls nodes on two hosts with disks of their own and of a data VM.
 func TestParkingOnEveryHost(t *testing.T) {
+	long(t)
 	for name, holder := range map[string]bool{"own disks": false, "disks of data VMs": true} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{Workers: 2, Hosts: 2, Holder: holder}, func(t *testing.T, lab *Lab) {
@@ -270,6 +276,7 @@ func TestParkingOnEveryHost(t *testing.T) {
 
 // TestAParkingVMOnAnotherHost has been left behind when its node was migrated.
 func TestAParkingVMOnAnotherHost(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1, Hosts: 2}, func(t *testing.T, lab *Lab) {
 		description, err := cluster.Record{Cluster: sim.ClusterName, Node: "wk1", Run: "19991231-0000-0000", VMID: worker1}.Description()
 		if err != nil {

@@ -77,6 +77,7 @@ func moments(salt uint64) []int {
 
 // TestCtrlCOnce finishes the nodes that are out, and starts no other.
 func TestCtrlCOnce(t *testing.T) {
+	long(t)
 	for _, at := range moments(1) {
 		t.Run(strconv.Itoa(at), func(t *testing.T) {
 			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
@@ -120,6 +121,7 @@ func message(err error) string {
 
 // TestCtrlCTwice ends a roll of two workers at a time where it is; the next one finishes it.
 func TestCtrlCTwice(t *testing.T) {
+	long(t)
 	for _, at := range moments(2) {
 		t.Run(strconv.Itoa(at), func(t *testing.T) {
 			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
@@ -157,6 +159,7 @@ func TestCtrlCTwice(t *testing.T) {
 
 // TestCtrlCBeforeTheFirstNode takes none out.
 func TestCtrlCBeforeTheFirstNode(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()

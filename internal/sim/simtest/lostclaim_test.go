@@ -55,6 +55,7 @@ func changesOfNodes(calls []record.Call) []string {
 // TestALostClaim takes the claim from a run when it begins each of its steps: it changes nothing after
 // that, says so, and the next run finishes what it left.
 func TestALostClaim(t *testing.T) {
+	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
 		steps := []string{
 			"gate", "take-down/remember", "take-down/drain", "take-down/stop", "take-down/park/scsi0", "bring-up/create-vm", "bring-up/start",
@@ -100,6 +101,7 @@ func TestALostClaim(t *testing.T) {
 // TestALostClaimEndsADrain takes the claim from a run that waits for a
 // PodDisruptionBudget: it ends with its next heartbeat, and leaves the node to the next run.
 func TestALostClaimEndsADrain(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
@@ -130,6 +132,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 // TestANetworkThatComesBack cuts a run off for as long as it takes another one
 // to take over, then lets it speak again.
 func TestANetworkThatComesBack(t *testing.T) {
+	long(t)
 	for _, at := range []string{"take-down/drain", "bring-up/attach", "bring-up/finish"} {
 		t.Run(at, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -75,13 +76,18 @@ func recoveries() []recovery {
 
 // chosen is the slice that is run unless all are asked for.
 func (r recovery) chosen() bool {
+	var points []moment
 	switch {
-	case *crashAll, r.strategy == cluster.Recreate && r.node == "wk1":
+	case *crashAll:
 		return true
+	case r.node == "wk1" && r.strategy == cluster.Recreate:
+		points = []moment{before("take-down/drain"), after("park/scsi0"), after("delete-vm"), onServer("ApplyConfiguration"), before("finish/keep")}
 	case r.node == "wk1":
-		return r.at == after("blank-disk")
+		points = []moment{after("blank-disk")}
+	case r.strategy == cluster.Recreate && !r.onData:
+		points = []moment{after("leave-etcd"), before("finish/keep")}
 	}
-	return r.strategy == cluster.Recreate && r.at == before("finish/keep")
+	return slices.Contains(points, r.at)
 }
 
 func (r recovery) lab(t *testing.T) *Lab {
@@ -105,6 +111,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 // TestRecover gives a replacement up at every moment: the node runs its old
 // system, with every disk, setting and option that it had, and nothing is left.
 func TestRecover(t *testing.T) {
+	long(t)
 	for _, r := range recoveries() {
 		if !r.chosen() {
 			continue
@@ -147,25 +154,30 @@ func (l *Lab) requireRecovered(before string) {
 // TestRecoverKilled kills recover, too: whoever comes next finishes it. Another
 // recover leaves the node as it was, a roll then rolls it anew.
 func TestRecoverKilled(t *testing.T) {
+	long(t)
 	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
 	atKeep := recovery{strategy: cluster.Recreate, node: "wk1", at: before("finish/keep")}
 	control := recovery{strategy: cluster.Recreate, node: "cp2", at: before("finish/keep")}
 	for _, c := range []struct {
 		recovery
-		then moment // of recover
-		roll bool   // who comes next is a roll
+		then   moment // of recover
+		roll   bool   // who comes next is a roll
+		always bool   // not only where every point is asked for
 	}{
-		{atStart, after("put-back/give-up"), true},
-		{atStart, onServer("/move_disk POST"), false},
-		{atStart, after("put-back/attach/scsi0"), true},
-		{atStart, after("put-back/start"), false},
-		{atKeep, onServer("/status/shutdown POST"), false},
-		{atKeep, onServer("/qemu/9031/config POST"), false},
-		{atKeep, after("put-back/free-blank"), true},
-		{atKeep, before("finish/close"), false},
-		{control, onServer("EtcdLeaveCluster"), false},
-		{control, before("finish/restore-node"), false},
+		{atStart, after("put-back/give-up"), true, false},
+		{atStart, onServer("/move_disk POST"), false, true},
+		{atStart, after("put-back/attach/scsi0"), true, false},
+		{atStart, after("put-back/start"), false, false},
+		{atKeep, onServer("/status/shutdown POST"), false, false},
+		{atKeep, onServer("/qemu/9031/config POST"), false, true},
+		{atKeep, after("put-back/free-blank"), true, true},
+		{atKeep, before("finish/close"), false, false},
+		{control, onServer("EtcdLeaveCluster"), false, false},
+		{control, before("finish/restore-node"), false, true},
 	} {
+		if !c.always && !*crashAll {
+			continue
+		}
 		next := "recover"
 		if c.roll {
 			next = "roll"
@@ -209,10 +221,15 @@ func (c *Client) giveUp(node string) func(context.Context) error {
 
 // TestRecoverKilledAnywhere kills recover at every point that there is.
 func TestRecoverKilledAnywhere(t *testing.T) {
+	long(t)
 	if !*crashAll {
 		t.Skip("takes -crash.all")
 	}
-	for _, r := range recoveries() {
+	for _, r := range []recovery{
+		{strategy: cluster.Recreate, node: "wk1", at: before("finish/keep")},
+		{strategy: cluster.Reimage, node: "wk1", at: before("finish/keep"), journal: true},
+		{strategy: cluster.Recreate, node: "cp2", at: before("finish/keep")},
+	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
 			for at, reached := 1, true; reached; at++ {
@@ -257,15 +274,9 @@ func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 	return true
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestRecoverRefused: what can't be given up says so, with what to do instead.
 func TestRecoverRefused(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		o          sim.Options
 		node       string

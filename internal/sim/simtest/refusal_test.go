@@ -43,6 +43,7 @@ func refusals() map[string][]refusal {
 // TestEveryRefusal brings about, one after the other, everything that keeps a
 // node from being recreated, and then does what the refusal says lifts it.
 func TestEveryRefusal(t *testing.T) {
+	long(t)
 	t.Parallel()
 	n := 0
 	for group, list := range refusals() {

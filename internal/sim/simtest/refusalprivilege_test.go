@@ -12,6 +12,7 @@ import (
 // TestPrivileges takes single privileges from the token: a strategy that needs
 // them is refused before anything is touched.
 func TestPrivileges(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		whileOff(change(
@@ -51,6 +52,7 @@ func TestPrivileges(t *testing.T) {
 
 // TestFewPrivilegesSuffice rolls with the least that a strategy needs.
 func TestFewPrivilegesSuffice(t *testing.T) {
+	long(t)
 	t.Parallel()
 	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
 	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")

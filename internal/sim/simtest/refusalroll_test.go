@@ -24,6 +24,7 @@ func strategy(s cluster.Strategy) edit {
 // TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that keeps
 // it from being recreated: it is all there afterwards.
 func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
@@ -57,6 +58,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 
 // TestWhatIsOnTheSystemDiskIsKeptByInPlace rolls a node whose system disk must stay.
 func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		whileOff(partitioned(wk1System, labelled("u-cache")))(lab)
@@ -82,6 +84,7 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 // TestAcceptedLossesAreShownAndRolled accepts everything that is on a system
 // disk: the plan repeats it, the roll loses it, and nothing else.
 func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Kube.Define(longhornNodes)
 		lab.Patch(sim.PatchedExtension)
@@ -129,6 +132,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 // TestKernelArgumentsThatConfigureAreRolledAwayInPlace brings some onto the node
 // and takes them away again: both are done in place, and then it can be recreated.
 func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const would = ", which would configure the blank machine before recast can: remove it and roll in-place once"
 		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
@@ -156,6 +160,7 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 
 // TestAMachineOfOmniIsRefused has recast put a machine under Omni, and is then refused by the plan already.
 func TestAMachineOfOmniIsRefused(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const (
 			booted = "recreate, reimage: the machine was booted with the kernel argument siderolink.api, " +
@@ -179,6 +184,7 @@ func TestAMachineOfOmniIsRefused(t *testing.T) {
 
 // TestAHoldersDisksAreRefusedUntilItIsNamed takes the holder out of the configuration.
 func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		requireRefusal(t, lab, refusal{
@@ -196,6 +202,7 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 
 // TestNothingIsPossible refuses a node under auto when each strategy has a reason against it.
 func TestNothingIsPossible(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		snapshot("before", false)(lab)
@@ -282,6 +289,7 @@ func (l *Lab) vm(id int) world.VM {
 // TestWhatCameSinceThePlanIsSeen brings about, while somebody looks at the
 // plan, what the VM's digest does not show: the node is left as it is.
 func TestWhatCameSinceThePlanIsSeen(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)

@@ -1,14 +1,10 @@
 package simtest
 
 import (
-	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,134 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/record"
-	"github.com/recast-sh/recast/internal/step"
 )
-
-// moment is a point of a run at which its process ends: a step is about to
-// begin, or has ended, or a server has just acted on a request.
-type moment struct {
-	step   string // the end of its path
-	after  bool   // the step has ended
-	server string // the end of a request's path or method, instead of a step
-}
-
-func before(step string) moment   { return moment{step: step} }
-func after(step string) moment    { return moment{step: step, after: true} }
-func onServer(call string) moment { return moment{server: call} }
-
-func (m moment) String() string {
-	switch {
-	case m.server != "":
-		return "on " + m.server[strings.LastIndex(m.server, "/")+1:]
-	case m.after:
-		return "after " + m.step
-	}
-	return "before " + m.step
-}
-
-func (m moment) is(e step.Event) bool {
-	status := step.Started
-	if m.after {
-		status = step.Done
-	}
-	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
-}
-
-// killedAt runs do as a process that is killed at that moment: no server hears
-// of it any more, and it writes nothing more to its journal.
-func (c *Client) killedAt(t *testing.T, m moment, do func(ctx context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var dead atomic.Bool
-	die := func() {
-		if dead.CompareAndSwap(false, true) {
-			c.Kill()
-			cancel()
-		}
-	}
-	c.Emit = func(e step.Event) {
-		if m.is(e) {
-			die()
-		}
-	}
-	c.JournalSync = func(string) error {
-		if dead.Load() {
-			return errKilled
-		}
-		return nil
-	}
-	if m.server != "" {
-		c.lab.Recorder.Hooks(nil, func(call record.Call) {
-			if strings.HasSuffix(call.Path+" "+call.Method, m.server) || strings.HasSuffix(call.Method, m.server) {
-				die()
-			}
-		})
-		defer c.lab.Recorder.Hooks(nil, nil)
-	}
-	if err := do(ctx); !dead.Load() || err == nil {
-		t.Fatalf("it was not killed %s: %v", m, err)
-	}
-}
-
-// inBubble runs a test that makes its own lab.
-func inBubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, f)
-}
-
-// roll is Roll without its report.
-func (c *Client) roll(policy cluster.Policy) func(context.Context) error {
-	return func(ctx context.Context) error {
-		_, err := c.Roll(ctx, policy)
-		return err
-	}
-}
-
-// loseJournal is another machine: what recast kept for itself is not there.
-func (l *Lab) loseJournal() {
-	l.t.Helper()
-	if err := os.RemoveAll(filepath.Join(l.Dir, ".recast")); err != nil {
-		l.t.Fatal(err)
-	}
-}
-
-// machineConfigs are the configurations of all nodes as they are now, as a user
-// would have saved them to files.
-func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
-	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	defer s.end()
-	files := map[string]cluster.Secret{}
-	for _, n := range l.Nodes {
-		if files[n.Name], err = s.machines.Talos.MachineConfig(l.t.Context(), n.Addr); err != nil {
-			l.t.Fatal(err)
-		}
-	}
-	return func(node string) (cluster.Secret, bool, error) {
-		config, found := files[node]
-		return config, found, nil
-	}
-}
-
-// planOf is what a roll would do to one node now.
-func (l *Lab) planOf(c *Client, node string, policy cluster.Policy) cluster.NodePlan {
-	l.t.Helper()
-	plan, err := c.Plan(l.t.Context(), policy)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	i := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
-	if i < 0 {
-		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
-	}
-	return plan.Nodes[i]
-}
 
 // resumption is one node's replacement that somebody finishes who has no journal.
 type resumption struct {
@@ -207,24 +76,30 @@ func resumptions() []resumption {
 	return all
 }
 
-// chosen is the slice of them that is run unless all are asked for: every point
-// of the commonest case, and one of each kind of the others.
+// chosen is the slice of them that is run unless all are asked for: the commonest
+// case at points of every kind, and one or two of each other.
 func (r resumption) chosen() bool {
+	var points []moment
 	switch {
-	case *crashAll, r.strategy == cluster.Recreate && r.node == "wk1" && !r.files:
+	case *crashAll:
 		return true
+	case r.strategy == cluster.Recreate && r.node == "wk1" && !r.files:
+		points = []moment{after("take-down/drain"), after("park/scsi0"), after("delete-vm"), after("attach/scsi1"), before("bring-up/configure"), before("finish/keep")}
 	case r.strategy == cluster.Recreate && r.node == "wk1":
-		return r.at == after("delete-vm")
-	case r.strategy == cluster.Recreate:
-		return !r.files && (r.at == onServer("EtcdLeaveCluster") || r.at == after("park/scsi0") || r.at == before("bring-up/configure"))
+		points = []moment{after("delete-vm")}
+	case r.strategy == cluster.Recreate && !r.files:
+		points = []moment{onServer("EtcdLeaveCluster"), before("bring-up/configure")}
+	case r.node == "wk1" && !r.files:
+		points = []moment{after("blank-disk")}
 	}
-	return r.node == "wk1" && !r.files && r.at == after("blank-disk")
+	return slices.Contains(points, r.at)
 }
 
 // TestResumeWithoutTheJournal kills a roll and finishes it where its journal is
 // not: forward as long as nothing secret is missing, else by way of the old
 // system disk, which has it. Either way the end is that of an undisturbed roll.
 func TestResumeWithoutTheJournal(t *testing.T) {
+	long(t)
 	references := map[string]func() reference{}
 	for _, r := range resumptions() {
 		if !r.chosen() {
@@ -296,21 +171,11 @@ func (r resumption) run(t *testing.T, ref reference) {
 	}
 }
 
-// others are the lab's nodes but one.
-func (l *Lab) others(but string) []string {
-	var out []string
-	for _, n := range l.Nodes {
-		if n.Name != but {
-			out = append(out, n.Name)
-		}
-	}
-	return out
-}
-
 // TestResumeAfterTheLockMovedOn finishes, with another lock, what was begun with
 // the one before: with its own build where that lock is still known here, else by
 // way of the old system disk. Then the node is rolled to the new one.
 func TestResumeAfterTheLockMovedOn(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		at      moment
 		journal bool
@@ -350,42 +215,4 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 			})
 		})
 	}
-}
-
-// requireKept fails unless exactly that many old system disks are parked, every
-// one of them with a name, and nothing else lies about on the disk storage.
-func (l *Lab) requireKept(want int) {
-	l.t.Helper()
-	res, err := l.Client().Status(l.t.Context())
-	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(res.Kept) != want || res.Claim != nil {
-		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
-	}
-	for _, volid := range l.strays() {
-		l.t.Errorf("no configuration names volume %s", volid)
-	}
-}
-
-// strays are the volumes on the disk storage that no VM's configuration names.
-func (l *Lab) strays() []string {
-	l.t.Helper()
-	named := map[string]bool{}
-	for _, vm := range l.World.VMs() {
-		for _, value := range vm.Config {
-			volid, _, _ := strings.Cut(value, ",")
-			named[vm.Host+" "+volid] = true
-		}
-	}
-	var out []string
-	for _, host := range l.World.Hosts() {
-		volumes, err := l.World.Volumes(sim.DiskStorage, host)
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		for _, v := range volumes {
-			if !named[host+" "+v.Volid] {
-				out = append(out, v.Volid)
-			}
-		}
-	}
-	return out
 }

@@ -68,6 +68,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 }
 
 func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
 			lab.Patch(sim.PatchedExtension)
@@ -127,6 +128,7 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 }
 
 func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  drain: {timeout: 1m}\n")
 		lab.Patch(sim.PatchedExtension)
@@ -156,6 +158,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 }
 
 func TestANodeThatSomebodyCordonedStaysCordoned(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)

@@ -91,6 +91,7 @@ func (l *Lab) setRoll(keys ...string) {
 
 // TestOrder looks in which order nodes go out.
 func TestOrder(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		options sim.Options
 		roll    []string
@@ -137,6 +138,7 @@ func TestOrder(t *testing.T) {
 
 // TestAFailingCanary stops everything else.
 func TestAFailingCanary(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}", "drain: {timeout: 1m}")
 		lab.Patch(everywhere)
@@ -158,6 +160,7 @@ func TestAFailingCanary(t *testing.T) {
 
 // TestWorkersAtATime rolls four workers, in less time than one after the other.
 func TestWorkersAtATime(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		hosts             int
 		at                string
@@ -206,6 +209,7 @@ func TestWorkersAtATime(t *testing.T) {
 // TestOneOfThreeFails rolls two workers at a time, of which one fails when it is
 // down: the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
+	long(t)
 	cases := map[string]struct {
 		fail string // a request to Proxmox
 		down bool
@@ -248,6 +252,7 @@ func TestOneOfThreeFails(t *testing.T) {
 
 // TestAForeignCordonStays rolls a node that a person has cordoned.
 func TestAForeignCordonStays(t *testing.T) {
+	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
 		t.Run(string(s), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -268,6 +273,7 @@ func TestAForeignCordonStays(t *testing.T) {
 
 // TestAnotherNodeIsDown refuses to take one more out.
 func TestAnotherNodeIsDown(t *testing.T) {
+	long(t)
 	cases := map[string]func(t *testing.T, lab *Lab) string{
 		"one of ours": func(t *testing.T, lab *Lab) string {
 			if err := lab.World.PowerOff(9032); err != nil {
@@ -304,6 +310,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 // TestSettle keeps a node under watch for as long as configured, from the
 // moment on at which it is healthy for good.
 func TestSettle(t *testing.T) {
+	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
 		t.Run(string(s), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -1,0 +1,237 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// inPlace asks for upgrades in place, with what else the roll is to be told.
+func (l *Lab) inPlace(more ...string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n"+strings.Join(more, ""))
+}
+
+// locked is what the lock says of the image of workers, or of control planes.
+func (l *Lab) locked(node string) schematics.Locked {
+	l.t.Helper()
+	lock, err := schematics.ReadLock(filepath.Join(l.Dir, "recast.lock"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if strings.HasPrefix(node, "cp") {
+		return lock.Schematics["default"]
+	}
+	return lock.Schematics["storage"]
+}
+
+// upgradeCalls are the calls of an upgrade in place, in the order in which they
+// came in since; evictions are told once.
+func (l *Lab) upgradeCalls(since int) []string {
+	var out []string
+	for _, c := range l.Recorder.Calls()[since:] {
+		_, name, _ := strings.Cut(strings.TrimPrefix(c.Method, "/machine."), "/")
+		switch {
+		case c.Proto == "talos" && slices.Contains([]string{"Pull", "Upgrade", "Reboot", "Rollback", "ApplyConfiguration"}, name):
+			out = append(out, strings.TrimPrefix(c.Method, "/machine."))
+		case c.Proto == "kubernetes" && strings.Contains(c.Path, "/eviction"):
+			out = append(out, "evict")
+		}
+	}
+	return slices.Compact(out)
+}
+
+// machine reads one node's machine.
+func (l *Lab) machine(name string) cluster.Machine {
+	l.t.Helper()
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
+	m, err := s.machines.Talos.Machine(l.t.Context(), l.Nodes[i].Addr)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return m
+}
+
+// requireServing: the node is Ready and takes pods, and nobody has marked it.
+func (l *Lab) requireServing(name string) {
+	l.t.Helper()
+	node, err := l.Kube.Node(l.t.Context(), name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	ready := false
+	for _, c := range node.Status.Conditions {
+		ready = ready || c.Type == "Ready" && c.Status == "True"
+	}
+	if node.Spec.Unschedulable || !ready {
+		l.t.Errorf("%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, ready)
+	}
+	if res, err := l.Client().Status(l.t.Context()); err != nil || len(res.Marked) > 0 {
+		l.t.Errorf("marks %+v, %v", res.Marked, err)
+	}
+}
+
+// TestInPlaceUpgrade upgrades with the API that the node's version has; the
+// configuration names the new installer afterwards.
+func TestInPlaceUpgrade(t *testing.T) {
+	long(t)
+	apart := []string{"ImageService/Pull", "evict", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
+	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
+	for name, c := range map[string]struct {
+		o     sim.Options
+		node  string
+		to    string // another version of Talos
+		calls []string
+	}{
+		"1.13, worker":                 {oneWorker(), "wk1", "", apart},
+		"1.13, control plane":          {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", "", slices.DeleteFunc(slices.Clone(apart), func(s string) bool { return s == "evict" })},
+		"1.13, the only control plane": {oneWorker(), "cp1", "", apart},
+		"1.12, worker":                 {sim.Options{Workers: 1, TalosVersion: "v1.12.6"}, "wk1", "", legacy},
+		"1.12 to 1.13":                 {sim.Options{Workers: 1, TalosVersion: "v1.12.6"}, "wk1", sim.TalosVersion, legacy},
+		"1.12 to 1.13 cp":              {sim.Options{ControlPlanes: 3, Workers: 1, TalosVersion: "v1.12.6"}, "cp2", sim.TalosVersion, legacy[1:]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.o, func(t *testing.T, lab *Lab) {
+				members := lab.EtcdMembers()
+				lab.inPlace()
+				if c.to != "" {
+					lab.Replace("recast.yaml", "version: v1.12.6", "version: "+c.to)
+					_, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
+					must(t, err)
+				} else {
+					lab.Patch(everywhere)
+				}
+				old, since := lab.machine(c.node), len(lab.Recorder.Calls())
+				must(t, lab.Client().roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
+					t.Errorf("calls:\n%s", diff)
+				}
+				m, want := lab.machine(c.node), lab.locked(c.node)
+				if m.InstallImage != want.Installer || !strings.Contains(want.Installer, "@sha256:") {
+					t.Errorf("the configuration names %s, want %s", m.InstallImage, want.Installer)
+				}
+				if m.BootID == old.BootID || m.BootEntry == old.BootEntry || m.Schematic.LockHash() != want.LockHash {
+					t.Errorf("before %+v, now %+v", old, m)
+				}
+				requireDrift(t, lab, lab.others(c.node)...)
+				lab.requireServing(c.node)
+				lab.requireKept(0)
+				lab.RequireIntact()
+				if c.o.ControlPlanes == 3 {
+					requireMembers(t, lab, fmt.Sprint(members), true)
+				}
+			})
+		})
+	}
+}
+
+// TestInPlaceKilled: the next roll goes on where it was; nothing is installed twice.
+func TestInPlaceKilled(t *testing.T) {
+	long(t)
+	moments := []moment{
+		after("upgrade/drain"), onServer("LifecycleService/Upgrade"), after("upgrade/install"), onServer("MachineService/Reboot"),
+		before("wait-healthy"), before("finish/set-installer"), before("finish/uncordon"),
+	}
+	for i, at := range moments {
+		for _, journal := range []bool{true, false} {
+			if !*crashAll && (i < 1 || i > 3 || journal != (i == 1)) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/journal=%t", at, journal), func(t *testing.T) {
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+					lab.inPlace()
+					lab.Patch(everywhere)
+					only := cluster.Policy{Only: []string{"wk1"}}
+					since := len(lab.Recorder.Calls())
+					c := lab.Client()
+					c.killedAt(t, at, c.roll(only))
+					if !journal {
+						lab.loseJournal()
+					}
+					must(t, lab.Client().roll(only)(t.Context()))
+					installs := 0
+					for _, call := range lab.upgradeCalls(since) {
+						if call == "LifecycleService/Upgrade" {
+							installs++
+						}
+					}
+					if installs != 1 {
+						t.Errorf("installed %d times: %q", installs, lab.upgradeCalls(since))
+					}
+					requireDrift(t, lab, "cp1")
+					lab.requireServing("wk1")
+					lab.requireKept(0)
+					lab.RequireIntact()
+				})
+			})
+		}
+	}
+}
+
+// TestInPlaceBesideAnotherInstallation: somebody has installed another system,
+// yet to be booted. A second installation could remove the running one.
+func TestInPlaceBesideAnotherInstallation(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		must(t, lab.Client().Publish(t.Context()))
+		lab.installBy(t, "wk1", lab.locked("wk1").Installer)
+		lab.Patch(everywhere) // meanwhile the lock moves on
+		requireDrift(t, lab, "cp1", "wk1")
+		since := len(lab.Recorder.Calls())
+		err := lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is installed and waits for a reboot, and another installation could remove the running system: reboot it first") {
+			t.Errorf("err = %v", err)
+		}
+		if calls := lab.upgradeCalls(since); len(calls) > 0 {
+			t.Errorf("calls %q", calls)
+		}
+		lab.requireServing("wk1")
+	})
+	t.Run("of the wanted build", func(t *testing.T) {
+		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			must(t, lab.Client().Publish(t.Context()))
+			current := lab.locked("wk1").Installer
+			lab.installBy(t, "wk1", current) // the same build, as another entry
+			res, err := lab.Client().Drift(t.Context())
+			must(t, err)
+			if r := res.Nodes[1].Reasons; len(r) == 0 || r[0].Code != "pending-reboot" {
+				t.Errorf("reasons %+v", r)
+			}
+		})
+	})
+}
+
+// installBy installs a system beside the running one, as talosctl does that stops before the reboot.
+func (l *Lab) installBy(t *testing.T, node, installer string) {
+	t.Helper()
+	s, err := l.Client().connect(t.Context())
+	must(t, err)
+	defer s.end()
+	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == node })
+	install := func(ctx context.Context) error {
+		if _, err := s.machines.Talos.PullInstaller(ctx, l.Nodes[i].Addr, l.Nodes[i].UUID, installer, func(string) {}); err != nil {
+			return err
+		}
+		_, err := s.machines.Talos.Install(ctx, l.Nodes[i].Addr, l.Nodes[i].UUID, installer, func(string) {})
+		return err
+	}
+	must(t, install(t.Context()))
+}

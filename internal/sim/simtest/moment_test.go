@@ -1,0 +1,211 @@
+package simtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// moment is a point of a run at which its process ends: a step is about to
+// begin, or has ended, or a server has just acted on a request.
+type moment struct {
+	step   string // the end of its path
+	after  bool   // the step has ended
+	server string // the end of a request's path or method, instead of a step
+}
+
+func before(step string) moment   { return moment{step: step} }
+func after(step string) moment    { return moment{step: step, after: true} }
+func onServer(call string) moment { return moment{server: call} }
+
+func (m moment) String() string {
+	switch {
+	case m.server != "":
+		return "on " + m.server[strings.LastIndex(m.server, "/")+1:]
+	case m.after:
+		return "after " + m.step
+	}
+	return "before " + m.step
+}
+
+func (m moment) is(e step.Event) bool {
+	status := step.Started
+	if m.after {
+		status = step.Done
+	}
+	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
+}
+
+// killedAt runs do as a process that is killed at that moment: no server hears
+// of it any more, and it writes nothing more to its journal.
+func (c *Client) killedAt(t *testing.T, m moment, do func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var dead atomic.Bool
+	die := func() {
+		if dead.CompareAndSwap(false, true) {
+			c.Kill()
+			cancel()
+		}
+	}
+	c.Emit = func(e step.Event) {
+		if m.is(e) {
+			die()
+		}
+	}
+	c.JournalSync = func(string) error {
+		if dead.Load() {
+			return errKilled
+		}
+		return nil
+	}
+	if m.server != "" {
+		c.lab.Recorder.Hooks(nil, func(call record.Call) {
+			if strings.HasSuffix(call.Path+" "+call.Method, m.server) || strings.HasSuffix(call.Method, m.server) {
+				die()
+			}
+		})
+		defer c.lab.Recorder.Hooks(nil, nil)
+	}
+	if err := do(ctx); !dead.Load() || err == nil {
+		t.Fatalf("it was not killed %s: %v", m, err)
+	}
+}
+
+// inBubble runs a test that makes its own lab.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// roll is Roll without its report.
+func (c *Client) roll(policy cluster.Policy) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Roll(ctx, policy)
+		return err
+	}
+}
+
+// loseJournal is another machine: what recast kept for itself is not there.
+func (l *Lab) loseJournal() {
+	l.t.Helper()
+	if err := os.RemoveAll(filepath.Join(l.Dir, ".recast")); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// machineConfigs are the configurations of all nodes as they are now, as a user
+// would have saved them to files.
+func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
+	l.t.Helper()
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	files := map[string]cluster.Secret{}
+	for _, n := range l.Nodes {
+		if files[n.Name], err = s.machines.Talos.MachineConfig(l.t.Context(), n.Addr); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	return func(node string) (cluster.Secret, bool, error) {
+		config, found := files[node]
+		return config, found, nil
+	}
+}
+
+// planOf is what a roll would do to one node now.
+func (l *Lab) planOf(c *Client, node string, policy cluster.Policy) cluster.NodePlan {
+	l.t.Helper()
+	plan, err := c.Plan(l.t.Context(), policy)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	i := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
+	if i < 0 {
+		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
+	}
+	return plan.Nodes[i]
+}
+
+// others are the lab's nodes but one.
+func (l *Lab) others(but string) []string {
+	var out []string
+	for _, n := range l.Nodes {
+		if n.Name != but {
+			out = append(out, n.Name)
+		}
+	}
+	return out
+}
+
+const (
+	firstRun  = "20000101-0000-0001"
+	secondRun = "20000101-0000-0002"
+	thirdRun  = "20000101-0000-0003"
+)
+
+// as is a client whose run has that ID.
+func (l *Lab) as(run string) *Client {
+	c := l.Client()
+	c.Run = run
+	return c
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// requireKept fails unless exactly that many old system disks are parked, every
+// one of them with a name, and nothing else lies about on the disk storage.
+func (l *Lab) requireKept(want int) {
+	l.t.Helper()
+	res, err := l.Client().Status(l.t.Context())
+	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(res.Kept) != want || res.Claim != nil {
+		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
+	}
+	for _, volid := range l.strays() {
+		l.t.Errorf("no configuration names volume %s", volid)
+	}
+}
+
+// strays are the volumes on the disk storage that no VM's configuration names.
+func (l *Lab) strays() []string {
+	l.t.Helper()
+	named := map[string]bool{}
+	for _, vm := range l.World.VMs() {
+		for _, value := range vm.Config {
+			volid, _, _ := strings.Cut(value, ",")
+			named[vm.Host+" "+volid] = true
+		}
+	}
+	var out []string
+	for _, host := range l.World.Hosts() {
+		volumes, err := l.World.Volumes(sim.DiskStorage, host)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, v := range volumes {
+			if !named[host+" "+v.Volid] {
+				out = append(out, v.Volid)
+			}
+		}
+	}
+	return out
+}

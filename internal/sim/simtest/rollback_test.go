@@ -1,0 +1,265 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// goBack is Rollback without its report.
+func (c *Client) goBack(nodes ...string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Rollback(ctx, cluster.Policy{Only: nodes})
+		return err
+	}
+}
+
+// builds are what every node runs.
+func (l *Lab) builds() string {
+	l.t.Helper()
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	var out []string
+	for _, n := range l.Nodes {
+		m, err := s.machines.Talos.Machine(l.t.Context(), n.Addr)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		out = append(out, n.Name+" "+m.Schematic.LockHash())
+	}
+	return strings.Join(out, "\n")
+}
+
+// TestRollback boots the system disk that a node had, keeps the present one, and
+// goes back to that in turn.
+func TestRollback(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		o        sim.Options
+		node     string
+		strategy cluster.Strategy
+	}{
+		"worker after recreate":                           {oneWorker(), "wk1", cluster.Recreate},
+		"worker after reimage":                            {oneWorker(), "wk1", cluster.Reimage},
+		"worker with a data VM":                           {sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, "wk1", cluster.Recreate},
+		"control plane that had left etcd":                {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", cluster.Recreate},
+		"control plane with etcd's data on its data disk": {sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, "cp2", cluster.Reimage},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.o, func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(c.strategy)+"\n")
+				members := lab.EtcdMembers()
+				old := lab.builds()
+				lab.Patch(everywhere)
+				must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				rolled := lab.builds()
+
+				rep, err := lab.as(secondRun).Rollback(t.Context(), cluster.Policy{Only: []string{c.node}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
+					t.Errorf("plan %+v", n)
+				}
+				if diff := cmp.Diff(old, lab.builds()); diff != "" {
+					t.Errorf("builds after the rollback:\n%s", diff)
+				}
+				requireDrift(t, lab, lab.others("")...)
+				lab.requireKept(1)
+				lab.RequireIntact()
+
+				must(t, lab.as(thirdRun).goBack(c.node)(t.Context()))
+				if diff := cmp.Diff(rolled, lab.builds()); diff != "" {
+					t.Errorf("builds after the rollback of the rollback:\n%s", diff)
+				}
+				requireDrift(t, lab, lab.others(c.node)...)
+				lab.requireKept(1)
+				lab.RequireIntact()
+				if c.o.ControlPlanes == 3 {
+					requireMembers(t, lab, fmt.Sprint(members), c.o.EtcdOnData)
+				}
+			})
+		})
+	}
+}
+
+// TestRollbackKilled: whoever rolls next, with its journal or without, finishes the rollback.
+func TestRollbackKilled(t *testing.T) {
+	long(t)
+	for _, c := range []struct {
+		node    string
+		at      moment
+		journal bool
+		always  bool // not only where every point is asked for
+	}{
+		{"wk1", after("take-down/drain"), false, false},
+		{"wk1", after("park/scsi0"), true, false},
+		{"wk1", onServer("/move_disk POST"), false, true},
+		{"wk1", after("restore-disk"), false, true},
+		{"wk1", after("bring-up/start"), true, false},
+		{"wk1", before("finish/keep"), false, false},
+		{"cp2", onServer("EtcdLeaveCluster"), false, true},
+		{"cp2", after("restore-disk"), false, false},
+		{"cp2", before("finish/restore-node"), false, false},
+	} {
+		if !c.always && !*crashAll {
+			continue
+		}
+		t.Run(c.node+"/"+c.at.String(), func(t *testing.T) {
+			o := oneWorker()
+			if c.node == "cp2" {
+				o = sim.Options{ControlPlanes: 3, Workers: 1}
+			}
+			inLab(t, o, func(t *testing.T, lab *Lab) {
+				old := lab.builds()
+				lab.Patch(everywhere)
+				must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				second := lab.as(secondRun)
+				second.killedAt(t, c.at, second.goBack(c.node))
+				if !c.journal {
+					lab.loseJournal()
+				}
+				p := lab.planOf(lab.Client(), c.node, cluster.Policy{Only: []string{c.node}})
+				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
+					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
+				}
+				// Only what is unfinished: the node is stale afterwards, and would be rolled again.
+				third := lab.as(thirdRun)
+				confirmed := 0
+				third.Confirm = func(p cluster.Plan) (bool, error) {
+					confirmed++
+					return p.Run == secondRun, nil
+				}
+				if err := third.roll(cluster.Policy{Only: []string{c.node}})(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
+					t.Fatalf("confirmed %d plans: %v", confirmed, err)
+				}
+				if diff := cmp.Diff(old, lab.builds()); diff != "" {
+					t.Errorf("builds after the rollback:\n%s", diff)
+				}
+				lab.requireKept(1)
+				lab.RequireIntact()
+				if c.node == "cp2" {
+					requireMembers(t, lab, "", false)
+				}
+			})
+		})
+	}
+}
+
+// TestRollbackRefused: what the old system would not survive, or would not be
+// itself any more with, is refused before anything is touched.
+func TestRollbackRefused(t *testing.T) {
+	long(t)
+	threeControlPlanes := sim.Options{ControlPlanes: 3, Workers: 1}
+	for name, c := range map[string]struct {
+		o          sim.Options
+		node       string
+		spoil      func(t *testing.T, lab *Lab)
+		text, hint string
+	}{
+		"nothing is kept": {oneWorker(), "cp1", nil, "cp1: no earlier system disk of it is parked: put the previous lock back and recast roll", ""},
+		"an unfinished roll": {
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				c := lab.as(secondRun)
+				c.killedAt(t, after("park/scsi0"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+			}, "node wk1: an earlier run is not finished", "recast roll finishes it, recast recover wk1 gives it up",
+		},
+		"the machine configuration has changed": {
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.editMachineConfig(t, "wk1") },
+			"wk1: its machine configuration has changed since: put the previous lock back and recast roll instead", "",
+		},
+		"the kubelet has another version": {
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
+				lab.editKept(t, func(k *cluster.KeptDisk) { k.Kubernetes = "v1.34.1" })
+			}, "wk1: its Kubernetes version was v1.34.1 and is v1.35.4: put the previous lock back", "",
+		},
+		"etcd has another minor version": {
+			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
+				lab.editKept(t, func(k *cluster.KeptDisk) { k.Etcd = "3.5.21" })
+			}, "cp2: its etcd was 3.5.21 and is ", "",
+		},
+		"it had not left etcd": {
+			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
+				lab.editKept(t, func(k *cluster.KeptDisk) { k.Left = false })
+			}, "cp2: its old system disk holds the data of an etcd member that did not leave before it was replaced: it would never join again", "",
+		},
+		"another machine is down": {
+			sim.Options{Workers: 2}, "wk1", func(t *testing.T, lab *Lab) {
+				must(t, lab.World.PowerOff(9032))
+				lab.World.Delay(2 * time.Minute)
+			}, "other nodes are not Ready: wk2", "bring them back first",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.o, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				if c.node != "cp1" {
+					must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				}
+				if c.spoil != nil {
+					c.spoil(t, lab)
+				}
+				before := lab.machinesDump()
+				err := lab.as(thirdRun).goBack(c.node)(t.Context())
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("err = %v, want %q", err, c.text)
+				}
+				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+					t.Errorf("hints %q lack %q", hints, c.hint)
+				}
+				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
+					t.Errorf("it changed something:\n%s", diff)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// editKept changes what the parking VM's record says of its last kept disk.
+func (l *Lab) editKept(t *testing.T, change func(*cluster.KeptDisk)) {
+	t.Helper()
+	for _, vm := range l.World.VMs() {
+		rec, found, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
+		must(t, err)
+		if !found {
+			continue
+		}
+		change(&rec.Kept[len(rec.Kept)-1])
+		text, err := rec.Description()
+		must(t, err)
+		l.EditVM(vm.ID, "description", text)
+	}
+}
+
+// editMachineConfig gives a node another label than it had, as talosctl patch would.
+func (l *Lab) editMachineConfig(t *testing.T, node string) {
+	t.Helper()
+	s, err := l.Client().connect(t.Context())
+	must(t, err)
+	defer s.end()
+	for _, n := range l.Nodes {
+		if n.Name != node {
+			continue
+		}
+		config, err := s.machines.Talos.MachineConfig(t.Context(), n.Addr)
+		must(t, err)
+		text := strings.Replace(string(config), "machine:\n", "machine:\n    nodeLabels:\n        edited: \"true\"\n", 1)
+		if text == string(config) {
+			t.Fatal("its configuration has no machine section")
+		}
+		must(t, s.machines.Talos.ReplaceConfig(t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
+	}
+}
