@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -117,15 +118,15 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 	} {
 		w, f := rolledNode()
 		w.Build.Installer, f.Machine.InstallImage = tc.installer, tc.image
-		text := ""
+		var text strings.Builder
 		for _, r := range Diff(w, f, past).Reasons {
 			if r.Code != "install-image" {
 				t.Errorf("%s: %+v", name, r)
 			}
-			text += r.Text
+			text.WriteString(r.Text)
 		}
-		if text != tc.want {
-			t.Errorf("%s: %q, want %q", name, text, tc.want)
+		if text.String() != tc.want {
+			t.Errorf("%s: %q, want %q", name, text.String(), tc.want)
 		}
 	}
 }

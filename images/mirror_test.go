@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -65,9 +66,7 @@ func (r *registries) Copy(ctx context.Context, source, repository string, progre
 	}
 	r.copies = append(r.copies, source)
 	r.digests[digest] = true
-	for tag, other := range r.stolen {
-		r.tags[tag] = other
-	}
+	maps.Copy(r.tags, r.stolen)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,9 +51,7 @@ func parking(t *testing.T, rec cluster.Record, config map[string]string) cluster
 		t.Fatal(err)
 	}
 	vm := cluster.VM{ID: 9090, Name: "recast-parking-" + rec.Node, Host: "pve1", Config: map[string]string{"description": description}}
-	for key, value := range config {
-		vm.Config[key] = value
-	}
+	maps.Copy(vm.Config, config)
 	return vm
 }
 

@@ -113,9 +113,7 @@ func TestGateOfEtcd(t *testing.T) {
 		text   []string // of the error; none: the roll works
 	}{
 		"another member is down": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") },
-			cluster.Policy{},
-			[]string{"etcd would not survive losing cp1", "cp2 does not answer"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") }, cluster.Policy{}, []string{"etcd would not survive losing cp1", "cp2 does not answer"},
 		},
 		"another member is out of space": {
 			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp3"},

@@ -102,6 +102,7 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 // TestCutOffHandOver: a volume that lost its name on the way is found, given its
 // name, and the roll ends as if nothing had been.
 func TestCutOffHandOver(t *testing.T) {
+	long(t)
 	reference := sync.OnceValue(func() reference {
 		return resumption{strategy: cluster.Recreate, node: "wk1"}.undisturbed(t)
 	})

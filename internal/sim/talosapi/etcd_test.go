@@ -134,11 +134,12 @@ func (q *quorum) machine(n int) string {
 	if err != nil {
 		q.t.Fatal(err)
 	}
-	text := fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready)
+	var text strings.Builder
+	text.WriteString(fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready))
 	for _, u := range s.TypedSpec().Status.UnmetConditions {
-		text += " " + u.Name + ": " + u.Reason
+		text.WriteString(" " + u.Name + ": " + u.Reason)
 	}
-	return text
+	return text.String()
 }
 
 func (q *quorum) onScreen(text string) bool {
