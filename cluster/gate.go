@@ -55,7 +55,7 @@ func (n *nodeRoll) look(ctx context.Context) error {
 		}
 	}
 	if !n.plan.Resume {
-		problems = append(problems, n.requireUnchanged(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+		problems = append(problems, n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
 	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}
@@ -65,6 +65,19 @@ func (n *nodeRoll) look(ctx context.Context) error {
 func (n *nodeRoll) isOldBoot(ctx context.Context, m Machine) bool {
 	mem, err := n.memory(ctx)
 	return err == nil && m.BootID == mem.BootID
+}
+
+// requireFallback refuses an upgrade in place whose way back, as the plan shows
+// it, is not there: the ISO of the build that the node runs.
+func (n *nodeRoll) requireFallback(ctx context.Context) error {
+	if n.plan.Strategy != InPlace || n.plan.previous == nil {
+		return nil
+	}
+	if err := n.fallback().requireISO(ctx); err != nil {
+		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %v", n.plan.Node, err),
+			"recast publish with the previous recast.lock puts it there; roll.bootFailure: rollback does without")
+	}
+	return nil
 }
 
 func (n *nodeRoll) requireISO(ctx context.Context) error {
