@@ -87,6 +87,7 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 
 // TestTwoRollsAtOnce begins two rolls in the same moment: one of them does it all.
 func TestTwoRollsAtOnce(t *testing.T) {
+	long(t)
 	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {

@@ -13,6 +13,7 @@ import (
 // TestRollFromAMirror: with a mirror configured, what the machine configuration
 // names and the node pulls is the copy.
 func TestRollFromAMirror(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const mirror = "127.0.0.1:5000/acme/talos"
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+mirror+"\n")
