@@ -31,8 +31,8 @@ stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, a
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
 
-crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds (SEED=n for others; SLICE=all for all)
-	@go test -json -timeout 3h -run TestCrash ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(SLICE)) -crash.seed=$(SEED) | bin/tools/testsummary -name crash
+crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every point (SEED=n for others; SLICE=all for all)
+	@go test -json -timeout 3h -run 'TestCrash|TestRecoverKilledAnywhere' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(SLICE)) -crash.seed=$(SEED) | bin/tools/testsummary -name crash
 
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill

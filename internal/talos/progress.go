@@ -34,7 +34,7 @@ func (p *pullProgress) add(m *machineapi.ImageServicePullProgress) {
 			done += l.GetTotal()
 		}
 	}
-	if total <= 0 || done*10/total <= p.said {
+	if total < 1<<20 || done*10/total <= p.said { // below a MiB there is nothing to wait for
 		return
 	}
 	p.said = done * 10 / total
