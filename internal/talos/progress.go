@@ -34,11 +34,15 @@ func (p *pullProgress) add(m *machineapi.ImageServicePullProgress) {
 			done += l.GetTotal()
 		}
 	}
-	if total < 1<<20 || done*10/total <= p.said { // below a MiB there is nothing to wait for
+	if total <= 0 || done*10/total <= p.said {
 		return
 	}
 	p.said = done * 10 / total
-	p.say(fmt.Sprintf("pulled %d of %d MiB", done>>20, total>>20))
+	unit, shift := "MiB", 20
+	if total < 1<<20 {
+		unit, shift = "KiB", 10
+	}
+	p.say(fmt.Sprintf("pulled %d of %d %s", done>>shift, total>>shift, unit))
 }
 
 // lastLines are the last lines of an installer, which say why it failed.
