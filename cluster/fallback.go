@@ -31,9 +31,10 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	} else {
 		n.fallbackKept = true
 	}
-	hash := n.found.Machine.Schematic.LockHash()
+	// The schematic tells more than the lock's hash, which schematics with the same extensions share.
+	runs := n.found.Machine.Schematic
 	for _, b := range o.PastBuilds {
-		if hash != "" && b.LockHash == hash && b.TalosVersion == n.found.Machine.TalosVersion && b.Installer != "" {
+		if runs.LockHash() != "" && b.SchematicID == runs.ID && b.TalosVersion == n.found.Machine.TalosVersion && b.Installer != "" {
 			n.previous = &b
 		}
 	}

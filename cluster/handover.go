@@ -80,7 +80,7 @@ func (r *Replace) begun(a, b VM) (*Intent, error) {
 }
 
 func (r *Replace) settleStep() step.Step {
-	return step.Step{ID: "settle", Title: "finish what was cut off of an earlier hand-over", Risk: step.Disruptive, Do: r.settle}
+	return step.Step{ID: "settle", Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
 // settle finishes the hand-over that was begun last if it was cut off: what
@@ -227,7 +227,9 @@ func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
 		case vm.Config["protection"] == "1":
 			err = r.Proxmox.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil)
 		default:
-			err = r.Proxmox.SetConfig(ctx, vm, nil, users)
+			if err = RequireQuorum(ctx, r.Proxmox); err == nil {
+				err = r.Proxmox.SetConfig(ctx, vm, nil, users)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("remove the dangling %s from %s: %w", users[0], vm, err)

@@ -1,0 +1,30 @@
+package cluster
+
+import "testing"
+
+// Two schematics with the same extensions have the same lock hash: the way back
+// is to the image that runs, not to its sister.
+func TestFallbackIsToTheImageThatRuns(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	wanted[1].Strategy = InPlace
+	runs := o.Found[1].Machine
+	o.PastBuilds = map[string]Build{}
+	for id, schematic := range map[string]string{"b-sister1": "id-other", "b-runs": runs.Schematic.ID, "b-sister2": "id-another"} {
+		o.PastBuilds[id] = Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Installer: "x@sha256:1"}
+	}
+	plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back := plan.Nodes[0].previous; back == nil || back.ID != "b-runs" {
+		t.Errorf("way back to %+v: %q", back, plan.Nodes[0].Notes)
+	}
+	delete(o.PastBuilds, "b-runs")
+	if plan, err = NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure}); err != nil {
+		t.Fatal(err)
+	}
+	if back := plan.Nodes[0].previous; back != nil {
+		t.Errorf("way back to %+v, though nobody has what runs", back)
+	}
+}
