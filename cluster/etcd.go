@@ -4,21 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // askEtcd lists whom to ask about etcd, the node itself last.
-func (n *nodeRoll) askEtcd() []netip.Addr {
-	var others []netip.Addr
-	for _, addr := range n.plan.controlPlanes {
-		if addr != n.plan.Addr {
-			others = append(others, addr)
+func (n *nodeRoll) askEtcd() []endpoint {
+	var others []endpoint
+	for _, e := range n.plan.controlPlanes {
+		if e.Node != n.plan.Node {
+			others = append(others, e)
 		}
 	}
-	return append(others, n.plan.Addr)
+	return append(others, endpoint{n.plan.Node, n.plan.Addr})
 }
 
 // leftEtcd is the goal of leaving: the record says so and no member of that

@@ -12,8 +12,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Addr is where the member's machine is reached, by its peer URL.
-func (m EtcdMember) Addr() (netip.Addr, error) {
+// address is where the member's machine is reached: at its node's address, for
+// etcd may talk to its peers over a network that is not ours; else by its peer URL.
+func (m EtcdMember) address(known []endpoint) (netip.Addr, error) {
+	for _, e := range known {
+		if e.Node == m.Name {
+			return e.Addr, nil
+		}
+	}
 	for _, peer := range m.Peers {
 		u, err := url.Parse(peer)
 		if err != nil {
@@ -42,16 +48,16 @@ type etcdView struct {
 
 // viewEtcd asks the first of the control planes that answers for the list of
 // members, then every member but the ones named in without for its own status.
-func viewEtcd(ctx context.Context, talos Talos, ask []netip.Addr, without ...string) (etcdView, error) {
+func viewEtcd(ctx context.Context, talos Talos, ask []endpoint, without ...string) (etcdView, error) {
 	v := etcdView{statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
 	var errs []error
-	for _, addr := range ask {
-		members, err := talos.EtcdMembers(ctx, addr)
+	for _, e := range ask {
+		members, err := talos.EtcdMembers(ctx, e.Addr)
 		if err == nil {
 			v.Members = members
 			break
 		}
-		errs = append(errs, fmt.Errorf("ask %s for the members of etcd: %w", addr, err))
+		errs = append(errs, fmt.Errorf("ask %s for the members of etcd: %w", e.Node, err))
 	}
 	if len(v.Members) == 0 {
 		return v, errors.Join(append(errs, errors.New("no control plane says who the members of etcd are"))...)
@@ -60,7 +66,7 @@ func viewEtcd(ctx context.Context, talos Talos, ask []netip.Addr, without ...str
 		if slices.Contains(without, m.Name) {
 			continue
 		}
-		addr, err := m.Addr()
+		addr, err := m.address(ask)
 		var s EtcdStatus
 		if err == nil {
 			s, err = talos.EtcdStatus(ctx, addr)

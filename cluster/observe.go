@@ -126,18 +126,24 @@ func (o Observation) controlPlaneOut() bool {
 	})
 }
 
-// controlPlanes are the addresses of the cluster's control planes, as far as known.
-func (o Observation) controlPlanes() []netip.Addr {
-	var out []netip.Addr
+// endpoint is where the Talos API of one node is.
+type endpoint struct {
+	Node string
+	Addr netip.Addr
+}
+
+// controlPlanes are the cluster's control planes, as far as known.
+func (o Observation) controlPlanes() []endpoint {
+	var out []endpoint
 	for _, n := range o.Nodes {
 		if addr := firstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
-			out = append(out, addr)
+			out = append(out, endpoint{n.Name, addr})
 		}
 	}
 	for _, p := range o.Parking {
 		mem, err := p.Record.memory(p.VM)
-		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, p.Record.Addr) {
-			out = append(out, p.Record.Addr)
+		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, endpoint{p.Record.Node, p.Record.Addr}) {
+			out = append(out, endpoint{p.Record.Node, p.Record.Addr})
 		}
 	}
 	return out

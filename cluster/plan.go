@@ -20,7 +20,7 @@ type Plan struct {
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
 
-	controlPlanes []netip.Addr
+	controlPlanes []endpoint
 }
 
 // NodePlan is what happens to one node.
@@ -48,12 +48,12 @@ type NodePlan struct {
 
 	wanted        Wanted
 	found         Found
-	controlPlanes []netip.Addr // of the whole cluster
-	etcdKept      bool         // its etcd data outlives the system disk
-	restore       *KeptDisk    // of a rollback
-	previous      *Build       // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
-	fallbackKept  bool         // etcd's data outlives that
-	run           string       // whose unfinished work this is
+	controlPlanes []endpoint // of the whole cluster
+	etcdKept      bool       // its etcd data outlives the system disk
+	restore       *KeptDisk  // of a rollback
+	previous      *Build     // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
+	fallbackKept  bool       // etcd's data outlives that
+	run           string     // whose unfinished work this is
 }
 
 // DiskPlan is one drive in a plan.

@@ -39,9 +39,9 @@ func (r *Roller) snapshotStep(p Plan) step.Step {
 func (r *Roller) takeSnapshot(ctx context.Context, p Plan) error {
 	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
-	for _, addr := range p.controlPlanes {
-		if err := SaveSnapshot(file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, addr, w) }); err != nil {
-			errs = append(errs, fmt.Errorf("snapshot of etcd from %s: %w", addr, err))
+	for _, e := range p.controlPlanes {
+		if err := SaveSnapshot(file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, w) }); err != nil {
+			errs = append(errs, fmt.Errorf("snapshot of etcd from %s: %w", e.Node, err))
 			continue
 		}
 		return r.Journal.Put(snapshotKey, file)
