@@ -73,9 +73,9 @@ func viewEtcd(ctx context.Context, talos Talos, ask []endpoint, without ...strin
 		}
 		switch {
 		case err != nil:
-			v.errs[m.ID] = err
+			v.errs[m.ID] = fmt.Errorf("does not answer: %w", err)
 		case s.MemberID != m.ID:
-			v.errs[m.ID] = fmt.Errorf("at %s there is member %x, not %x", addr, s.MemberID, m.ID)
+			v.errs[m.ID] = fmt.Errorf("is member %x, but what runs on %s is member %x: another machine has its name", m.ID, addr, s.MemberID)
 		default:
 			v.statuses[m.ID] = s
 		}
@@ -111,7 +111,7 @@ func (v etcdView) unhealthy(except string) []string {
 		s, err := v.statuses[m.ID], v.errs[m.ID]
 		switch {
 		case err != nil:
-			out = append(out, fmt.Sprintf("%s does not answer: %v", m.name(), err))
+			out = append(out, m.name()+" "+err.Error())
 			continue
 		case m.Learner || s.Learner:
 			out = append(out, m.name()+" is a learner: it does not vote yet")

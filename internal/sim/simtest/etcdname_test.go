@@ -30,7 +30,7 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 	}{
 		"two members of etcd": {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
 		"another machine's member": {
-			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "is not what runs on 127.42.7.12: another machine has its name",
+			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "but what runs on 127.42.7.13 is member",
 		},
 		"two VMs": {
 			func(_ *testing.T, l *Lab) {

@@ -60,7 +60,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 		"broken on the first":    {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
 		"wrong on the first two": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
 		"each in a way of its own": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped, "cp3": broken}, []string{"cp1", "cp2", "cp3"}, []string{
-			"snapshot of etcd from 127.42.7.11: snapshot has ", "snapshot of etcd from 127.42.7.12: snapshot does not match its checksum", "snapshot of etcd from 127.42.7.13: ",
+			"snapshot of etcd from cp1: snapshot has ", "snapshot of etcd from cp2: snapshot does not match its checksum", "snapshot of etcd from cp3: ",
 			"no control plane gave a snapshot of etcd that can be used",
 		}},
 	}
