@@ -1,0 +1,113 @@
+package contract
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/pve"
+)
+
+// realPlace reads where the real server is; false if the environment names none.
+func realPlace(t *testing.T) (place, bool) {
+	t.Helper()
+	p := place{
+		endpoint: strings.TrimSuffix(os.Getenv("PVE_ENDPOINT"), "/"), token: os.Getenv("PVE_TOKEN"), poor: os.Getenv("PVE_POOR_TOKEN"),
+		node: os.Getenv("PVE_NODE"), node2: os.Getenv("PVE_NODE2"), storage: os.Getenv("PVE_STORAGE"), isoStorage: os.Getenv("PVE_ISO_STORAGE"),
+		sharedStorage: os.Getenv("PVE_SHARED_STORAGE"), bridge: cmp.Or(os.Getenv("PVE_BRIDGE"), "vmbr0"), pool: os.Getenv("PVE_POOL"),
+	}
+	if p.endpoint == "" {
+		return p, false
+	}
+	for name, value := range map[string]string{
+		"PVE_TOKEN": p.token, "PVE_NODE": p.node, "PVE_STORAGE": p.storage, "PVE_ISO_STORAGE": p.isoStorage,
+	} {
+		if value == "" {
+			t.Fatalf("%s is not set; PVE_ENDPOINT alone is not enough", name)
+		}
+	}
+	vmids := cmp.Or(os.Getenv("PVE_VMIDS"), "90000-90099")
+	if n, err := fmt.Sscanf(vmids, "%d-%d", &p.first, &p.last); n != 2 || err != nil || p.first < 100 || p.last < p.first {
+		t.Fatalf("PVE_VMIDS is %q, not a range such as 90000-90099", vmids)
+	}
+	return p, true
+}
+
+// swept is done before the first test: nothing is made in a range where others are at home.
+var swept struct {
+	once  sync.Once
+	alien string // who else is there
+}
+
+func newReal(t *testing.T, p place) *server {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second}
+	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 5 * time.Minute}}
+	s.client = s.connect(pve.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
+	t.Cleanup(func() {
+		s.removeAll()
+		s.client.Close()
+		transport.CloseIdleConnections()
+	})
+	swept.once.Do(s.sweep)
+	if swept.alien != "" {
+		t.Fatalf("%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
+	}
+	return s
+}
+
+// pinned accepts the one certificate of that SHA-256 fingerprint; "" leaves it to the system's authorities.
+func pinned(fingerprint string) *tls.Config {
+	if fingerprint == "" {
+		return &tls.Config{}
+	}
+	want := strings.ToLower(strings.ReplaceAll(fingerprint, ":", ""))
+	return &tls.Config{
+		InsecureSkipVerify: true, // VerifyConnection does it
+		VerifyConnection: func(state tls.ConnectionState) error {
+			sum := sha256.Sum256(state.PeerCertificates[0].Raw)
+			if got := hex.EncodeToString(sum[:]); got != want {
+				return errors.New("the server's certificate has the fingerprint " + got)
+			}
+			return nil
+		},
+	}
+}
+
+func (s *server) isOurs(node string, id int) bool {
+	s.t.Helper()
+	config := object(s.t, s.get("/nodes/"+node+"/qemu/"+itoa(id)+"/config"))
+	return strings.Contains(text(config["description"]), marker)
+}
+
+// sweep removes what a killed run has left, unless the range
+// holds a guest that is not ours.
+func (s *server) sweep() {
+	s.t.Helper()
+	var left []int
+	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
+		o := object(s.t, row)
+		var id int
+		if _, err := fmt.Sscan(text(o["vmid"]), &id); err != nil || id < s.place.first || id > s.place.last {
+			continue
+		}
+		if text(o["type"]) != "qemu" || !s.isOurs(text(o["node"]), id) {
+			swept.alien = fmt.Sprintf("guest %d (%s)", id, text(o["name"]))
+			return
+		}
+		left = append(left, id)
+	}
+	for _, id := range left {
+		s.t.Logf("remove VM %d, which a run before has left", id)
+		s.remove(id)
+	}
+}

@@ -1,0 +1,310 @@
+package contract
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/pve"
+)
+
+// needs are what a test cannot do without; together with |.
+type needs uint8
+
+const (
+	secondNode    needs = 1 << iota // another node of the same cluster
+	sharedStorage                   // a storage for disks and ISOs that both nodes see
+	poorToken                       // a token with privilege separation that was granted nothing
+	pool                            // a pool that the token may put VMs into
+	deleteISOs                      // Datastore.Allocate on the ISO storage
+	simulated                       // switches that only the simulator has: no quorum, a host without power
+)
+
+// server is the Proxmox VE under test.
+type server struct {
+	t      *testing.T
+	place  place
+	http   *http.Client
+	client *pve.Client // recast's own
+	sim    *simulator  // nil on a real server
+
+	mu   sync.Mutex
+	made []int    // VMIDs, in order
+	isos []string // volids
+}
+
+// place is where on the server the tests are at home.
+type place struct {
+	endpoint, token, poor string // token and poor as "user@realm!id=uuid"
+	node, node2           string
+	storage               string // for disks
+	isoStorage            string
+	sharedStorage         string
+	bridge, pool          string
+	first, last           int // VMIDs
+}
+
+// lacks lists what of n the place lacks, by name.
+func (p place) lacks(n needs) []string {
+	var out []string
+	for _, w := range []struct {
+		need needs
+		is   bool
+		name string
+	}{
+		{secondNode, p.node2 != "", "PVE_NODE2"},
+		{sharedStorage, p.sharedStorage != "", "PVE_SHARED_STORAGE"},
+		{poorToken, p.poor != "", "PVE_POOR_TOKEN"},
+		{pool, p.pool != "", "PVE_POOL"},
+	} {
+		if n&w.need != 0 && !w.is {
+			out = append(out, w.name)
+		}
+	}
+	return out
+}
+
+// run gives a test its server: a simulated one of its own in a bubble, or the
+// real one if the environment names one and it has what the test needs.
+func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
+	t.Helper()
+	p, isReal := realPlace(t)
+	if !isReal {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) { test(t, newSimulated(t)) })
+		return
+	}
+	if lacks := p.lacks(n); len(lacks) > 0 {
+		t.Skipf("needs %s", strings.Join(lacks, ", "))
+	}
+	if n&simulated != 0 {
+		t.Skip("needs the simulator: it breaks what nobody breaks on a real server")
+	}
+	s := newReal(t, p)
+	if n&deleteISOs != 0 && !slices.Contains(s.privileges("/storage/"+p.isoStorage), "Datastore.Allocate") {
+		t.Skipf("needs Datastore.Allocate on /storage/%s", p.isoStorage)
+	}
+	test(t, s)
+}
+
+// reply is an answer as it came over the wire.
+type reply struct {
+	Status  string // "500 no options specified"
+	Code    int
+	Message string
+	Errors  map[string]string
+	Data    any
+	Body    []byte
+}
+
+// do sends a form, "key=value" each, with the token.
+func (s *server) do(method, path string, form ...string) reply {
+	s.t.Helper()
+	return s.as(s.place.token, method, path, form...)
+}
+
+// poor sends a form with the token that may do nothing.
+func (s *server) poor(method, path string, form ...string) reply {
+	s.t.Helper()
+	return s.as(s.place.poor, method, path, form...)
+}
+
+// as sends a form with any token; "" sends none.
+func (s *server) as(token, method, path string, form ...string) reply {
+	s.t.Helper()
+	return s.send(s.form(s.t.Context(), token, method, path, form...))
+}
+
+// tryAfter is do for when the test's context is over.
+func (s *server) tryAfter(method, path string, form ...string) (reply, error) {
+	return s.try(s.form(context.WithoutCancel(s.t.Context()), s.place.token, method, path, form...))
+}
+
+func (s *server) form(ctx context.Context, token, method, path string, form ...string) *http.Request {
+	s.t.Helper()
+	values := url.Values{}
+	for _, f := range form {
+		name, value, _ := strings.Cut(f, "=")
+		values.Add(name, value)
+	}
+	if method != http.MethodGet && method != http.MethodDelete {
+		return s.request(token, method, path, "application/x-www-form-urlencoded", []byte(values.Encode())).WithContext(ctx)
+	}
+	if len(values) > 0 {
+		path += "?" + values.Encode()
+	}
+	return s.request(token, method, path, "", nil).WithContext(ctx)
+}
+
+// raw sends any body with the token.
+func (s *server) raw(method, path, contentType string, body []byte) reply {
+	s.t.Helper()
+	return s.send(s.request(s.place.token, method, path, contentType, body))
+}
+
+// request makes a request without sending it; path is below /api2/json.
+func (s *server) request(token, method, path, contentType string, body []byte) *http.Request {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "PVEAPIToken="+token)
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	return req
+}
+
+// send sends a request and reads the answer, which is JSON or empty.
+func (s *server) send(req *http.Request) reply {
+	s.t.Helper()
+	r, err := s.try(req)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
+	}
+	return r
+}
+
+// try is send for a request to which there may be no answer.
+func (s *server) try(req *http.Request) (reply, error) {
+	res, err := s.http.Do(req)
+	if err != nil {
+		return reply{}, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	out := reply{Status: res.Status, Code: res.StatusCode}
+	if out.Body, err = io.ReadAll(res.Body); err != nil {
+		return out, err
+	}
+	var answer struct {
+		Message string
+		Errors  map[string]string
+		Data    any
+	}
+	if len(out.Body) > 0 {
+		if err := json.Unmarshal(out.Body, &answer); err != nil {
+			return out, fmt.Errorf("%s: %w: %.200s", res.Status, err, out.Body)
+		}
+	}
+	out.Message, out.Errors, out.Data = answer.Message, answer.Errors, answer.Data
+	return out, nil
+}
+
+// get reads, and fails the test unless that succeeds.
+func (s *server) get(path string, form ...string) any {
+	s.t.Helper()
+	r := s.do(http.MethodGet, path, form...)
+	if r.Code != http.StatusOK {
+		s.t.Fatalf("GET %s: %s %s", path, r.Status, r.Body)
+	}
+	return r.Data
+}
+
+// put changes something at once, and fails the test unless that succeeds.
+func (s *server) put(path string, form ...string) {
+	s.t.Helper()
+	if r := s.do(http.MethodPut, path, form...); r.Code != http.StatusOK {
+		s.t.Fatalf("PUT %s %q: %s %s", path, form, r.Status, r.Body)
+	}
+}
+
+// ended is how a task ended.
+type ended struct {
+	UPID string
+	Exit string // "OK", "WARNINGS: 1", or what it died of
+	Log  []string
+}
+
+// task sends a form and waits for the task that it starts.
+func (s *server) task(method, path string, form ...string) ended {
+	s.t.Helper()
+	return s.wait(s.do(method, path, form...))
+}
+
+// taskOK is task for one that must end well.
+func (s *server) taskOK(method, path string, form ...string) ended {
+	s.t.Helper()
+	e := s.task(method, path, form...)
+	if e.Exit != "OK" {
+		s.t.Fatalf("%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
+	}
+	return e
+}
+
+// wait waits for the task whose UPID an answer holds.
+func (s *server) wait(r reply) ended {
+	s.t.Helper()
+	upid, ok := r.Data.(string)
+	if !ok || !strings.HasPrefix(upid, "UPID:") {
+		s.t.Fatalf("no task: %s %s", r.Status, r.Body)
+	}
+	path := "/nodes/" + strings.Split(upid, ":")[1] + "/tasks/" + escape(upid)
+	for begun := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+		status := object(s.t, s.get(path+"/status"))
+		if status["status"] == "stopped" {
+			return ended{UPID: upid, Exit: text(status["exitstatus"]), Log: s.log(path)}
+		}
+		if time.Since(begun) > 5*time.Minute {
+			s.t.Fatalf("task %s still runs after five minutes", upid)
+		}
+	}
+}
+
+func (s *server) log(path string) []string {
+	s.t.Helper()
+	var lines []string
+	for _, row := range list(s.t, s.get(path+"/log", "limit=500")) {
+		lines = append(lines, text(object(s.t, row)["t"]))
+	}
+	return lines
+}
+
+// object is a JSON object of an answer.
+func object(t *testing.T, data any) map[string]any {
+	t.Helper()
+	o, ok := data.(map[string]any)
+	if !ok {
+		t.Fatalf("not an object: %v", data)
+	}
+	return o
+}
+
+// list is a JSON list of an answer.
+func list(t *testing.T, data any) []any {
+	t.Helper()
+	l, ok := data.([]any)
+	if !ok {
+		t.Fatalf("not a list: %v", data)
+	}
+	return l
+}
+
+// text is a scalar of an answer: Proxmox gives numbers as numbers or as texts, as it likes.
+func text(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case bool:
+		return map[bool]string{true: "1", false: "0"}[v]
+	}
+	return fmt.Sprint(v)
+}
+
+// escape makes one segment of a path out of a name.
+func escape(name string) string { return url.PathEscape(name) }

@@ -1,0 +1,135 @@
+package contract
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/pveapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// simulator is a Proxmox cluster of three nodes, with its switches.
+type simulator struct {
+	world    *world.World
+	recorder *record.Recorder
+	network  *network.Network
+}
+
+const (
+	simToken = "contract@pve!suite"
+	simPoor  = "contract@pve!poor"
+	secret   = "5ec0ffee-c0de-4000-8000-000000000001"
+)
+
+// role is what the suite's token has: what recast needs at most, and the right to delete ISOs.
+func role() []string {
+	return []string{
+		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
+		"VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "VM.Config.Cloudinit", "VM.GuestAgent.Audit", "VM.Snapshot", "VM.Clone",
+		"Datastore.AllocateSpace", "Datastore.Audit", "Datastore.AllocateTemplate", "SDN.Use", "Sys.Audit", "Sys.Modify", "Sys.Console",
+		"Sys.AccessNetwork", "Pool.Audit",
+	}
+}
+
+func newSimulated(t *testing.T) *server {
+	t.Helper()
+	w := world.New(world.Options{Cluster: "contract"})
+	sim := &simulator{world: w, recorder: record.New(), network: network.Memory()}
+	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl"}})
+	w.AddStorage(world.Storage{ID: "data", Type: "dir", Content: []string{"images"}, Capacity: 100 << 30})
+	w.AddStorage(world.Storage{ID: "nas", Type: "nfs", Shared: true, Content: []string{"images", "iso"}})
+	w.AddRole("Contract", role()...)
+	w.AddRole("DeletesISOs", append(role(), "Datastore.Allocate")...)
+	w.AddPool("contract")
+	for _, id := range []string{simToken, simPoor} {
+		w.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
+	}
+	w.Grant(world.ACL{Path: "/", Who: "contract@pve", Role: world.Administrator, Propagate: true})
+	w.Grant(world.ACL{Path: "/", Who: simToken, Role: "Contract", Propagate: true})
+	w.Grant(world.ACL{Path: "/storage/local", Who: simToken, Role: "DeletesISOs", Propagate: true})
+
+	cert, pool := sim.certificate(t)
+	var servers []*pveapi.Server
+	for i, host := range []string{"pve1", "pve2", "pve3"} {
+		w.AddHost(host)
+		listener, err := sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := pveapi.New(w, sim.recorder, host)
+		api.Serve(listener, cert)
+		servers = append(servers, api)
+	}
+	dialer := sim.network.Dialer()
+	transport := &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: pool}}
+	s := &server{
+		t: t, sim: sim, http: &http.Client{Transport: transport},
+		place: place{
+			endpoint: "https://127.42.9.1:8006", token: simToken + "=" + secret, poor: simPoor + "=" + secret,
+			node: "pve1", node2: "pve2", storage: "data", isoStorage: "local", sharedStorage: "nas", bridge: "vmbr0", pool: "contract",
+			first: 90000, last: 90099,
+		},
+	}
+	s.client = s.connect(pve.Options{RootCAs: pool, Dial: dialer.DialContext})
+	t.Cleanup(func() {
+		s.removeAll()
+		s.client.Close()
+		transport.CloseIdleConnections()
+		w.Close()
+		for _, api := range servers {
+			if err := api.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return s
+}
+
+// connect makes a client of recast's, with the suite's token.
+func (s *server) connect(o pve.Options) *pve.Client {
+	s.t.Helper()
+	o.Endpoints, o.Token = []string{s.place.endpoint}, cluster.Secret(s.place.token)
+	c, err := pve.New(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// certificate is made inside the bubble, whose clock it has to suit.
+func (*simulator) certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve"}, NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.ParseIP("127.42.9.1"), net.ParseIP("127.42.9.2"), net.ParseIP("127.42.9.3")},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
