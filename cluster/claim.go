@@ -31,12 +31,19 @@ type Claim struct {
 	// held, from another goroutine then; may be nil.
 	Say func(string)
 
-	Heartbeat time.Duration // 0: 15 s
-	Watch     time.Duration // how long a claim must stand still to be taken over; 0: 90 s
+	Heartbeat time.Duration // 0: ClaimHeartbeat
+	Watch     time.Duration // how long a claim must stand still to be taken over; 0: ClaimWatch
 }
 
-func (c *Claim) heartbeat() time.Duration { return cmp.Or(c.Heartbeat, 15*time.Second) }
-func (c *Claim) watch() time.Duration     { return cmp.Or(c.Watch, 90*time.Second) }
+const (
+	// ClaimHeartbeat is how often a living run shows that it still holds the claim.
+	ClaimHeartbeat = 15 * time.Second
+	// ClaimWatch is how long a claim must stand still before another run takes it over.
+	ClaimWatch = 90 * time.Second
+)
+
+func (c *Claim) heartbeat() time.Duration { return cmp.Or(c.Heartbeat, ClaimHeartbeat) }
+func (c *Claim) watch() time.Duration     { return cmp.Or(c.Watch, ClaimWatch) }
 
 func (c *Claim) say(format string, args ...any) {
 	if c.Say != nil {

@@ -2,10 +2,13 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // healthy is the goal of waiting: the machine runs the wanted build from its
@@ -15,11 +18,7 @@ func (n *nodeRoll) healthy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	lacks, err := n.lacks(ctx, mem)
-	if err != nil || lacks != "" {
-		return "", nil //nolint:nilerr // not yet: waitHealthy waits and says why
-	}
-	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
+	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
 }
 
 func (n *nodeRoll) waitHealthy(ctx context.Context) error {
@@ -27,19 +26,39 @@ func (n *nodeRoll) waitHealthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
+}
+
+// settled is the goal of settle. When that has ended well, a reading that fails
+// right afterwards takes nothing back; one that shows something does.
+func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
+	what, err := lacks(ctx)
+	if what != "" || err != nil && (!n.hasSettled || errors.Is(err, errRolledBack)) {
+		return "", nil //nolint:nilerr // not yet: settle waits and says why
+	}
+	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
+}
+
+// settle waits until the node has lacked nothing for the settling time. A
+// node that came back as its old system ends it.
+func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
 	name := fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle)
-	return n.wait(ctx, "bring-up/wait-healthy", name, n.Timing.Join+n.Timing.Settle, func(ctx context.Context) (bool, string, error) {
-		lacks, err := n.lacks(ctx, mem)
-		if err != nil || lacks != "" {
+	err := n.wait(ctx, id, name, within+n.Timing.Settle, func(ctx context.Context) (bool, string, error) {
+		what, err := lacks(ctx)
+		switch {
+		case errors.Is(err, errRolledBack):
+			return false, "", wait.Stop(err)
+		case err != nil || what != "":
 			since = time.Time{}
-			return false, lacks, err
-		}
-		if since.IsZero() {
+			return false, what, err
+		case since.IsZero():
 			since = time.Now()
 		}
 		return time.Since(since) >= n.Timing.Settle, "healthy, settling", nil
 	})
+	n.hasSettled = err == nil
+	return err
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.

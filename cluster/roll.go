@@ -134,9 +134,10 @@ type nodeRoll struct {
 	want Wanted
 	path string // of its branch in the tree
 
-	rebooted bool  // it was told to, by this very process
-	answered bool  // with the cluster's certificates, since it was made anew
-	gaveUp   error // why a node that was upgraded in place is to be reimaged
+	rebooted   bool  // it was told to, by this very process
+	answered   bool  // with the cluster's certificates, since it was made anew
+	hasSettled bool  // it was healthy for the settling time
+	gaveUp     error // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {
