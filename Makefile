@@ -11,7 +11,7 @@ SEED ?= 1
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check crash kill bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-7s  %s\n' "$$name" "$$what"; done
@@ -30,6 +30,9 @@ stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, a
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
+
+contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
+	@go test -json -count=1 -timeout 60m ./internal/contract | bin/tools/testsummary -name contract -tests
 
 crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every point (SEED=n for others; SLICE=all for all)
 	@go test -json -timeout 3h -run 'TestCrash|TestRecoverKilledAnywhere' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(SLICE)) -crash.seed=$(SEED) | bin/tools/testsummary -name crash

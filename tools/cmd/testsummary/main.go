@@ -3,7 +3,7 @@
 //
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
-// A test adds a figure of its own with t.Attr: numbers of the same key are summed.
+// With -tests every test is shown as it ends, and what was skipped with its reason. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
 package main
 
 import (
@@ -20,11 +20,13 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("testsummary", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	name := flags.String("name", "test", "what the last line begins with")
+	tests := flags.Bool("tests", false, "show every test as it ends (subtests only if skipped), and why one was skipped")
 	if err := flags.Parse(args); err != nil {
 		return 3
 	}
 	start := time.Now()
 	s := newSummary(stdout)
+	s.tests = *tests
 	if err := s.read(stdin); err != nil {
 		fmt.Fprintln(stderr, "error:", err)
 		return 1

@@ -29,6 +29,7 @@ type id struct{ pkg, test string }
 
 type summary struct {
 	out     io.Writer
+	tests   bool                    // show each as it ends
 	output  map[id]*strings.Builder // of what has not ended
 	builds  map[string]*strings.Builder
 	ended   map[id]string   // the action that ended it
@@ -104,6 +105,9 @@ func (s *summary) end(at id, e event) {
 		if e.Action == "fail" {
 			fmt.Fprint(s.out, s.output[at])
 		}
+		if s.tests {
+			s.show(at, e)
+		}
 		if figures := s.lines[at]; len(figures) > 0 {
 			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
 		}
@@ -125,6 +129,27 @@ func (s *summary) end(at id, e event) {
 		fmt.Fprint(s.out, lastLines(text.String(), e.Action))
 		delete(s.output, at)
 	}
+}
+
+// show tells how a test ended that did not fail; subtests only if they were skipped.
+func (s *summary) show(at id, e event) {
+	switch {
+	case e.Action == "skip":
+		fmt.Fprintf(s.out, "skipped %s: %s\n", at.test, reason(s.output[at]))
+	case e.Action == "pass" && !strings.Contains(at.test, "/"):
+		fmt.Fprintf(s.out, "passed  %s (%.0f s)\n", at.test, e.Elapsed)
+	}
+}
+
+// reason is what a test said last before it was skipped, without where it said so.
+func reason(output *strings.Builder) string {
+	var last string
+	for line := range strings.Lines(output.String()) {
+		if _, said, ok := strings.Cut(line, ".go:"); ok {
+			_, last, _ = strings.Cut(strings.TrimSpace(said), ": ")
+		}
+	}
+	return last
 }
 
 // open lists the tests of a package that began and did not end.

@@ -34,7 +34,7 @@ func goTest(t *testing.T, test string) (code int, out string) {
 		t.Fatal(err)
 	}
 	var stdout, stderr strings.Builder
-	code = run([]string{"-name", "check"}, strings.NewReader(string(text)), &stdout, &stderr)
+	code = run([]string{"-name", "check", "-tests"}, strings.NewReader(string(text)), &stdout, &stderr)
 	if stderr.Len() > 0 {
 		t.Errorf("stderr: %s", &stderr)
 	}
@@ -53,8 +53,8 @@ func TestSummary(t *testing.T) {
 		"passed": {
 			test: header + `
 func TestA(t *testing.T) { t.Log("quiet"); t.Attr("points", "3") }
-func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) {}); t.Run("y", func(t *testing.T) { t.Skip() }) }`,
-			shown: []string{"ok  \texample"},
+func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) {}); t.Run("y", func(t *testing.T) { t.Skip("needs: a thing") }) }`,
+			shown: []string{"passed  TestA (0 s)", "skipped TestB/y: needs: a thing", "passed  TestB (0 s)", "ok  \texample"},
 			line:  "check: 3 tests in 1 package, 0 failed, 1 skipped, 7 points, 0 s",
 		},
 		"failed": {
