@@ -11,7 +11,7 @@ SEED ?= 1
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-7s  %s\n' "$$name" "$$what"; done
@@ -39,6 +39,9 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
+
+schema: bin/tools/testsummary ## hold every request that the tests send to Proxmox against the schema of its API (APIDOC=file)
+	@tools/schema '$(APIDOC)'
 
 bench: ## run every benchmark
 	@tools/bench

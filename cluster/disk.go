@@ -18,7 +18,10 @@ type Disk struct {
 }
 
 var (
-	diskKey     = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
+	diskKey = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
+	// fileOwner is for storages of files, where the directory says whose a volume
+	// is, whatever the file is called (Storage/Plugin.pm, parse_volname).
+	fileOwner   = regexp.MustCompile(`^(?:\d+/[^/]+/)?(\d+)/[^/]+$`)
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
 
@@ -40,7 +43,11 @@ func ParseDisk(key, value string) (Disk, error) {
 	}
 	d.CDROM = slices.Contains(d.Options, "media=cdrom") || d.Volid == "none" || d.Volid == "cdrom" || d.CloudInit()
 	if _, name, ok := strings.Cut(d.Volid, ":"); ok && !strings.HasPrefix(name, "iso/") {
-		if m := volumeOwner.FindStringSubmatch(name); m != nil {
+		m := fileOwner.FindStringSubmatch(name)
+		if m == nil {
+			m = volumeOwner.FindStringSubmatch(name)
+		}
+		if m != nil {
 			id, err := strconv.Atoi(m[1])
 			if err != nil {
 				return Disk{}, fmt.Errorf("%s: owner of %q: %w", key, d.Volid, err)

@@ -50,6 +50,8 @@ type Ties struct {
 	Snapshots []string    // by name
 	Busy      []string    // backups and replications that run now or are due within BusyWithin, in words
 	HA        *HAResource // nil: not managed
+	// Tags are those of the VM's tags that our token could not give to a new VM.
+	Tags []string
 }
 
 // BusyWithin is how far ahead a backup that is due counts as one that runs.

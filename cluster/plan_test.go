@@ -137,14 +137,15 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	needs := NeedsOf(plan)
-	all := map[string][]string{"/": nil}
-	for _, privs := range needs {
-		all["/"] = append(all["/"], privs...)
+	all := Privileges{}
+	for _, n := range needs {
+		all[n.Privilege] = true
 	}
-	if err := needs.Check(all); err != nil {
+	check := func(n Needs, access tree) error { return n.Check(t.Context(), access) }
+	if err := check(needs, tree{"/": all}); err != nil {
 		t.Errorf("everything is granted at the root: %v", err)
 	}
-	err = needs.Check(map[string][]string{"/": all["/"], "/storage/fast": {"Datastore.Audit"}})
+	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
 	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
 	if message(err) != want || fault.KindOf(err) != fault.Refused {
 		t.Errorf("err = %v, want %s", err, want)
@@ -156,10 +157,10 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
-	if err := NeedsOf(plan).Check(all); message(err) != want {
+	if err := check(NeedsOf(plan), tree{"/": all}); message(err) != want {
 		t.Errorf("err = %v, want %s", err, want)
 	}
-	if err := needs.Check(map[string][]string{}); err == nil {
+	if err := check(needs, tree{}); err == nil {
 		t.Error("a token with nothing passed")
 	}
 }

@@ -27,8 +27,11 @@ var ErrBusy = errors.New("an installation is in progress already")
 
 // Access says what our token may do.
 type Access interface {
-	// Permissions maps each path ("/", "/vms/9011", "/storage/fast") to the privileges that our token has there, sorted.
-	Permissions(ctx context.Context) (map[string][]string, error)
+	// TokenID names the token, without its secret: "recast@pve!roll".
+	TokenID() string
+	// Permissions reads what the token may do at a path of the access tree
+	// ("/", "/vms/9011"), which need not exist.
+	Permissions(ctx context.Context, path string) (Privileges, error)
 }
 
 // Inventory reads the whole Proxmox cluster.

@@ -2,149 +2,226 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Needs maps a path of Proxmox's access tree to the privileges that a roll must have there.
-type Needs map[string][]string
+// Privileges are what a token holds at one path of Proxmox's access tree, each
+// with whether it holds at the paths below as well.
+type Privileges map[string]bool
 
-// What the work takes on the paths of the VMs (qemu-server, API2/Qemu.pm). The
-// claim and the parking VMs are created and deleted by every run that has them.
-var (
-	claimPrivileges   = []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
-	reimagePrivileges = []string{"VM.Config.CDROM", "VM.Config.Disk", "VM.PowerMgmt"}
-	// recreatePrivileges are those of a create with every setting that a token may write.
-	recreatePrivileges = []string{
-		"VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Network", "VM.PowerMgmt",
-	}
-)
+// Need is one privilege that the work takes, and what for.
+type Need struct {
+	Path      string   `json:"path"` // where to grant it; Proxmox hands it down to the paths below
+	Privilege string   `json:"privilege"`
+	Why       []string `json:"why"`
 
-// NeedsOf derives what a plan's work takes, by each node's strategy. The
-// privileges must be granted above /vms/<id>: an entry at the VM's own path goes
-// with the VM when it is deleted.
-func NeedsOf(p Plan) Needs {
-	needs := Needs{}
-	add := func(path string, privs ...string) {
-		needs[path] = slices.Compact(slices.Sorted(slices.Values(append(needs[path], privs...))))
-	}
-	for _, n := range p.Work() {
-		add("/", "Sys.Audit") // quorum, HA resources, backup jobs
-		add("/vms", claimPrivileges...)
-		needsOfNode(n, add)
-	}
-	return needs
+	spots []spot
 }
 
-func needsOfNode(n NodePlan, add func(path string, privs ...string)) {
-	vm := n.found.VM
-	var disks []DiskPlan
-	switch n.Strategy {
-	case InPlace:
-		return
-	case Reimage, Rollback:
-		add("/vms", reimagePrivileges...)
-	default:
-		add("/vms", recreatePrivileges...)
-		disks = slices.Clone(n.Carried)
-		if vm != nil {
-			needsOfConfig(vm.Config, add)
+// spot is where Proxmox looks for a privilege.
+type spot struct {
+	path  string
+	below bool   // for an object below path that is still to be made: it must propagate
+	or    string // a pool, whose privileges do as well
+}
+
+// Needs is all that a piece of work takes, by path and privilege.
+type Needs []Need
+
+// add notes a privilege that is granted at path and looked for at the spots;
+// without any at path itself.
+func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
+	if len(spots) == 0 {
+		spots = []spot{{path: path}}
+	}
+	for _, privilege := range privileges {
+		i, found := slices.BinarySearchFunc(*n, Need{Path: path, Privilege: privilege}, compareNeeds)
+		if !found {
+			*n = slices.Insert(*n, i, Need{Path: path, Privilege: privilege})
 		}
-	}
-	if n.System != nil {
-		disks = append(disks, *n.System)
-	}
-	for _, d := range disks {
-		needsOfDisk(d, n.VMID, add)
-	}
-	if n.Strategy == Recreate || n.Strategy == Reimage {
-		for _, storage := range n.wanted.ISOStorages {
-			add("/storage/"+storage, "Datastore.AllocateTemplate", "Datastore.Audit")
+		need := &(*n)[i]
+		if !slices.Contains(need.Why, why) {
+			need.Why = append(need.Why, why)
 		}
-	}
-	if n.found.Ties.HA != nil || vm != nil && vm.HA {
-		add("/", "Sys.Console") // changes of the HA configuration
-	}
-}
-
-// needsOfDisk is what parking a disk takes, or attaching a holder's again:
-// pve-storage's check_volume_access asks for VM.Config.Disk at its owner.
-func needsOfDisk(d DiskPlan, vm VMID, add func(path string, privs ...string)) {
-	disk, err := ParseDisk(d.Key, d.Volid)
-	if err != nil || !strings.Contains(d.Volid, ":") {
-		return // no volume of a storage: such a node is refused
-	}
-	if disk.Owner != 0 && disk.Owner != vm {
-		add(fmt.Sprintf("/vms/%d", disk.Owner), "VM.Config.Disk")
-		add("/storage/"+disk.Storage(), "Datastore.Audit")
-		return
-	}
-	add("/storage/"+disk.Storage(), "Datastore.AllocateSpace", "Datastore.Audit")
-}
-
-// needsOfConfig are privileges that creating the VM again takes because of
-// single settings (qemu-server, API2/Qemu.pm): found missing after the delete,
-// they would keep the node down. Bridges of other SDN zones than the hosts' own
-// are not checked: the VM's configuration does not name their zone.
-func needsOfConfig(config map[string]string, add func(path string, privs ...string)) {
-	for key, value := range config {
-		option := func(name string) string { return Disk{Options: strings.Split(value, ",")}.Option(name) }
-		switch bus := strings.TrimRight(key, "0123456789"); {
-		case key == "startup":
-			add("/", "Sys.Modify")
-		case key == "rng0" && strings.Contains(value, "/dev/hwrng"):
-			add("/mapping/hwrng", "Mapping.Use")
-		case bus == "net" && strings.HasPrefix(option("bridge"), "vmbr"):
-			add("/sdn/zones/localnetwork/"+option("bridge"), "SDN.Use")
-		case bus == "virtiofs":
-			add("/mapping/dir/"+cmp.Or(option("dirid"), strings.Split(value, ",")[0]), "Mapping.Use")
-		case (bus == "hostpci" || bus == "usb") && option("mapping") != "":
-			add("/mapping/"+map[string]string{"hostpci": "pci", "usb": "usb"}[bus]+"/"+option("mapping"), "Mapping.Use")
-		}
-	}
-}
-
-// Check compares what is needed with what is granted, as Access.Permissions
-// gives it, and refuses with every missing privilege and the line that grants it.
-func (n Needs) Check(granted map[string][]string) error {
-	var missing, grants []string
-	for _, path := range slices.Sorted(maps.Keys(n)) {
-		have := effective(granted, path)
-		var lacks []string
-		for _, priv := range n[path] {
-			if !slices.Contains(have, priv) {
-				lacks = append(lacks, priv)
+		for _, s := range spots {
+			if !slices.Contains(need.spots, s) {
+				need.spots = append(need.spots, s)
 			}
 		}
-		if len(lacks) > 0 {
-			missing = append(missing, fmt.Sprintf("%s on %s", strings.Join(lacks, ", "), path))
-			grants = append(grants, "pveum acl modify "+path+" --tokens '<user@realm!id>' --roles <role with "+strings.Join(lacks, ",")+">")
-		}
 	}
-	if len(missing) == 0 {
-		return nil
-	}
-	err := fault.Refusedf("the Proxmox token lacks privileges: %s", strings.Join(missing, "; "))
-	return fault.WithHint(err, "on a Proxmox node: %s", strings.Join(grants, "; "))
 }
 
-// effective looks a path up in the answer of /access/permissions, which lists
-// the paths that have entries of their own; others inherit from the nearest above.
-func effective(granted map[string][]string, path string) []string {
-	for {
-		if privs, ok := granted[path]; ok {
-			return privs
-		}
-		if path == "/" {
-			return nil
-		}
-		path = path[:strings.LastIndex(path, "/")]
-		if path == "" {
-			path = "/"
+func compareNeeds(a, b Need) int {
+	return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Privilege, b.Privilege))
+}
+
+// Paths are where the needs are to be granted, sorted.
+func (n Needs) Paths() []string {
+	var out []string
+	for _, need := range n { // they are in order
+		if !slices.Contains(out, need.Path) {
+			out = append(out, need.Path)
 		}
 	}
+	return out
+}
+
+// paths are those whose permissions have to be known, sorted.
+func (n Needs) paths() []string {
+	set := map[string]bool{}
+	for _, need := range n {
+		set[need.Path] = true
+		for _, s := range need.spots {
+			set[s.path] = true
+			if s.or != "" {
+				set[s.or] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+// readsAtOnce bounds how many paths are asked about at a time.
+const readsAtOnce = 8
+
+// Missing reads what the token may do and lists what it lacks of the needs.
+func (n Needs) Missing(ctx context.Context, access Access) (Missing, error) {
+	paths := n.paths()
+	held := make([]Privileges, len(paths))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce)
+	for i, path := range paths {
+		g.Go(func() (err error) {
+			held[i], err = access.Permissions(ctx, path)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return Missing{}, fmt.Errorf("read the token's permissions: %w", err)
+	}
+	granted := make(map[string]Privileges, len(paths))
+	for i, path := range paths {
+		granted[path] = held[i]
+	}
+	return n.compare(granted, access.TokenID()), nil
+}
+
+// Missing is what a token lacks.
+type Missing struct {
+	Token string
+	Lacks []Lack // by path and privilege
+
+	needs Needs
+}
+
+// Lack is a privilege that is missing at a path.
+type Lack struct {
+	Need
+	At string // where it is missing: the need's path or, where an entry of its own overrides that, one below
+	// Overridden says that the need's path has the privilege, and At has not.
+	Overridden bool
+	// Flat says that it was granted at its path without propagation.
+	Flat bool
+}
+
+func (n Needs) compare(granted map[string]Privileges, token string) Missing {
+	m := Missing{Token: token, needs: n}
+	for _, need := range n {
+		var failing []spot
+		for _, s := range need.spots {
+			if !s.held(need.Privilege, granted) {
+				failing = append(failing, s)
+			}
+		}
+		propagates, has := granted[need.Path][need.Privilege]
+		switch {
+		case len(failing) == 0:
+		case !propagates:
+			m.Lacks = append(m.Lacks, Lack{Need: need, At: need.Path, Flat: has})
+		default:
+			for _, s := range failing {
+				m.Lacks = append(m.Lacks, Lack{Need: need, At: s.path, Overridden: s.path != need.Path})
+			}
+		}
+	}
+	slices.SortStableFunc(m.Lacks, func(a, b Lack) int {
+		return cmp.Or(strings.Compare(a.At, b.At), strings.Compare(a.Privilege, b.Privilege))
+	})
+	return m
+}
+
+func (s spot) held(privilege string, granted map[string]Privileges) bool {
+	if propagates, has := granted[s.path][privilege]; has && (propagates || !s.below) {
+		return true
+	}
+	_, byPool := granted[s.or][privilege]
+	return s.or != "" && byPool
+}
+
+// Lack says whether a need is among what is missing.
+func (m Missing) Lack(n Need) (Lack, bool) {
+	i := slices.IndexFunc(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
+	if i < 0 {
+		return Lack{}, false
+	}
+	return m.Lacks[i], true
+}
+
+// Held lists what of the needs at a path is there.
+func (m Missing) Held(path string) []string {
+	var out []string
+	for _, n := range m.needs {
+		if _, lacks := m.Lack(n); n.Path == path && !lacks {
+			out = append(out, n.Privilege)
+		}
+	}
+	return out
+}
+
+// Remedy says what is special about it; "" where to grant it is all there is to do.
+func (l Lack) Remedy() string {
+	switch {
+	case l.Overridden:
+		return fmt.Sprintf("%s has it, but an entry at %s takes the place of that: remove that one, or give it all that is needed", l.Path, l.At)
+	case l.Flat:
+		return fmt.Sprintf("it was granted at %s without propagation, so it does not hold below", l.Path)
+	}
+	return ""
+}
+
+// String lists what is missing by path: "VM.Audit, VM.Allocate on /vms; …".
+func (m Missing) String() string {
+	var paths []string
+	by := map[string][]string{}
+	for _, l := range m.Lacks {
+		if by[l.At] == nil {
+			paths = append(paths, l.At)
+		}
+		if !slices.Contains(by[l.At], l.Privilege) {
+			by[l.At] = append(by[l.At], l.Privilege)
+		}
+	}
+	parts := make([]string, 0, len(paths))
+	for _, path := range paths {
+		parts = append(parts, strings.Join(by[path], ", ")+" on "+path)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Check refuses unless the token has all that is needed, with the lines that grant the rest.
+func (n Needs) Check(ctx context.Context, access Access) error {
+	m, err := n.Missing(ctx, access)
+	if err != nil || len(m.Lacks) == 0 {
+		return err
+	}
+	err = fault.Refusedf("the Proxmox token lacks privileges: %s", m)
+	return fault.WithHint(err, "as root on a Proxmox node:\n  %s\nrecast doctor says what each is for", strings.Join(m.Grants().Lines(m.Token), "\n  "))
 }

@@ -138,8 +138,8 @@ func TestBuildTrustsPublished(t *testing.T) {
 	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())); err != nil {
 		t.Fatal(err)
 	}
-	if b.factory.downloads != 1 || b.store.uploads != nil { // "plain" is published nowhere
-		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.uploads)
+	if b.factory.downloads != 1 || b.store.changes != nil { // "plain" is published nowhere
+		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.changes)
 	}
 }
 

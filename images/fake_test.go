@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -107,6 +108,10 @@ func (f *factory) InstallerRepository(req ISORequest) string {
 	return "factory.example/" + req.Platform + "-installer/" + req.SchematicID
 }
 
+func (f *factory) ISOURL(req ISORequest) string {
+	return "https://factory.example/iso/" + req.SchematicID
+}
+
 // Digest makes the factory a registry of installers.
 func (f *factory) Digest(_ context.Context, ref string) (string, bool, error) {
 	for id := range f.schematics {
@@ -116,64 +121,6 @@ func (f *factory) Digest(_ context.Context, ref string) (string, bool, error) {
 		}
 	}
 	return "", false, f.fail
-}
-
-// store is the storages of some hosts, by "host/storage"; shared ones have one map of ISOs.
-type store struct {
-	storages map[string]*storage
-	uploads  []string
-	fail     error
-}
-
-type storage struct {
-	StorageInfo
-	isos map[string][]byte
-}
-
-func newStore() *store {
-	iso := []string{"iso", "vztmpl"}
-	shared := &storage{StorageInfo{true, true, iso, 1 << 20}, map[string][]byte{}}
-	s := &store{storages: map[string]*storage{}}
-	for _, host := range []string{"pve1", "pve2"} {
-		s.storages[host+"/cephfs"] = shared
-		s.storages[host+"/local"] = &storage{StorageInfo{true, false, iso, 1 << 20}, map[string][]byte{}}
-		s.storages[host+"/fast"] = &storage{StorageInfo{true, false, []string{"images"}, 1 << 20}, map[string][]byte{}}
-	}
-	return s
-}
-
-func (s *store) Storage(_ context.Context, host, name string) (StorageInfo, error) {
-	st, ok := s.storages[host+"/"+name]
-	if !ok {
-		return StorageInfo{}, fmt.Errorf("%s on %s: %w", name, host, ErrNoStorage)
-	}
-	return st.StorageInfo, s.fail
-}
-
-func (s *store) ISO(_ context.Context, host, name, iso string) (int64, bool, error) {
-	data, ok := s.storages[host+"/"+name].isos[iso]
-	return int64(len(data)), ok, s.fail
-}
-
-func (s *store) Upload(_ context.Context, u Upload) error {
-	body, err := u.Open()
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	data, err := io.ReadAll(body)
-	if err != nil {
-		return err
-	}
-	if u.Progress != nil {
-		u.Progress(int64(len(data)))
-	}
-	if hash(data) != u.SHA256 || int64(len(data)) != u.SizeBytes {
-		return errors.New("checksum mismatch")
-	}
-	s.storages[u.Host+"/"+u.Storage].isos[u.Name] = data
-	s.uploads = append(s.uploads, u.Host+"/"+u.Storage+" "+u.Name)
-	return nil
 }
 
 // bench is everything that a build and a publication need, made of fakes.
@@ -187,6 +134,7 @@ type bench struct {
 	ledger  *Ledger
 	pub     Publisher
 	events  []string
+	titles  []string // of the steps that were begun
 	notes   []string
 }
 
@@ -208,13 +156,16 @@ func (b *bench) again(lock schematics.Lock) {
 		return b.saveErr
 	})
 	b.pub = Publisher{
-		Store: b.store, Cache: b.cache, Ledger: b.ledger, Storages: []string{"cephfs", "local"},
+		Store: b.store, Factory: b.factory, Delivery: Auto, Cache: b.cache, Ledger: b.ledger, Storages: []string{"cephfs", "local"},
 		Hosts: map[string][]string{"default": {"pve1", "pve2"}},
 		Note:  b.note,
 	}
-	b.factory.downloads, b.factory.registrations, b.store.uploads = 0, 0, nil
+	b.factory.downloads, b.factory.registrations, b.store.changes = 0, 0, nil
 	b.notes = nil
 }
+
+// iso is the one that is published.
+func (b *bench) iso() schematics.ISO { return b.saved.Schematics["default"].ISO }
 
 func (b *bench) note(path, text string) { b.notes = append(b.notes, path+": "+text) }
 
@@ -224,11 +175,23 @@ func (b *bench) builder() Builder {
 
 func (b *bench) run(t *testing.T, root step.Step) error {
 	t.Helper()
-	b.events = nil
+	b.events, b.titles = nil, nil
 	r := step.Runner{Emit: func(e step.Event) {
+		if e.Status == step.Started {
+			b.titles = append(b.titles, e.Title)
+		}
 		if e.Status != step.Started && e.Status != step.Note {
 			b.events = append(b.events, strings.TrimSpace(fmt.Sprintf("%s %s %s", e.Path, e.Status, e.Text)))
 		}
 	}}
 	return r.Run(t.Context(), root)
 }
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func sizeText(b *bench) string { return strconv.FormatInt(b.iso().SizeBytes, 10) }

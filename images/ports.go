@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/schematics"
 )
@@ -14,6 +16,9 @@ var ErrDenied = errors.New("denied by the registry")
 
 // ErrNoStorage says that a host has no storage of that name. Adapters wrap it.
 var ErrNoStorage = errors.New("no such storage")
+
+// ErrOtherContent says that a file has another checksum than it should. Adapters wrap it.
+var ErrOtherContent = errors.New("it has another checksum")
 
 // Factory is the Image Factory that builds the images.
 type Factory interface {
@@ -31,6 +36,8 @@ type Factory interface {
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
 	InstallerRepository(req ISORequest) string
+	// ISOURL is where anybody can download that boot ISO.
+	ISOURL(req ISORequest) string
 }
 
 // ISORequest names one image of the factory.
@@ -67,13 +74,34 @@ type Copier interface {
 
 // Store is where Proxmox keeps ISOs.
 type Store interface {
+	Users
+	Downloader
 	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
 	// ISO looks for an ISO by its file name. found is false only if the storage clearly has none.
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 	// Upload streams an ISO to a storage and returns when Proxmox has checked and
-	// stored it, not when it has received it.
+	// stored it, not when it has received it. A file of that name is replaced.
 	Upload(ctx context.Context, u Upload) error
+}
+
+// Users knows what refers to files.
+type Users interface {
+	// Uses reads every configuration in the whole Proxmox cluster that can refer to
+	// a file. It refuses unless the token provably sees all of them.
+	Uses(ctx context.Context) ([]Use, error)
+}
+
+// Downloader has Proxmox fetch files by itself.
+type Downloader interface {
+	// MayDownload says why the token may not have a host download to a storage; "" if it may.
+	MayDownload(ctx context.Context, host, storage string) (why string, err error)
+	// URLSize is what a host is told of the size of what a URL names; 0 if it is not told.
+	URLSize(ctx context.Context, host, url string) (sizeBytes int64, err error)
+	// Download has a host fetch a file and returns when it is checked and stored. A
+	// file of that name that is there already is compared: it is left alone if it has
+	// the checksum, without asking the URL, and else ErrOtherContent.
+	Download(ctx context.Context, d Download) error
 }
 
 // StorageInfo is a Proxmox storage as one host sees it.
@@ -93,4 +121,38 @@ type Upload struct {
 	SHA256    string                        // hex
 	Open      func() (io.ReadCloser, error) // asked once for each attempt
 	Progress  func(sentBytes int64)         // may be nil
+}
+
+// Download is an ISO that Proxmox is to fetch.
+type Download struct {
+	Host      string // that fetches it
+	Storage   string
+	Name      string // file name
+	URL       string
+	SizeBytes int64
+	SHA256    string // hex
+}
+
+// Use is one configuration that Proxmox keeps: a VM's, with what waits for its
+// next start, or a snapshot's.
+type Use struct {
+	By     string   // "VM 101 \"wk1\" on pve1"
+	Values []string // of all its keys but the description
+}
+
+// refersTo says whether the configuration names a file, on whatever storage: two
+// storages can be the same directory.
+func (u Use) refersTo(name string) bool {
+	return slices.ContainsFunc(u.Values, func(v string) bool { return strings.Contains(v, name) })
+}
+
+// usersOf lists who refers to a file.
+func usersOf(uses []Use, name string) []string {
+	var by []string
+	for _, u := range uses {
+		if u.refersTo(name) {
+			by = append(by, u.By)
+		}
+	}
+	return by
 }

@@ -3,28 +3,41 @@ package images
 import (
 	"fmt"
 	"io"
+	"time"
 )
 
 const mib = 1 << 20
 
+// rateAfter is how long a transfer has to take before its speed is worth a word.
+const rateAfter = 5 * time.Second
+
 // progress returns what turns a count of bytes into a note now and then: every
-// tenth of the total, or every 64 MiB where the total is unknown.
+// tenth of the total, or every 64 MiB where the total is unknown. A count that
+// falls back is that of another attempt.
 func progress(total int64, note func(string)) func(done int64) {
 	every := int64(64 * mib)
 	if total > 0 {
 		every = max(total/10, 1)
 	}
-	next := every
+	next, last, begun := every, int64(0), time.Now()
 	return func(done int64) {
+		if done < last {
+			next, begun = every, time.Now()
+			note("beginning again")
+		}
+		last = done
 		if done < next {
 			return
 		}
 		next = (done/every + 1) * every
+		text := size(done)
 		if total > 0 {
-			note(size(done) + " of " + size(total))
-		} else {
-			note(size(done))
+			text += " of " + size(total)
 		}
+		if took := time.Since(begun); took >= rateAfter {
+			text += ", " + size(int64(float64(done)/took.Seconds())) + "/s"
+		}
+		note(text)
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -13,18 +13,27 @@ import (
 )
 
 // Publisher puts the boot ISOs of a lock onto Proxmox storage.
+//
+// An ISO that is there with its name and its size counts as published: the name
+// holds the build ID. Where the token may have a host download files, Proxmox
+// compares its checksum as well, once in each run.
 type Publisher struct {
 	Store    Store
+	Factory  interface{ ISOURL(req ISORequest) string } // from where Proxmox can fetch ISOs by itself
 	Cache    *Cache
 	Ledger   *Ledger
 	Storages []string            // every one gets the ISO
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its ISO; without any it isn't published
+	Delivery Delivery
 	// Note is told the progress of the step at a path below Step: "publish/default/upload-cephfs". May be nil.
 	Note func(path, text string)
+
+	verified map[string]bool // target and ISO → Proxmox has compared its checksum in this run, or can't
 }
 
 // Step is a tree that ends with every ISO on every storage that needs it. Run it after the Builder's.
 func (p Publisher) Step() step.Step {
+	p.verified = map[string]bool{}
 	return step.Step{
 		ID: "publish", Title: "publish boot ISOs",
 		Steps: func(context.Context) ([]step.Step, error) {
@@ -42,126 +51,171 @@ func (p Publisher) Step() step.Step {
 // Published says where the ISO of a schematic is; "" if it was not built yet or
 // is missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
-	_, e, err := p.Ledger.entry(name)
-	if err != nil || e.ISO.SHA256 == "" || len(p.Hosts[name]) == 0 {
+	j, err := p.job(ctx, name)
+	if err != nil {
 		return "", err
 	}
-	missing, all, err := p.missing(ctx, name, e)
-	if err != nil || len(missing) > 0 {
-		return "", err
+	return j.published(), nil
+}
+
+func (j job) published() string {
+	if len(j.present) == 0 || len(j.missing) > 0 {
+		return ""
 	}
-	return e.ISO.Name + " is on " + words(all), nil
+	return j.iso.Name + " is on " + words(j.present)
+}
+
+// job is what there is to do for one schematic.
+type job struct {
+	Publisher
+	schematic string
+	iso       schematics.ISO
+	url       string
+	present   []target
+	missing   []target // or with a file of another size under the ISO's name
+}
+
+// job looks at every target of a schematic that was built; of another it knows no targets.
+func (p Publisher) job(ctx context.Context, name string) (job, error) {
+	lock, e, err := p.Ledger.entry(name)
+	if err != nil {
+		return job{}, err
+	}
+	j := job{Publisher: p, schematic: name, iso: e.ISO, url: p.Factory.ISOURL(request(lock, e))}
+	if e.ISO.SHA256 == "" || len(p.Hosts[name]) == 0 {
+		return j, nil
+	}
+	all, err := targets(ctx, p.Store, p.Storages, p.Hosts[name])
+	if err != nil {
+		return j, err
+	}
+	var errs []error
+	for _, t := range all {
+		sizeBytes, found, err := j.look(ctx, t)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case found && sizeBytes == j.iso.SizeBytes:
+			j.present = append(j.present, t)
+		default:
+			t.wrong = found
+			j.missing = append(j.missing, t)
+		}
+	}
+	return j, errors.Join(errs...)
 }
 
 func (p Publisher) schematic(name string) step.Step {
 	return step.Step{
 		ID: name, Title: "publish the ISO of schematic " + name,
-		Skip: func(ctx context.Context) (string, error) { return p.Published(ctx, name) },
+		Skip: func(ctx context.Context) (string, error) { return p.done(ctx, name) },
 		Steps: func(ctx context.Context) ([]step.Step, error) {
-			_, e, err := p.Ledger.entry(name)
+			j, err := p.job(ctx, name)
 			if err != nil {
 				return nil, err
 			}
-			if e.ISO.SHA256 == "" {
+			if j.iso.SHA256 == "" {
 				return nil, fault.WithHint(fault.Configf("schematic %q is not built yet", name), "run `recast build`")
 			}
-			missing, _, err := p.missing(ctx, name, e)
-			if err != nil {
-				return nil, err
-			}
-			steps := []step.Step{{
-				ID: "check-storages", Title: "check the space for " + e.ISO.Name,
-				Do: func(context.Context) error { return p.checkUpload(e.ISO, missing) },
-			}}
-			for _, t := range missing {
-				steps = append(steps, p.upload(name, e.ISO, t))
-			}
-			return steps, nil
+			return j.steps(ctx)
 		},
 	}
 }
 
-// missing returns the targets that lack the ISO, and all of them.
-func (p Publisher) missing(ctx context.Context, name string, e schematics.Locked) (missing, all []target, err error) {
-	all, err = targets(ctx, p.Store, p.Storages, p.Hosts[name])
-	if err != nil {
-		return nil, nil, err
+// done is Published for one whose checksums were compared wherever that is possible.
+func (p Publisher) done(ctx context.Context, name string) (string, error) {
+	j, err := p.job(ctx, name)
+	if err != nil || j.published() == "" {
+		return "", err
 	}
-	var errs []error
-	for _, t := range all {
-		found, err := p.has(ctx, t, e.ISO)
-		if err != nil {
-			errs = append(errs, err)
-		} else if !found {
-			missing = append(missing, t)
+	if open, err := j.unverified(ctx); err != nil || len(open) > 0 {
+		return "", err
+	}
+	return j.published(), nil
+}
+
+func (j job) steps(ctx context.Context) ([]step.Step, error) {
+	unverified, err := j.unverified(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var steps []step.Step
+	for _, t := range unverified {
+		steps = append(steps, j.verify(t))
+	}
+	if len(j.missing) == 0 {
+		return steps, nil
+	}
+	ways := make([]way, len(j.missing))
+	for i, t := range j.missing {
+		if ways[i], err = j.way(ctx, t); err != nil {
+			return nil, err
 		}
 	}
-	return missing, all, errors.Join(errs...)
+	steps = append(steps, step.Step{
+		ID: "check-storages", Title: "check the space for " + j.iso.Name,
+		Do: func(ctx context.Context) error { return j.check(ctx, ways) },
+	})
+	for i, t := range j.missing {
+		steps = append(steps, j.deliver(t, ways[i]))
+	}
+	return steps, nil
 }
 
-// has says whether the ISO is on the target. Its name holds the build ID, so one
-// of that name and another size is no ISO of ours, or half of one.
-func (p Publisher) has(ctx context.Context, t target, iso schematics.ISO) (bool, error) {
-	size, found, err := p.Store.ISO(ctx, t.host, t.storage, iso.Name)
+// look says whether a file of the ISO's name is on the target, and its size.
+func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
+	sizeBytes, found, err = j.Store.ISO(ctx, t.host, t.storage, j.iso.Name)
 	if err != nil {
-		return false, fmt.Errorf("look for %s on %s: %w", iso.Name, t, err)
+		return 0, false, fmt.Errorf("look for %s on %s: %w", j.iso.Name, t, err)
 	}
-	if found && size != iso.SizeBytes {
-		return false, fault.WithHint(
-			fault.Refusedf("%s on %s has %d bytes, but the lock has %d: it is never overwritten", iso.Name, t, size, iso.SizeBytes),
-			"an upload that was cut off leaves such a file. If no VM uses it: `pvesm free %s:iso/%s` on %s", t.storage, iso.Name, t.host)
-	}
-	return found, nil
+	return sizeBytes, found, nil
 }
 
-// checkUpload checks all that can be checked before the first byte is sent.
-func (p Publisher) checkUpload(iso schematics.ISO, missing []target) error {
-	cached, found, err := p.Cache.look(iso.Name)
-	if err != nil {
-		return err
-	}
-	if !found || cached != iso {
-		return fault.WithHint(fault.Configf("%s is not in the cache as the lock has it", iso.Name), "run `recast build`")
-	}
+// check checks all that can be checked before the first byte is sent.
+func (j job) check(ctx context.Context, ways []way) error {
 	var errs []error
-	for _, t := range missing {
-		if t.info.FreeBytes < iso.SizeBytes {
+	if slices.ContainsFunc(ways, func(w way) bool { return w.cached }) {
+		errs = append(errs, j.checkCache())
+	}
+	for _, t := range j.missing {
+		if t.info.FreeBytes < j.iso.SizeBytes {
 			errs = append(errs, fault.WithHint(
-				fault.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, iso.Name, iso.SizeBytes, t.info.FreeBytes),
-				"remove ISOs that nothing uses, or name another storage in images.iso.storage"))
+				fault.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.iso.Name, j.iso.SizeBytes, t.info.FreeBytes),
+				"recast prune removes ISOs of ours that nothing uses; or name another storage in images.iso.storage"))
+		}
+		if t.wrong {
+			errs = append(errs, j.mayReplace(ctx, t))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p Publisher) upload(name string, iso schematics.ISO, t target) step.Step {
-	id := "upload-" + t.id()
-	return step.Step{
-		ID: id, Title: fmt.Sprintf("upload %s to %s", iso.Name, t),
-		Skip: func(ctx context.Context) (string, error) {
-			found, err := p.has(ctx, t, iso)
-			if err != nil || !found {
-				return "", err
-			}
-			return "it is on " + t.String(), nil
-		},
-		Do: func(ctx context.Context) error {
-			note := func(text string) {
-				if p.Note != nil {
-					p.Note("publish/"+name+"/"+id, text)
-				}
-			}
-			err := p.Store.Upload(ctx, Upload{
-				Host: t.host, Storage: t.storage, Name: iso.Name, SizeBytes: iso.SizeBytes, SHA256: iso.SHA256,
-				Open:     func() (io.ReadCloser, error) { return p.Cache.open(iso.Name) },
-				Progress: progress(iso.SizeBytes, note),
-			})
-			if err != nil {
-				return fmt.Errorf("upload to %s: %w", t, err)
-			}
-			return nil
-		},
+func (j job) checkCache() error {
+	cached, found, err := j.Cache.look(j.iso.Name)
+	if err != nil {
+		return err
 	}
+	if !found || cached != j.iso {
+		return fault.WithHint(fault.Configf("%s is not in the cache as the lock has it", j.iso.Name), "run `recast build`")
+	}
+	return nil
+}
+
+// mayReplace refuses to write over a file that a VM has in a drive, or would
+// have again by going back to a snapshot. Proxmox itself does not ask: it copies
+// over the file while it is in use (API2/Storage/Status.pm).
+func (j job) mayReplace(ctx context.Context, t target) error {
+	uses, err := j.Store.Uses(ctx)
+	if err != nil {
+		return fmt.Errorf("%s is on %s with other content than the lock has, and may only be replaced if nothing uses it: %w", j.iso.Name, t, err)
+	}
+	by := usersOf(uses, j.iso.Name)
+	if len(by) == 0 {
+		return nil
+	}
+	return fault.WithHint(
+		fault.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
+		"an upload that was cut off leaves such a file. Take it out of those drives: qm set VMID --ide2 none,media=cdrom")
 }
 
 func words(all []target) string {

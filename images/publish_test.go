@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
@@ -27,9 +29,9 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := b.saved.Schematics["default"].ISO.Name
-	want := []string{"pve1/cephfs " + name, "pve1/local " + name, "pve2/local " + name}
-	if diff := cmp.Diff(want, b.store.uploads); diff != "" {
-		t.Errorf("uploads (-want +got):\n%s", diff)
+	want := []string{"upload pve1/cephfs " + name, "upload pve1/local " + name, "upload pve2/local " + name}
+	if diff := cmp.Diff(want, b.store.changes); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
 	}
 	all := size(b.saved.Schematics["default"].ISO.SizeBytes)
 	if diff := cmp.Diff([]string{
@@ -53,7 +55,7 @@ func TestPublish(t *testing.T) {
 	if err := b.run(t, b.pub.Step()); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"pve2/local " + name}, b.store.uploads); diff != "" {
+	if diff := cmp.Diff([]string{"upload pve2/local " + name}, b.store.changes); diff != "" {
 		t.Errorf("uploads after a loss (-want +got):\n%s", diff)
 	}
 }
@@ -111,13 +113,27 @@ func unpublishables() map[string]unpublishable {
 		"too little space": {
 			func(b *bench) { b.store.storages["pve2/local"].FreeBytes = 10 }, fault.Refused,
 			"publish/default/check-storages: too little space on storage local on pve2: ",
-			"remove ISOs that nothing uses, or name another storage in images.iso.storage",
+			"recast prune removes ISOs of ours that nothing uses; or name another storage in images.iso.storage",
 		},
-		"another file of that name": {
+		"another file of that name, in use": {
 			func(b *bench) {
-				b.store.storages["pve1/local"].isos[b.saved.Schematics["default"].ISO.Name] = []byte("half")
-			}, fault.Refused, "on storage local on pve1 has 4 bytes, but the lock has ",
-			"an upload that was cut off leaves such a file. If no VM uses it: `pvesm free local:iso/ISO` on pve1",
+				b.store.storages["pve1/local"].isos[b.iso().Name] = []byte("half")
+				b.store.uses = []Use{
+					{By: `VM 7 "x" on pve2`, Values: []string{"isos:iso/other.iso,media=cdrom"}},
+					{By: `VM 101 "wk1" on pve1`, Values: []string{"2048", "local:iso/" + b.iso().Name + ",media=cdrom,size=4"}},
+				}
+			}, fault.Refused, `ISO on storage local on pve1 has other content than the lock has, and is in use by VM 101 "wk1" on pve1: it is not overwritten`,
+			"an upload that was cut off leaves such a file. Take it out of those drives: qm set VMID --ide2 none,media=cdrom",
+		},
+		"another file of that name, nobody knows who uses it": {
+			func(b *bench) {
+				b.store.storages["pve1/local"].isos[b.iso().Name] = []byte("half")
+				b.store.blind = fault.Refusedf("the token sees half")
+			}, fault.Refused, "ISO is on storage local on pve1 with other content than the lock has, and may only be replaced if nothing uses it: the token sees half", "",
+		},
+		"download-url without the privilege": {
+			func(b *bench) { b.pub.Delivery = DownloadURL }, fault.Refused,
+			"ISO can't get to storage cephfs by download-url: the token has nothing", "images.iso.delivery: auto uploads it in such a case",
 		},
 		"unreadable storage": {
 			func(b *bench) { b.store.fail = errors.New("500") }, fault.Failed, `look at storage "cephfs" on pve1: 500`, "",
@@ -136,7 +152,7 @@ func TestPublishRefuses(t *testing.T) {
 			if err == nil {
 				t.Fatal("no error")
 			}
-			if !strings.Contains(err.Error(), tc.want) {
+			if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
 				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
 			}
 			if kind := fault.KindOf(err); kind != tc.kind {
@@ -146,8 +162,8 @@ func TestPublishRefuses(t *testing.T) {
 			if got := strings.Join(fault.Hints(err), "; "); got != hint {
 				t.Errorf("hint\n got %s\nwant %s", got, hint)
 			}
-			if b.store.uploads != nil {
-				t.Errorf("uploaded all the same: %v", b.store.uploads)
+			if b.store.changes != nil {
+				t.Errorf("uploaded all the same: %v", b.store.changes)
 			}
 		})
 	}
@@ -157,23 +173,37 @@ func TestProgress(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		total int64
+		pause time.Duration // before each count
 		done  []int64
 		want  []string
 	}{
-		"known":   {100 * mib, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
-		"unknown": {-1, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
-		"tiny":    {3, []int64{3}, []string{"1 KiB of 1 KiB"}},
+		"known":   {100 * mib, 0, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
+		"unknown": {-1, 0, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
+		"tiny":    {3, 0, []int64{3}, []string{"1 KiB of 1 KiB"}},
+		"a long one": {
+			100 * mib, 4 * time.Second,
+			[]int64{10 * mib, 40 * mib, 100 * mib},
+			[]string{"10 MiB of 100 MiB", "40 MiB of 100 MiB, 5 MiB/s", "100 MiB of 100 MiB, 8 MiB/s"},
+		},
+		"sent again": {
+			100 * mib, 4 * time.Second,
+			[]int64{50 * mib, 1, 50 * mib},
+			[]string{"50 MiB of 100 MiB", "beginning again", "50 MiB of 100 MiB"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var got []string
-			tell := progress(tc.total, func(text string) { got = append(got, text) })
-			for _, n := range tc.done {
-				tell(n)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				var got []string
+				tell := progress(tc.total, func(text string) { got = append(got, text) })
+				for _, n := range tc.done {
+					time.Sleep(tc.pause)
+					tell(n)
+				}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("notes (-want +got):\n%s", diff)
+				}
+			})
 		})
 	}
 }

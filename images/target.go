@@ -14,6 +14,7 @@ type target struct {
 	host    string // for a shared storage: the host that takes the upload
 	storage string
 	info    StorageInfo
+	wrong   bool // a file of the ISO's name and of another size is there
 }
 
 func (t target) String() string {

@@ -62,7 +62,8 @@ func (w workshop) build(ctx context.Context, published func(context.Context, str
 
 func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
 	p := images.Publisher{
-		Store: store, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts, Note: w.run.Note,
+		Store: store, Factory: w.images.Factory, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts,
+		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), Note: w.run.Note,
 	}
 	if lock, err := w.build(ctx, p.Published); err != nil {
 		return lock, err

@@ -221,11 +221,7 @@ func (w *work) ready(ctx context.Context) error {
 	if reasons := plan.Refused(); len(reasons) > 0 {
 		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
 	}
-	granted, err := px.Permissions(ctx)
-	if err != nil {
-		return fmt.Errorf("read the token's permissions: %w", err)
-	}
-	if err := errors.Join(cluster.NeedsOf(plan).Check(granted), cluster.RequireQuorum(ctx, px)); err != nil {
+	if err := errors.Join(cluster.NeedsOf(plan).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
 	return w.claim(ctx, plan.Work()[0].Host)

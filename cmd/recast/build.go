@@ -34,10 +34,17 @@ func newPublishCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "publish", Short: "Put the boot ISOs on Proxmox storage",
-		Long: `Upload the boot ISO of every locked schematic to the storages of
-images.iso.storage, as far as hosts have VMs that need it: to a shared storage
-once, to a local one on each host. An ISO that is there with the right size is
-left alone. Builds first what is not built yet.
+		Long: `Put the boot ISO of every locked schematic on the storages of
+images.iso.storage, as far as hosts have VMs that need it: on a shared storage
+once, on a local one on each host. Builds first what is not built yet.
+
+With images.iso.delivery: auto, a Proxmox node downloads the ISO by itself where
+the token may have it do so (Sys.AccessNetwork on /nodes/<node>) and the node
+reaches the Image Factory; elsewhere it is uploaded, and each step says why.
+Proxmox checks the SHA-256 either way. An ISO that is there is left alone: its
+name and size have to be right, and where the token may have nodes download,
+Proxmox compares its SHA-256, too. A file of that name with other content is
+replaced, but never while a VM or a snapshot refers to it.
 
 Where images.mirror names a repository, every installer is copied there before,
 by digest and with its signatures, under the tag <Talos version>-<build ID>;

@@ -94,14 +94,22 @@ func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {
 	return t, nil
 }
 
+// kubeconfigFile is where the kubeconfig is.
+func kubeconfigFile() (string, error) {
+	if path := os.Getenv("KUBECONFIG"); path != "" {
+		return path, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fault.Configf("find the kubeconfig: %w", err)
+	}
+	return filepath.Join(home, ".kube", "config"), nil
+}
+
 func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
-	path := os.Getenv("KUBECONFIG")
-	if path == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return nil, fault.Configf("find the kubeconfig: %w", err)
-		}
-		path = filepath.Join(home, ".kube", "config")
+	path, err := kubeconfigFile()
+	if err != nil {
+		return nil, err
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {

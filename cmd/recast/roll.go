@@ -1,16 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -86,7 +83,10 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
-				ok, err := confirm(ctx, s, strings.Join(append([]string{c.CommandPath()}, c.Flags().Args()...), " "), f.yes)
+				ok, err := confirm(ctx, s, question{
+					command: strings.Join(append([]string{c.CommandPath()}, c.Flags().Args()...), " "),
+					text:    "Change these nodes?", untouched: "nothing was changed on the nodes",
+				}, f.yes)
 				if ok {
 					// From here on a node may be out: the first Ctrl-C lets it be finished.
 					cl.add(s.interrupts.onFirst(run.Stop))
@@ -99,27 +99,4 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		}
 		return err
 	})
-}
-
-// confirm asks on a terminal, and refuses to guess without one.
-func confirm(ctx context.Context, s *streams, command string, yes bool) (bool, error) {
-	if yes {
-		return true, nil
-	}
-	if !ui.IsTerminal(s.in) {
-		return false, fault.WithHint(fault.Configf("%s needs to be confirmed, and there is no terminal to ask on; nothing was changed on the nodes", command),
-			"%s --yes", command)
-	}
-	fmt.Fprint(s.err, "Change these nodes? Only \"yes\" goes on: ")
-	answers := make(chan string, 1)
-	go func() { // ends with the line, or with the process
-		line, _ := bufio.NewReader(s.in).ReadString('\n') // end of input is a no
-		answers <- strings.TrimSpace(line)
-	}()
-	select {
-	case answer := <-answers:
-		return answer == "yes", nil
-	case <-ctx.Done():
-		return false, nil
-	}
 }

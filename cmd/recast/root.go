@@ -15,6 +15,7 @@ Proxmox VE: it locks a schematic to extension digests, has installer and boot
 ISO built, uploads the ISO, and recreates each stale VM from it while the
 persistent disks of the VM are carried over.
 
+  recast doctor    what stands between here and a roll: privileges, space, versions
   recast lock      resolve schematics to digests
   recast plan      show what a roll would do, and why
   recast roll      do it, or finish what was interrupted
@@ -22,6 +23,7 @@ persistent disks of the VM are carried over.
   recast status    what is half done, which disk is where, what to type
   recast recover   give an interrupted replacement up
   recast rollback  boot nodes from the system disk that they had before
+  recast prune     remove boot ISOs that nothing needs any more
 
 To try all of it without hardware: recast lab demo`
 
@@ -49,8 +51,8 @@ func newRootCmd(s *streams) *cobra.Command {
 		return fault.WithHint(errUsage{err}, "%s --help", c.CommandPath())
 	})
 	c.AddCommand(
-		newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
-		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g),
+		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
+		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)

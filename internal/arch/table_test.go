@@ -74,10 +74,12 @@ var table = []row{
 
 	// the lab knows nothing of recast, and no client of what it simulates
 	{pkg: "internal/sim", allow: []string{
-		"internal/sim/...", "!internal/sim/simtest", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine,
+		"internal/sim/...", "!internal/sim/simtest", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
 	{pkg: "internal/sim/record"},
+	{pkg: "internal/sim/apidoc", allow: []string{"internal/sim/record"}},
+	{pkg: "internal/sim/apidoc/apidoctest", allow: []string{"internal/sim/apidoc", "internal/sim/record"}},
 	{pkg: "internal/sim/world/...", allow: []string{"internal/sim/world/...", "internal/sim/record", uuid}},
 	{pkg: "internal/sim/pveapi/...", allow: []string{
 		"internal/sim/pveapi/...", "internal/sim/world", "internal/sim/network", "internal/sim/record", uuid,
@@ -96,6 +98,8 @@ var table = []row{
 		"internal/sim/kubeapi/...", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
 	}},
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
+	{pkg: "internal/contract"},
+	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},
 
 	// tests may use the lab, and the lab's own tests the clients of what it simulates

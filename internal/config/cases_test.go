@@ -86,7 +86,7 @@ func unservedCases() map[string]problemCase {
 		"secure boot":      {withImages("secureBoot: True"), `6:3: images.secureBoot: "true" is ` + unserved + "use false"},
 		"signature":        {withImages("signature: require"), `6:3: images.signature: "require" is ` + unserved + "use warn"},
 		"signature, off":   {withImages("signature: off"), `6:3: images.signature: "off" is ` + unserved + "use warn"},
-		"download-url":     {change("    storage:", "    delivery: download-url\n    storage:"), `7:5: images.iso.delivery: "download-url" is ` + unserved + "use upload or auto"},
+		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
 		"explicit refs":    {change("base.yaml", "{file: base.yaml, extensions: []}"), "9:30: schematics.default.extensions: " + unserved + "name official extensions in the schematic's file"},
 		"gates":            {withRoll("gates: []"), "17:3: roll.gates: " + unserved + "remove it"},
 		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},

@@ -84,8 +84,8 @@ type Images struct {
 type ISO struct {
 	// Storage lists the Proxmox storages for boot ISOs, first choice first.
 	Storage []string `yaml:"storage" jsonschema:"required"`
-	// Delivery says how an ISO gets to its storage.
-	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=upload"`
+	// Delivery says how an ISO gets to its storage. upload sends it from here; download-url has a Proxmox node fetch it from the Image Factory, which takes Sys.AccessNetwork on /nodes/<node>, or else is refused; auto does that where it is possible, and uploads where it is not or fails.
+	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=download-url,enum=upload"`
 }
 
 // Schematic is one entry of "schematics": the path of a file, or {file: path}.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -27,6 +28,15 @@ type simulator struct {
 	world    *world.World
 	recorder *record.Recorder
 	network  *network.Network
+	requests *apidoctest.Requests
+}
+
+// wrong says that the test sends a parameter on purpose, by recast's client, that
+// Proxmox does not take.
+func (s *server) wrong(param string) {
+	if s.sim != nil {
+		s.sim.requests.Wrong(param)
+	}
 }
 
 const (
@@ -74,6 +84,7 @@ func newSimulated(t *testing.T) *server {
 		api.Serve(listener, cert)
 		servers = append(servers, api)
 	}
+	sim.requests = apidoctest.Check(t, sim.recorder)
 	dialer := sim.network.Dialer()
 	transport := &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: pool}}
 	s := &server{

@@ -13,13 +13,17 @@ import (
 // maxErrorText is how much of an error page is read.
 const maxErrorText = 8 << 10
 
+// ISOURL is where the factory serves a boot ISO, built once somebody asks for it.
+func (c *Client) ISOURL(req images.ISORequest) string {
+	return c.base.JoinPath("image", req.SchematicID, req.Talos, req.Platform+"-"+req.Arch+suffix(req)+".iso").String()
+}
+
 // ISO asks for a boot ISO. There is no HEAD before it: the factory would build the image for that, too.
 func (c *Client) ISO(ctx context.Context, req images.ISORequest) (io.ReadCloser, int64, error) {
-	asset := req.Platform + "-" + req.Arch + suffix(req) + ".iso"
-	u := c.base.JoinPath("image", req.SchematicID, req.Talos, asset)
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	link := c.ISOURL(req)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
 	if err != nil {
-		return nil, 0, fmt.Errorf("ask for %s: %w", asset, err)
+		return nil, 0, fmt.Errorf("ask for %s: %w", link, err)
 	}
 	resp, err := c.http.Do(r)
 	if err != nil {

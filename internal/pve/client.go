@@ -47,11 +47,14 @@ type Client struct {
 	tokenID   string
 	poll      time.Duration
 	warn      func(string)
+	workers   knownTasks
+	slots     slots
 }
 
 var (
 	_ cluster.Proxmox = (*Client)(nil)
 	_ images.Store    = (*Client)(nil)
+	_ images.Shelf    = (*Client)(nil)
 )
 
 var tokenForm = regexp.MustCompile(`^([^@!=\s]+@[^@!=\s]+![^@!=\s]+)=(\S+)$`)
@@ -138,6 +141,9 @@ func (c *Client) change(ctx context.Context, method, path string, params map[str
 		err = c.px.Delete(ctx, path, out)
 	default:
 		return fmt.Errorf("%s changes nothing", method)
+	}
+	if e, ok := errors.AsType[*Error](err); ok && params["cipassword"] != "" {
+		e.redact(func(s string) string { return strings.ReplaceAll(s, params["cipassword"], "[redacted]") })
 	}
 	return c.clean(method, path, err)
 }

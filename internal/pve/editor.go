@@ -26,9 +26,10 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 		params = map[string]string{}
 	}
 	params["vmid"] = strconv.Itoa(int(id))
-	var upid string
-	err := c.change(ctx, http.MethodPost, "/nodes/"+url.PathEscape(host)+"/qemu", params, &upid)
-	return c.finish(ctx, upid, err)
+	return c.carryOut(ctx, mutation{
+		method: http.MethodPost, path: "/nodes/" + url.PathEscape(host) + "/qemu", params: params,
+		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
+	})
 }
 
 // SetConfig implements cluster.Editor. When it fails, nothing of it is left to
@@ -47,7 +48,9 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	if err := c.putConfig(ctx, vm, params, touchesDisk(set, del)); err != nil {
+	m := configChange(vm, params, touchesDisk(set, del))
+	m.look = c.seeConfig(vm, set, del)
+	if err := c.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, slices.AppendSeq(slices.Clone(del), maps.Keys(set)), err)
 	}
 	return nil
@@ -65,13 +68,14 @@ func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	return err
 }
 
-func (c *Client) putConfig(ctx context.Context, vm cluster.VM, params map[string]string, slow bool) error {
-	if !slow {
-		return c.change(ctx, http.MethodPut, vmPath(vm, "config"), params, nil)
+// configChange is a change of a configuration: by a worker where it is slow,
+// because a request that lasts is given up by the node that handed it on.
+func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
+	m := mutation{method: http.MethodPut, path: vmPath(vm, "config"), params: params, repeatable: true}
+	if slow {
+		m.method, m.worker, m.slot = http.MethodPost, vmWorker(vm, "qmconfig"), true
 	}
-	var upid string
-	err := c.change(ctx, http.MethodPost, vmPath(vm, "config"), params, &upid)
-	return c.finish(ctx, upid, err)
+	return m
 }
 
 // revertPending takes back what a refused change has left pending: Proxmox keeps
@@ -95,7 +99,9 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 	if err := withDigest(params, now); err != nil {
 		return err
 	}
-	if err := c.putConfig(ctx, now, params, false); err != nil {
+	m := configChange(now, params, false)
+	m.look = c.seeReverted(now, left)
+	if err := c.carryOut(ctx, m); err != nil {
 		return fmt.Errorf("take back what the refused change left pending (%s): %w", strings.Join(left, ", "), err)
 	}
 	return nil
@@ -104,9 +110,9 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an
 // error: a volume could not be freed.
 func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	var upid string
-	err := c.change(ctx, http.MethodDelete, vmPath(vm, ""), nil, &upid)
-	return c.finishClean(ctx, upid, err)
+	return c.carryOut(ctx, mutation{
+		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
+	})
 }
 
 // MoveDisk implements cluster.Editor.
@@ -115,9 +121,10 @@ func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	var upid string
-	err := c.change(ctx, http.MethodPost, vmPath(vm, "move_disk"), params, &upid)
-	return c.finish(ctx, upid, err)
+	return c.carryOut(ctx, mutation{
+		method: http.MethodPost, path: vmPath(vm, "move_disk"), params: params,
+		worker: moveWorker(vm, key, to, toKey), slot: true, repeatable: true, look: c.seeMoved(vm, key, to, toKey),
+	})
 }
 
 // withDigest makes a change conditional on the configuration that vm was read with.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
@@ -25,9 +24,9 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	var upid string
-	err = c.change(ctx, http.MethodPost, vmPath(vm, "config"), params, &upid)
-	if err := c.finish(ctx, upid, err); err != nil {
+	m := configChange(vm, params, true)
+	m.look = c.seeFreed(vm, disk)
+	if err := c.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, []string{key}, err)
 	}
 	return c.checkFreed(ctx, vm, disk)

@@ -70,12 +70,14 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 // are no rules yet or it does as it likes with them.
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
-	err := c.change(ctx, http.MethodDelete, path+"?purge=0", nil, nil)
+	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
+	err := c.carryOut(ctx, remove)
 	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
 			return err
 		}
-		err = c.change(ctx, http.MethodDelete, path, nil, nil)
+		remove.path = path
+		err = c.carryOut(ctx, remove)
 	}
 	if saysInternally(err, notManaged) {
 		return nil
@@ -119,7 +121,9 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params := make(map[string]string, len(r.Settings)+2)
 	maps.Copy(params, r.Settings)
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
-	if err := c.change(ctx, http.MethodPost, haResources, params, nil); err != nil {
+	// A resource that is there already is refused, so that a second one does no harm.
+	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
+	if err := c.carryOut(ctx, add); err != nil {
 		return err
 	}
 	return c.awaitHA(ctx, r.VMID, true)

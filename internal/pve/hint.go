@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -18,9 +19,12 @@ func (c *Client) explain(err error) error {
 		switch e.Status {
 		case http.StatusUnauthorized:
 			return fault.WithHint(err, "Proxmox does not accept the API token %s: check that it exists and has not expired (pveum user token list %s); "+
-				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid", c.tokenID, userOf(c.tokenID))
+				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid; a new one is made by: %s", c.tokenID, userOf(c.tokenID), strings.Join(cluster.NewToken(c.tokenID), "; "))
 		case http.StatusForbidden:
 			return fault.As(fault.Refused, c.hintForbidden(e, err))
+		}
+		if isGateway(e.Status) {
+			return hintGateway(e, err)
 		}
 	}
 	if e, ok := errors.AsType[*FingerprintError](err); ok {
@@ -37,7 +41,7 @@ func (c *Client) explain(err error) error {
 	if errors.Is(err, ErrNoSpace) {
 		return fault.WithHint(err, "free space on that storage or choose another one")
 	}
-	return err
+	return hintLock(err)
 }
 
 func (c *Client) hintForbidden(e *Error, err error) error {
@@ -48,6 +52,19 @@ func (c *Client) hintForbidden(e *Error, err error) error {
 	path, privilege := m[1], m[2]
 	return fault.WithHint(err, "the token needs %s on %s: pveum acl modify %s --tokens '%s' --roles ROLE, with a ROLE that has it "+
 		"(a token with privilege separation needs it besides its user)", privilege, path, path, c.tokenID)
+}
+
+// hintGateway says who did not answer whom: the node that was asked is well.
+func hintGateway(e *Error, err error) error {
+	if e.Status < 590 {
+		return fault.WithHint(err, "a proxy in front of Proxmox did not get an answer from it: name the nodes themselves in proxmox.endpoints")
+	}
+	rest, ok := strings.CutPrefix(e.Path, "/nodes/")
+	if !ok {
+		return fault.WithHint(err, "pveproxy of the node that was asked does not reach its own pvedaemon: systemctl status pvedaemon there")
+	}
+	node, _, _ := strings.Cut(rest, "/")
+	return fault.WithHint(err, "the node that was asked does not reach %s: see whether that one is up, and its pveproxy and pvedaemon", node)
 }
 
 func userOf(tokenID string) string {

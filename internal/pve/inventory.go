@@ -24,22 +24,22 @@ import (
 // listLag bounds how long the cluster's list of VMs may be behind: Proxmox renews it about every 10 s.
 const listLag = 30 * time.Second
 
-// Permissions implements cluster.Access. It is what Proxmox lists for the token:
-// the top-level paths and those that an ACL names.
-func (c *Client) Permissions(ctx context.Context) (map[string][]string, error) {
+// TokenID implements cluster.Access.
+func (c *Client) TokenID() string { return c.tokenID }
+
+// Permissions implements cluster.Access. It asks for the one path: Proxmox's list
+// of all leaves out those where an entry takes everything away
+// (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
+func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
 	var paths map[string]map[string]json.RawMessage
-	if err := c.get(ctx, "/access/permissions", &paths); err != nil {
+	if err := c.get(ctx, "/access/permissions?path="+url.QueryEscape(path), &paths); err != nil {
 		return nil, err
 	}
-	granted := make(map[string][]string, len(paths))
-	for path, privileges := range paths {
-		// The value says whether the privilege propagates; listed is granted.
-		for privilege := range privileges {
-			granted[path] = append(granted[path], privilege)
-		}
-		slices.Sort(granted[path])
+	held := make(cluster.Privileges, len(paths[path]))
+	for privilege, propagates := range paths[path] {
+		held[privilege] = truth(propagates) // listed is granted
 	}
-	return granted, nil
+	return held, nil
 }
 
 // Quorate implements cluster.Inventory. A node that is in no cluster is quorate.

@@ -127,7 +127,7 @@ func TestVM(t *testing.T) {
 				vm101(pve1)
 				pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
 			},
-			err: "find VM 101: GET /nodes/pve1/qemu/101/config: 595 No route to host",
+			err: "find VM 101: GET /nodes/pve1/qemu/101/config: 595 No route to host", hints: 1,
 		},
 		"may not be asked about": {
 			prepare: func(pve1 *fake) { pve1.on(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
@@ -196,10 +196,10 @@ func TestPermissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
-		pve1.on("GET /access/permissions", data(`{"/":{"Sys.Audit":1},"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{}`))
+		pve1.on("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
 		c := s.client(t, "pve1")
-		for _, want := range []map[string][]string{{"/": {"Sys.Audit"}, "/vms": {"VM.Audit", "VM.PowerMgmt"}}, {}} {
-			got, err := c.Permissions(t.Context())
+		for _, want := range []cluster.Privileges{{"VM.Audit": false, "VM.PowerMgmt": true}, {}, {}} {
+			got, err := c.Permissions(t.Context(), "/vms")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -58,6 +58,7 @@ func newLab(t *testing.T) lab {
 		t.Fatal(err)
 	}
 	s, rec := newSite(t), record.New()
+	apidoctest.Check(t, rec)
 	server := pveapi.New(w, rec, "pve1")
 	l, err := s.net.Listen("pve1:8006")
 	if err != nil {
@@ -247,10 +248,10 @@ func TestLabAccess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
-		granted, err := l.Permissions(t.Context())
+		granted, err := l.Permissions(t.Context(), "/vms/9999")
 		must(t, err)
-		if !slices.Contains(granted["/vms"], "VM.Allocate") || !slices.IsSorted(granted["/"]) {
-			t.Errorf("permissions: %v", granted)
+		if !granted["VM.Allocate"] || l.TokenID() != "recast@pve!roll" {
+			t.Errorf("permissions of %s: %v", l.TokenID(), granted)
 		}
 		if quorate, err := l.Quorate(t.Context()); err != nil || !quorate {
 			t.Errorf("quorate %v, error %v", quorate, err)

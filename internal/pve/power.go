@@ -19,7 +19,7 @@ const settleTime = 2 * time.Minute
 
 // Start implements cluster.Power. A VM that runs already is started.
 func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
-	err := c.power(ctx, vm, "start", nil)
+	err := c.power(ctx, vm, "start", "running", nil)
 	if e, ok := errors.AsType[*TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
 		err = nil
 	}
@@ -34,7 +34,7 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 	// Rounded up: a timeout of 0 would not wait for the guest at all.
 	seconds := max(1, int((grace+time.Second-1)/time.Second))
 	params := map[string]string{"timeout": strconv.Itoa(seconds), "forceStop": "0"}
-	if err := c.power(ctx, vm, "shutdown", params); err != nil {
+	if err := c.power(ctx, vm, "shutdown", "stopped", params); err != nil {
 		return err
 	}
 	// Where Proxmox HA manages the VM, the guest's time begins with the end of the task.
@@ -43,19 +43,30 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 
 // Stop implements cluster.Power.
 func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
-	if err := c.power(ctx, vm, "stop", nil); err != nil {
+	if err := c.power(ctx, vm, "stop", "stopped", nil); err != nil {
 		return err
 	}
 	return c.awaitState(ctx, vm, "stopped", settleTime)
 }
 
-func (c *Client) power(ctx context.Context, vm cluster.VM, what string, params map[string]string) error {
+// power asks for another state. Where Proxmox HA manages the VM, a task of HA's
+// passes that on (Qemu.pm, vm_start, vm_stop and vm_shutdown).
+func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
 	if params == nil {
 		params = map[string]string{}
 	}
-	var upid string
-	err := c.change(ctx, http.MethodPost, vmPath(vm, "status/"+what), params, &upid)
-	return c.finish(ctx, upid, err)
+	kind := "qm" + what
+	if vm.HA {
+		kind = "hastop"
+		if state == "running" {
+			kind = "hastart"
+		}
+	}
+	return c.carryOut(ctx, mutation{
+		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
+		worker: vmWorker(vm, kind), lockable: true, unseen: true, look: c.seeState(vm, state),
+		repeatable: state == "running", // a VM that runs is not started again
+	})
 }
 
 // awaitState waits until QEMU itself is in that state: "running" alone may also

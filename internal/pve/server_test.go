@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,11 @@ func (f *fake) requests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.seen...)
+}
+
+// changes are the requests that are no reads.
+func changes(requests []string) []string {
+	return slices.DeleteFunc(requests, func(r string) bool { return strings.HasPrefix(r, "GET ") })
 }
 
 func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {

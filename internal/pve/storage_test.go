@@ -1,13 +1,63 @@
 package pve
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
 )
+
+func TestStorage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
+			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1}]`))
+		pve1.on("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
+		pve1.on("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
+		pve1.on("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
+		c := s.client(t, "pve1")
+		got, err := c.Storage(t.Context(), "pve1", "isos")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("storage (-want +got):\n%s", diff)
+		}
+		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
+			t.Errorf("inactive storage: %+v, error %v", got, err)
+		}
+		if _, err := c.Storage(t.Context(), "pve1", "nosuch"); !errors.Is(err, images.ErrNoStorage) {
+			t.Errorf("unknown storage: %v", err)
+		}
+		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
+		for name, want := range isos {
+			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
+			if got := fmt.Sprint(size, found, err); got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
+			t.Errorf("ISO on an unknown storage: %v %v", found, err)
+		}
+		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
+		for volid, want := range volumes {
+			if got, err := c.HasVolume(t.Context(), "pve1", volid); err != nil || got != want {
+				t.Errorf("%s: %v, error %v", volid, got, err)
+			}
+		}
+		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
+			t.Error(`"none" passes for a volume`)
+		}
+	})
+}
 
 func TestStorages(t *testing.T) {
 	t.Parallel()

@@ -120,6 +120,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
+	c.workers.add(raw)
 	exit := ""
 	readable := time.Now()
 	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), Every: c.poll}, func(ctx context.Context) (bool, string, error) {
@@ -143,11 +144,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	if exit == "" {
 		exit = unexpectedStatus
 	}
-	e := &TaskError{UPID: upid, Exit: c.transport.redact(exit), Log: c.taskLog(ctx, upid)}
-	if errors.Is(e, ErrNoSpace) {
-		return c.explain(e)
-	}
-	return e
+	return c.explain(&TaskError{UPID: upid, Exit: c.transport.redact(exit), Log: c.taskLog(ctx, upid)})
 }
 
 type taskStatus struct {

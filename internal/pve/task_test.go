@@ -92,11 +92,11 @@ func TestTask(t *testing.T) {
 		"outlasts a fault": {[]route{running, raw("595 Connection refused", ""), lost, stopped("OK")}, "", false},
 		"fails":            {[]route{running, stopped("can't remove VM 101 - protection mode enabled")}, "task qmdestroy 101 on pve1: can't remove VM 101 - protection mode enabled", false},
 		"warns":            {[]route{stopped("WARNINGS: 1")}, "task qmdestroy 101 on pve1: WARNINGS: 1 (removing image | cannot free fast:vm-101-disk-0)", false},
-		"was killed":       {[]route{running, stopped("unexpected status")}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0)", true},
-		"ends nowhere":     {[]route{data(`{"status":"stopped"}`)}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0)", true},
+		"was killed":       {[]route{running, stopped("unexpected status")}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
+		"ends nowhere":     {[]route{data(`{"status":"stopped"}`)}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
 		"is unknown": {
 			[]route{raw("400 Parameter verification failed.", `{"errors":{"upid":"no such task"},"data":null}`)},
-			cluster.ErrLostAnswer.Error() + ": task qmdestroy 101 on pve1: " + strings.TrimSuffix(statusPath, "%21roll:/status") + "!roll:/status: 400 Parameter verification failed.: upid: no such task", true,
+			cluster.ErrLostAnswer.Error() + ": task qmdestroy 101 on pve1: " + strings.TrimSuffix(statusPath, "%21roll:/status") + "!roll:/status: 400 Parameter verification failed.: upid: no such task; since then: VM 101 \"\" on pve1 is there", true,
 		},
 	}
 	for name, tc := range cases {
@@ -108,7 +108,9 @@ func TestTask(t *testing.T) {
 				pve1.on("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
 				pve1.on(statusPath, tc.answers...)
 				pve1.on(logPath, log)
-				err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+				pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+				pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+				err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
 				if tc.want == "" && err != nil || tc.want != "" && fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -20,11 +22,12 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 	backups, errBackups := c.backups(ctx, vm)
 	replications, errReplications := c.replications(ctx, vm, jobs)
 	ha, errHA := c.haResource(ctx, vm.ID)
-	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA)
+	tags, errTags := c.restrictedTags(ctx, vm)
+	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags)
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
-	t := cluster.Ties{Dropped: append(firewall, acl...), Snapshots: snapshots, Busy: append(backups, replications...), HA: ha}
+	t := cluster.Ties{Dropped: append(firewall, acl...), Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}
 	for _, id := range jobs {
 		t.Dropped = append(t.Dropped, "replication job "+id)
 	}
@@ -86,4 +89,21 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 		}
 	}
 	return names, nil
+}
+
+// restrictedTags are those of the VM's tags that Proxmox lists as allowed to
+// others only: registered ones, and those beyond the cluster's user-tag-access
+// (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
+func (c *Client) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
+	mine := strings.FieldsFunc(vm.Config["tags"], func(r rune) bool { return strings.ContainsRune(";, ", r) })
+	if len(mine) == 0 {
+		return nil, nil
+	}
+	var options struct {
+		Allowed []string `json:"allowed-tags"`
+	}
+	if err := c.get(ctx, "/cluster/options", &options); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(options.Allowed, tag) }), nil
 }

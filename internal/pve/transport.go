@@ -21,9 +21,16 @@ import (
 
 const (
 	dialTimeout = 10 * time.Second
-	// headerTimeout outlasts the 30 s after which the entry node gives up on
-	// another node and says so itself.
+	// headerTimeout bounds the wait for the answer to a change, from when all of it
+	// was sent. It outlasts by far the 30 s after which the entry node gives up on
+	// whoever it handed the request on to, and says so itself (AnyEvent.pm, proxy_request).
 	headerTimeout = 90 * time.Second
+	// readTimeout bounds one attempt at a read, for the same reason a little above 30 s.
+	readTimeout = 40 * time.Second
+	// retryBudget is how long after the first attempt a further one may begin. A
+	// read about a node that is down is answered 595 after 30 s by each endpoint:
+	// two of them have to do.
+	retryBudget = 45 * time.Second
 	// idleTimeout is below the 5 s after which pveproxy closes an idle
 	// connection, so that no request runs into the closing.
 	idleTimeout = 3 * time.Second
@@ -35,10 +42,16 @@ const (
 // backoff is the pauses after each round over all endpoints that brought no answer.
 var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
 
+var (
+	errSlowRead   = fmt.Errorf("no whole answer within %s", readTimeout)
+	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
+)
+
 // transport sends each request to the endpoint that answered last, and to the
 // others when no connection can be made. It turns every answer but a success
 // into an *Error, which go-proxmox would lose. Reads are repeated when no answer
 // came; a change is sent again only if the first time nothing was sent at all.
+// No attempt bounds the time that a body takes to be sent, only its standstill.
 type transport struct {
 	endpoints []*url.URL
 	reads     *http.Transport
@@ -56,8 +69,9 @@ func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, e
 	}
 	dial := o.Dial
 	if dial == nil {
-		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+		dial = (&net.Dialer{}).DialContext
 	}
+	dial = stallBound(dial)
 	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
 	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
 	t.writes.DisableKeepAlives = true
@@ -65,7 +79,11 @@ func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, e
 }
 
 func oneTransport(dial func(context.Context, string, string) (net.Conn, error), cfg *tls.Config) *http.Transport {
+	// HTTP/2 has no reason phrase, where Proxmox before 9 puts its message.
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
 	return &http.Transport{
+		Protocols:             &http1,
 		DialContext:           dial,
 		TLSClientConfig:       cfg,
 		TLSHandshakeTimeout:   dialTimeout,
@@ -99,8 +117,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil && req.GetBody != nil {
 		defer func() { _ = req.Body.Close() }() // every attempt gets a body of its own
 	}
+	start := time.Now()
 	for round := 0; ; round++ {
-		resp, again, err := t.round(req)
+		resp, again, err := t.round(req, start)
 		if err == nil || !again || round == len(backoff) {
 			return resp, err
 		}
@@ -112,13 +131,14 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// round tries every endpoint once, beginning with the one that answered last.
-// again says that trying once more can do no harm.
-func (t *transport) round(req *http.Request) (resp *http.Response, again bool, err error) {
+// round tries every endpoint once, beginning with the one that answered last,
+// for as long as the budget lasts. again says that trying once more can do no harm.
+func (t *transport) round(req *http.Request, start time.Time) (resp *http.Response, again bool, err error) {
 	first := int(t.current.Load())
 	unreachable := &unreachableError{}
-	for i := range t.endpoints {
-		n := (first + i) % len(t.endpoints)
+	tried := 0
+	for ; tried < len(t.endpoints) && (tried == 0 || time.Since(start) < retryBudget); tried++ {
+		n := (first + tried) % len(t.endpoints)
 		var sent bool
 		resp, sent, err = t.try(req, t.endpoints[n])
 		if err == nil {
@@ -132,10 +152,10 @@ func (t *transport) round(req *http.Request) (resp *http.Response, again bool, e
 			return nil, false, err
 		}
 	}
-	if len(unreachable.errs) == len(t.endpoints) {
+	if len(unreachable.errs) == tried {
 		err = unreachable
 	}
-	return nil, true, err
+	return nil, time.Since(start) < retryBudget, err
 }
 
 // mayRepeat says whether a request that brought no answer may be sent again.
@@ -157,9 +177,10 @@ func mayRepeat(req *http.Request, sent bool, err error) bool {
 // request may then have arrived.
 func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
 	var connected atomic.Bool
-	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
-	})
+	}))
+	defer cancel(nil)
 	out := req.Clone(ctx)
 	out.URL.Scheme, out.URL.Host, out.Host = to.Scheme, to.Host, to.Host
 	if req.GetBody != nil {
@@ -170,9 +191,11 @@ func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, se
 	via := t.writes
 	if req.Method == http.MethodGet {
 		via = t.reads
+		defer time.AfterFunc(readTimeout, func() { cancel(errSlowRead) }).Stop()
 	}
 	resp, err = via.RoundTrip(out)
 	if err == nil {
+		defer time.AfterFunc(headerTimeout, func() { cancel(errSlowAnswer) }).Stop()
 		resp, err = t.answer(resp)
 	}
 	sent = connected.Load()

@@ -73,6 +73,7 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		"answer breaks off":        {raw("200 OK\r\nContent-Length: 99", `{"da`), true},
 		"success without the task": {raw("200 OK", ""), true},
 		"null instead of a task":   {data("null"), true},
+		"reason of two lines":      {raw("500 detected modified\nconfiguration", ""), true},
 		"no answer at all":         {after(2*headerTimeout, data(`"x"`)), true},
 		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
 	}
@@ -88,8 +89,8 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 				if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
 					t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
 				}
-				if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101"}, pve1.requests()); diff != "" {
-					t.Errorf("requests (-want +got):\n%s", diff)
+				if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.requests())); diff != "" {
+					t.Errorf("changes (-want +got):\n%s", diff)
 				}
 			})
 		})
@@ -176,12 +177,12 @@ func TestSecretIsNeverShown(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
 		var authorized atomic.Bool
-		pve1.on("GET /access/permissions", func(w http.ResponseWriter, r *http.Request) {
+		pve1.on("GET /access/permissions?path=%2F", func(w http.ResponseWriter, r *http.Request) {
 			authorized.Store(r.Header.Get("Authorization") == "PVEAPIToken="+testToken)
 			raw("500 who is "+testSecret, `{"message":"`+testSecret+`","errors":{"a":"`+testSecret+`"}}`)(w, r)
 		})
 		c := s.client(t, "pve1")
-		_, err := c.Permissions(t.Context())
+		_, err := c.Permissions(t.Context(), "/")
 		e, ok := errors.AsType[*Error](err)
 		if !ok || !authorized.Load() {
 			t.Fatalf("error %v, authorized %v", err, authorized.Load())

@@ -1,42 +1,85 @@
 package pve
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"mime/multipart"
 	"net/http"
 	"net/url"
-	"sync"
+	"regexp"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Upload implements images.Store. It holds no more than a buffer of the ISO in memory.
+// uploadAttempts bounds how often an ISO is sent whose answer is lost.
+const uploadAttempts = 3
+
+// Upload implements images.Store. It holds no more than a buffer of the ISO in
+// memory. An upload whose answer is lost, and that has come to nothing, is sent
+// again: whichever of them Proxmox stores in the end, it stores the same bytes.
 func (c *Client) Upload(ctx context.Context, u images.Upload) error {
-	path := "/nodes/" + url.PathEscape(u.Host) + "/storage/" + url.PathEscape(u.Storage) + "/upload"
-	upid, err := c.send(ctx, path, u)
-	if err != nil {
-		return c.clean(http.MethodPost, path, err)
+	if err := checkISOName(u.Name); err != nil {
+		return err
 	}
-	return c.finish(ctx, upid, nil)
+	// What has this size already says nothing about this upload.
+	size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+	if err != nil {
+		return err
+	}
+	shows := !found || size != u.SizeBytes
+	path := "/nodes/" + url.PathEscape(u.Host) + "/storage/" + url.PathEscape(u.Storage) + "/upload"
+	for attempt := 1; ; attempt++ {
+		sent := time.Now()
+		upid, whole, err := c.sendISO(ctx, path, u)
+		if err == nil {
+			return c.finish(ctx, upid, nil)
+		}
+		err = c.clean(http.MethodPost, path, err)
+		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
+			return err
+		}
+		again := true // of a part nothing comes: the server waits for Content-Length bytes
+		if whole {
+			again, err = c.findUpload(ctx, u, shows, sent, err)
+		}
+		if err == nil || !again || attempt == uploadAttempts {
+			return err
+		}
+	}
 }
 
-// send uploads and returns the name of the task that checks and stores what was sent.
-func (c *Client) send(ctx context.Context, path string, u images.Upload) (upid string, err error) {
+// isoName is what Proxmox leaves as it is (pve-storage, Storage.pm,
+// normalize_content_filename) and takes for an ISO.
+var isoName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,251}\.iso$`)
+
+// checkISOName refuses names under which Proxmox would not store the file.
+func checkISOName(name string) error {
+	if !isoName.MatchString(name) {
+		return fault.Configf("%q can't be the name of an ISO on Proxmox: it takes letters, digits, _ . - and the ending .iso, 255 characters in all", name)
+	}
+	return nil
+}
+
+// sendISO uploads and returns the name of the task that checks and stores what
+// was sent. whole says whether the file was sent to its end.
+func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
 	form, err := newForm(u)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	bodies := &uploads{form: form, upload: u}
-	defer func() { err = errors.Join(err, bodies.close()) }()
+	defer func() {
+		whole = bodies.whole()
+		err = errors.Join(err, bodies.close())
+	}()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, http.NoBody)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	// Proxmox does not take chunked bodies: the length is known beforehand.
 	req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
@@ -46,123 +89,62 @@ func (c *Client) send(ctx context.Context, path string, u images.Upload) (upid s
 	req.Header.Set("User-Agent", userAgent)
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	defer func() { err = errors.Join(err, resp.Body.Close()) }()
 	var answer struct {
 		Data string `json:"data"`
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		return "", fmt.Errorf("%w: read the answer: %w", cluster.ErrLostAnswer, err)
+		return "", false, fmt.Errorf("%w: read the answer: %w", cluster.ErrLostAnswer, err)
 	}
-	return answer.Data, nil
+	return answer.Data, false, nil
 }
 
-// form is the multipart body around the file. Proxmox's parser takes the parts
-// in this order only, with the file last and Content-Disposition as the first
-// header of each part.
-type form struct {
-	head, tail  []byte
-	contentType string
+// findUpload learns what became of an upload whose answer was lost. Its task
+// runs on the node that took it, whichever that was: an upload is not handed on
+// to the host that it is for. again says that nothing has come of it; shows that
+// a file of the right size was not there before.
+func (c *Client) findUpload(ctx context.Context, u images.Upload, shows bool, sent time.Time, lost error) (again bool, err error) {
+	upid, stored := "", false
+	var since time.Time // when the world first answered
+	w := wait.For{Name: "find out whether the upload arrived", Every: c.poll, Timeout: searchTime}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		var err error
+		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
+			return upid != "", "", stopOnAnswer(err)
+		}
+		size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+		if err != nil {
+			return false, "", stopOnAnswer(err)
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		stored = shows && found && size == u.SizeBytes
+		return stored || time.Since(since) >= lateness, "neither a task nor the file", nil
+	})
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("%w; %w", lost, err)
+	case upid != "":
+		return false, c.finish(ctx, upid, nil)
+	case stored:
+		return false, nil
+	}
+	return true, fmt.Errorf("%w; since then neither a task nor the file has shown", lost)
 }
 
-func newForm(u images.Upload) (form, error) {
-	var b bytes.Buffer
-	w := multipart.NewWriter(&b)
-	fields := [...][2]string{{"content", "iso"}, {"checksum-algorithm", "sha256"}, {"checksum", u.SHA256}}
-	for _, f := range fields {
-		if err := w.WriteField(f[0], f[1]); err != nil {
-			return form{}, err
+// uploadTask finds the task of an upload that was sent at that time, on any host; "" if there is none.
+func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
+	online, _, err := c.Nodes(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, host := range online {
+		if upid, err = c.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
+			return upid, err
 		}
 	}
-	if _, err := w.CreateFormFile("filename", u.Name); err != nil {
-		return form{}, err
-	}
-	head := b.Len()
-	if err := w.Close(); err != nil {
-		return form{}, err
-	}
-	return form{head: b.Bytes()[:head], tail: b.Bytes()[head:], contentType: w.FormDataContentType()}, nil
-}
-
-// uploads are the bodies of one upload's attempts. net/http may go on reading a
-// body for a moment after it has returned an answer; close ends that.
-type uploads struct {
-	form   form
-	upload images.Upload
-
-	mu     sync.Mutex
-	bodies []*uploadBody
-}
-
-func (b *uploads) open() (io.ReadCloser, error) {
-	file, err := b.upload.Open()
-	if err != nil {
-		return nil, err
-	}
-	whole := &wholeReader{file: io.LimitReader(file, b.upload.SizeBytes), size: b.upload.SizeBytes, progress: b.upload.Progress}
-	body := &uploadBody{
-		file:   file,
-		reader: io.MultiReader(bytes.NewReader(b.form.head), whole, bytes.NewReader(b.form.tail)),
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.bodies = append(b.bodies, body)
-	return body, nil
-}
-
-func (b *uploads) close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var errs []error
-	for _, body := range b.bodies {
-		errs = append(errs, body.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// uploadBody is one attempt's body.
-type uploadBody struct {
-	mu     sync.Mutex
-	closed bool
-	file   io.Closer
-	reader io.Reader
-}
-
-func (b *uploadBody) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return 0, errors.New("the upload has ended")
-	}
-	return b.reader.Read(p)
-}
-
-func (b *uploadBody) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return nil
-	}
-	b.closed = true
-	return b.file.Close()
-}
-
-// wholeReader reads a file of known size and tells how much has been read.
-type wholeReader struct {
-	file       io.Reader
-	read, size int64
-	progress   func(int64)
-}
-
-func (r *wholeReader) Read(p []byte) (int, error) {
-	n, err := r.file.Read(p)
-	r.read += int64(n)
-	if n > 0 && r.progress != nil {
-		r.progress(r.read)
-	}
-	if err == io.EOF && r.read < r.size {
-		err = fmt.Errorf("the file ends after %d of %d bytes: %w", r.read, r.size, io.ErrUnexpectedEOF)
-	}
-	return n, err
+	return "", nil
 }

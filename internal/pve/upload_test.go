@@ -6,10 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,9 +20,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
-const uploadPath = "POST /nodes/pve1/storage/isos/upload"
+const (
+	uploadPath = "POST /nodes/pve1/storage/isos/upload"
+	isosPath   = "GET /nodes/pve1/storage/isos/content?content=iso"
+)
 
 // part is one part of an uploaded form, as it came.
 type part struct{ Name, File, Value string }
@@ -82,6 +86,7 @@ func TestUpload(t *testing.T) {
 		pve1 := s.node(t, "pve1")
 		var parts []part
 		var length int64
+		pve1.on(isosPath, data(`[]`))
 		pve1.on(uploadPath, receive(&parts, &length))
 		pve1.on(statusPath, running, stopped("OK"))
 		content := bytes.Repeat([]byte("talos"), 200_000)
@@ -130,15 +135,17 @@ func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	}
 }
 
+// swallow answers after the whole request has come.
+func swallow(then route) route {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		then(w, r)
+	}
+}
+
 func TestUploadFails(t *testing.T) {
 	t.Parallel()
 	content := bytes.Repeat([]byte("x"), 1<<20)
-	swallow := func(then route) route {
-		return func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			then(w, r)
-		}
-	}
 	cases := map[string]struct {
 		answer route
 		task   route
@@ -147,14 +154,12 @@ func TestUploadFails(t *testing.T) {
 		is     error
 		want   string // part of the error
 	}{
-		"checksum":           {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("checksum mismatch: got 'a' != expect 'b'"), want: "checksum mismatch: got 'a'"},
-		"full storage":       {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("cp: error writing: No space left on device"), is: ErrNoSpace, want: "No space left"},
-		"refused":            {answer: swallow(raw("500 storage 'isos' does not support 'iso' content", "")), want: "POST /nodes/pve1/storage/isos/upload: 500 storage 'isos' does not support 'iso' content"},
-		"no such storage":    {answer: swallow(raw("500 storage 'isos' does not exist", "")), is: images.ErrNoStorage, want: "does not exist"},
-		"file is shorter":    {answer: swallow(data(`"` + testUPID + `"`)), size: 2 << 20, is: io.ErrUnexpectedEOF, want: "the file ends after 1048576 of 2097152 bytes"},
-		"answer is lost":     {answer: swallow(lost), is: cluster.ErrLostAnswer, want: "no answer"},
-		"context ends":       {answer: swallow(after(time.Hour, lost)), ctx: time.Minute, is: context.DeadlineExceeded, want: "deadline"},
-		"breaks off halfway": {answer: lost, is: cluster.ErrLostAnswer, want: "no answer"},
+		"checksum":        {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("checksum mismatch: got 'a' != expect 'b'"), want: "checksum mismatch: got 'a'"},
+		"full storage":    {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("cp: error writing: No space left on device"), is: ErrNoSpace, want: "No space left"},
+		"refused":         {answer: swallow(raw("500 storage 'isos' does not support 'iso' content", "")), want: "POST /nodes/pve1/storage/isos/upload: 500 storage 'isos' does not support 'iso' content"},
+		"no such storage": {answer: swallow(raw("500 storage 'isos' does not exist", "")), is: images.ErrNoStorage, want: "does not exist"},
+		"file is shorter": {answer: swallow(data(`"` + testUPID + `"`)), size: 2 << 20, is: io.ErrUnexpectedEOF, want: "the file ends after 1048576 of 2097152 bytes"},
+		"context ends":    {answer: swallow(after(time.Hour, lost)), ctx: time.Minute, is: context.DeadlineExceeded, want: "deadline"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -162,6 +167,7 @@ func TestUploadFails(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
 				pve1 := s.node(t, "pve1")
+				pve1.on(isosPath, data(`[]`))
 				pve1.on(uploadPath, tc.answer)
 				pve1.on(logPath, data(`[]`))
 				if tc.task != nil {
@@ -192,6 +198,7 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 		pve2 := s.node(t, "pve2")
 		var parts []part
 		var length int64
+		pve2.on(isosPath, data(`[]`))
 		pve2.on(uploadPath, receive(&parts, &length))
 		pve2.on(statusPath, stopped("OK"))
 		content := []byte("small")
@@ -206,49 +213,129 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 	})
 }
 
-func TestStorage(t *testing.T) {
+// TestUploadWithoutAnswer: what came of an upload is asked of the world, and
+// only one that came to nothing is sent again.
+func TestUploadWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	const (
+		nodes  = "GET /nodes"
+		tasks  = "/tasks?limit=500&source=all&typefilter=imgcopy"
+		copied = "UPID:pve2:0000ABCD:00012345:386D4380:imgcopy::recast@pve!roll:"
+		other  = "UPID:pve2:0000ABCE:00012345:386D4380:imgcopy::else@pve!roll:"
+	)
+	content := bytes.Repeat([]byte("x"), 4<<20)
+	there := data(`[{"volid":"isos:iso/recast-1.iso","size":4194304}]`)
+	ok := swallow(data(`"` + testUPID + `"`))
+	for name, tc := range map[string]struct {
+		answers []route
+		isos    []route
+		tasks   []route // of pve2, to which the upload goes
+		exit    string  // of the task there
+		sent    int
+		quick   bool // nothing can have come of it, so nobody is asked
+		is      error
+		fails   string
+	}{
+		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},
+		"its task has failed":      {answers: []route{swallow(lost)}, tasks: []route{data(`[{"upid":"` + copied + `"}]`)}, exit: "checksum mismatch: got 'a'", sent: 1, fails: "checksum mismatch: got 'a'"},
+		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
+		"cut off, then sent again": {answers: []route{lost, ok}, sent: 2, quick: true},
+		"a file was there before":  {answers: []route{swallow(lost), ok}, isos: []route{there}, sent: 2},
+		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has shown"},
+		"a proxy gives it up":      {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
+		"nobody can be asked":      {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve2 := s.node(t, "pve2")
+				isos, listed := tc.isos, tc.tasks
+				if isos == nil {
+					isos = []route{data(`[]`)}
+				}
+				if listed == nil {
+					listed = []route{data(`[]`)}
+				}
+				pve2.on(isosPath, isos...)
+				pve2.on(uploadPath, tc.answers...)
+				pve2.on(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
+				pve2.on("GET /nodes/pve1"+tasks, data(`[]`))
+				pve2.on("GET /nodes/pve2"+tasks, listed...)
+				pve2.on(statusPath, stopped("OK"))
+				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
+				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
+				var open atomic.Int32
+				begun := time.Now()
+				err := s.client(t, "pve2").Upload(t.Context(), isoOf(content, int64(len(content)), &open))
+				if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) || tc.is != nil && !errors.Is(err, tc.is) {
+					t.Errorf("error is %v, want %q in it", err, tc.fails)
+				}
+				if took := time.Since(begun); tc.quick && took > lateness/2 {
+					t.Errorf("it took %s", took)
+				}
+				if sent := len(changes(pve2.requests())); sent != tc.sent || open.Load() != 0 {
+					t.Errorf("sent %d times, want %d; %d files are open", sent, tc.sent, open.Load())
+				}
+			})
+		})
+	}
+}
+
+// TestUploadIsCancelled: at once, although the server takes nothing, and without
+// having read more of the file than fits on the way. The next one succeeds.
+func TestUploadIsCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
-			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1}]`))
-		pve1.on("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
-		pve1.on("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
-		pve1.on("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
+		var parts []part
+		var length int64
+		pve1.on(isosPath, data(`[]`))
+		release := make(chan struct{})
+		pve1.on(uploadPath, func(http.ResponseWriter, *http.Request) { <-release }, receive(&parts, &length))
+		pve1.on(statusPath, stopped("OK"))
+		content := bytes.Repeat([]byte("talos"), 2<<20)
+		var open atomic.Int32
+		u := isoOf(content, int64(len(content)), &open)
+		var read atomic.Int64
+		u.Progress = read.Store
 		c := s.client(t, "pve1")
-		got, err := c.Storage(t.Context(), "pve1", "isos")
-		if err != nil {
-			t.Fatal(err)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Upload(ctx, u) }()
+		synctest.Wait()
+		if n := read.Load(); n > 1<<20 {
+			t.Errorf("%d bytes were read that nobody took", n)
 		}
-		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("storage (-want +got):\n%s", diff)
+		begun := time.Now()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) || time.Since(begun) > time.Second || open.Load() != 0 {
+			t.Errorf("after %s: %v; %d files are open", time.Since(begun), err, open.Load())
 		}
-		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
-			t.Errorf("inactive storage: %+v, error %v", got, err)
-		}
-		if _, err := c.Storage(t.Context(), "pve1", "nosuch"); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("unknown storage: %v", err)
-		}
-		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
-		for name, want := range isos {
-			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
-			if got := fmt.Sprint(size, found, err); got != want {
-				t.Errorf("%s: %s, want %s", name, got, want)
-			}
-		}
-		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("ISO on an unknown storage: %v %v", found, err)
-		}
-		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
-		for volid, want := range volumes {
-			if got, err := c.HasVolume(t.Context(), "pve1", volid); err != nil || got != want {
-				t.Errorf("%s: %v, error %v", volid, got, err)
-			}
-		}
-		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
-			t.Error(`"none" passes for a volume`)
+		close(release)
+		if err := c.Upload(t.Context(), u); err != nil || len(parts) != 4 {
+			t.Errorf("the next one: %v, received %v", err, parts)
 		}
 	})
+}
+
+// TestUploadRefusesNames: Proxmox would store it under another one, or not at all.
+func TestUploadRefusesNames(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			pve1 := s.node(t, "pve1")
+			c := s.client(t, "pve1")
+			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
+			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
+			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.requests()) > 0 {
+				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.requests())
+			}
+		})
+	}
+	if err := checkISOName(strings.Repeat("a", 251) + ".iso"); err != nil {
+		t.Error(err)
+	}
 }

@@ -45,6 +45,14 @@ func (l *Lab) startControl(context.Context) error {
 		}
 		fmt.Fprintln(w, digest)
 	})
+	mux.HandleFunc("POST /pveum", func(w http.ResponseWriter, r *http.Request) {
+		out, err := l.Pveum(r.URL.Query()["arg"])
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		fmt.Fprint(w, out)
+	})
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
 	})
@@ -86,6 +94,16 @@ func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (
 	}
 	answer, err := ask(ctx, http.MethodPost, target)
 	return strings.TrimSpace(string(answer)), err
+}
+
+// AskPveum has the running lab of a working directory do what pveum does.
+func AskPveum(ctx context.Context, dir string, args []string) (string, error) {
+	at, err := findLab(dir)
+	if err != nil {
+		return "", err
+	}
+	answer, err := ask(ctx, http.MethodPost, at.Control+"/pveum?"+url.Values{"arg": args}.Encode())
+	return string(answer), err
 }
 
 func findLab(dir string) (at controlAddress, err error) {

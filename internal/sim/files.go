@@ -63,13 +63,14 @@ func (l *Lab) Env(dir string) map[string]string {
 		"PROXMOX_VE_API_TOKEN": l.Token(),
 		"TALOSCONFIG":          filepath.Join(dir, "talosconfig"),
 		"KUBECONFIG":           filepath.Join(dir, "kubeconfig"),
+		"POOR_TOKEN":           PoorToken,
 	}
 }
 
 func (l *Lab) envFile(dir string) string {
 	env := l.Env(dir)
 	var b strings.Builder
-	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "TALOSCONFIG", "KUBECONFIG"} {
+	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN"} {
 		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
 	}
 	return b.String()

@@ -57,6 +57,7 @@ func New(parent context.Context, o Options) (_ *Lab, err error) {
 		}
 	}()
 	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent})
+	l.World.SetDial(o.Network.Dialer().DialContext)
 	l.closers = append(l.closers, func() error { l.World.Close(); return nil })
 	for _, start := range []func(context.Context) error{l.startImages, l.startProxmox, l.startTalos, l.startKubernetes, l.startControl} {
 		if err := start(ctx); err != nil {

@@ -1,35 +1,40 @@
 package pveapi
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+)
 
 func accessRoutes() []route {
 	return []route{
 		{method: "GET", path: "/access/permissions", params: []string{"path", "userid"}, handle: permissions},
 		{method: "GET", path: "/access/acl", handle: acl},
+		{method: "GET", path: "/cluster/options", handle: options},
 	}
 }
 
-// permissions maps each path to the privileges held there; 1 says that they propagate.
+// permissions maps each path to the privileges held there; the values say
+// whether they propagate. With a path it is that one, whether or not anything is
+// held there (pve-access-control, API2/AccessControl.pm).
 func permissions(c *call) (any, error) {
-	user := c.user
-	if asked := c.params["userid"]; asked != "" && asked != user {
+	user := cmp.Or(c.params["userid"], c.user)
+	owner, _, _ := strings.Cut(user, "!")
+	if user != c.user && owner != c.user {
 		if err := c.Check(c.user, "/access", "Sys.Audit"); err != nil {
 			return nil, err
 		}
-		user = asked
 	}
-	var extra []string
-	if c.params["path"] != "" {
-		extra = append(extra, c.params["path"])
+	effective := map[string]map[string]bool{}
+	if path := c.params["path"]; path != "" {
+		effective[path] = c.Permissions(user, path)
+	} else {
+		effective = c.EffectivePermissions(user)
 	}
 	out := object{}
-	for path, privileges := range c.Permissions(user, extra...) {
-		if len(extra) > 0 && path != extra[0] {
-			continue
-		}
+	for path, privileges := range effective {
 		held := object{}
-		for _, p := range privileges {
-			held[p] = 1
+		for p, propagates := range privileges {
+			held[p] = bit(propagates)
 		}
 		out[path] = held
 	}
@@ -50,4 +55,14 @@ func acl(c *call) (any, error) {
 		list = append(list, object{"path": a.Path, "ugid": a.Who, "roleid": a.Role, "propagate": bit(a.Propagate), "type": kind})
 	}
 	return list, nil
+}
+
+// options are those of the datacenter; what is allowed to the caller is shown to
+// everybody (pve-manager, API2/Cluster.pm, get_options).
+func options(c *call) (any, error) {
+	out := object{"allowed-tags": c.AllowedTags(c.user)}
+	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {
+		out["registered-tags"] = registered
+	}
+	return out, nil
 }

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -36,6 +38,10 @@ type earlyError struct {
 
 func (e *earlyError) Error() string { return e.message }
 
+// lingerTime is how long the rest of a body that nobody wants is still taken:
+// with less the client would often not get to read the answer.
+const lingerTime = 5 * time.Second
+
 // writeError writes the message into the status line, as Proxmox does. That
 // takes the connection away from net/http, which knows no reason phrases.
 func writeError(rw http.ResponseWriter, err error) {
@@ -46,11 +52,26 @@ func writeError(rw http.ResponseWriter, err error) {
 	}
 	defer func() { _ = conn.Close() }()
 	fmt.Fprintf(buf, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json;charset=UTF-8\r\nContent-Length: %d\r\n\r\n%s",
-		status, strings.Join(strings.Fields(message), " "), len(body), body)
-	_ = buf.Flush() // the client may be gone
+		status, message, len(body), body)
+	if buf.Flush() != nil { // the client is gone
+		return
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(lingerTime)) // fails only on a closed connection
+	_, _ = io.Copy(io.Discard, buf)
 }
 
+// errorBody is response of AnyEvent.pm: of a message over several lines the first
+// counts, and one that can't stand in a status line becomes a bad request.
 func errorBody(err error) (status int, message string, body []byte) {
+	status, message, body = fullError(err)
+	message, _, _ = strings.Cut(message, "\n")
+	if strings.Contains(message, "\r") {
+		return http.StatusBadRequest, http.StatusText(http.StatusBadRequest), nil
+	}
+	return status, message, body
+}
+
+func fullError(err error) (status int, message string, body []byte) {
 	if early, ok := errors.AsType[*earlyError](err); ok {
 		return early.status, early.message, nil
 	}
@@ -58,10 +79,7 @@ func errorBody(err error) (status int, message string, body []byte) {
 	if !ok {
 		e = &world.Error{Status: http.StatusInternalServerError, Message: err.Error()}
 	}
-	if e.Status == http.StatusUnauthorized {
-		return e.Status, e.Message, nil
-	}
-	out := object{"data": nil, "message": e.Message + "\n"}
+	out := object{"data": nil, "message": strings.TrimSuffix(e.Message, "\n") + "\n"}
 	if len(e.Params) > 0 {
 		out["errors"] = e.Params
 	}

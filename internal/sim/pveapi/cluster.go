@@ -13,18 +13,25 @@ import (
 const (
 	hostCores  = 16
 	hostMemory = 64 << 30
-	hostDisk   = 1 << 40
 )
 
 func clusterRoutes() []route {
 	return []route{
 		{method: "GET", path: "/version", handle: version},
-		{method: "GET", path: "/cluster/status", handle: clusterStatus},
+		{method: "GET", path: "/cluster/status", permit: []demand{{"/", []string{"Sys.Audit"}}}, handle: clusterStatus},
 		{method: "GET", path: "/cluster/resources", params: []string{"type"}, handle: resources},
 		{method: "GET", path: "/cluster/nextid", params: []string{"vmid"}, handle: nextID},
+		{method: "POST", path: "/pools", params: []string{"poolid", "comment"}, need: []string{"poolid"}, permit: allocatePool, handle: createPool},
+		{method: "DELETE", path: "/pools", params: []string{"poolid"}, need: []string{"poolid"}, permit: allocatePool, handle: deletePool},
 		{method: "GET", path: "/pools", params: []string{"poolid", "type"}, handle: pools},
 	}
 }
+
+var allocatePool = []demand{{"/pool/{poolid}", []string{"Pool.Allocate"}}}
+
+func createPool(c *call) (any, error) { return nil, c.CreatePool(c.params["poolid"]) }
+
+func deletePool(c *call) (any, error) { return nil, c.DeletePool(c.params["poolid"]) }
 
 func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil
@@ -32,9 +39,6 @@ func version(*call) (any, error) {
 
 // clusterStatus has an entry for the cluster only where there is one: a host by itself is just a node.
 func clusterStatus(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
 	hosts := c.Hosts()
 	var list []object
 	if name := c.Cluster(); name != "" {
@@ -90,8 +94,19 @@ func vmResource(c *call, vm world.VM) object {
 	if vm.Pool != "" {
 		out["pool"] = vm.Pool
 	}
-	if c.HostDown(vm.Host) { // nobody reports figures
+	seen := c.Report(vm.ID)
+	switch {
+	case seen.Running == vm.Running:
+	case seen.Running:
+		out["status"] = "running"
+	default:
+		out["status"], out["uptime"], out["cpu"], out["mem"] = "stopped", 0, 0, 0
+	}
+	if !seen.Known || c.HostDown(vm.Host) { // nobody reports figures
 		kept := []string{"id", "type", "node", "vmid", "name", "template", "tags", "lock", "pool"}
+		if !seen.Known {
+			kept = slices.DeleteFunc(kept, func(key string) bool { return key == "name" || key == "template" })
+		}
 		maps.DeleteFunc(out, func(key string, _ any) bool { return !slices.Contains(kept, key) })
 		out["status"] = "unknown"
 	}
@@ -103,16 +118,21 @@ func vmResource(c *call, vm world.VM) object {
 	return out
 }
 
+// storageResources has figures only of what some node reports.
 func storageResources(c *call, host string) []object {
-	status := map[bool]string{false: "available", true: "unknown"}
 	var list []object
 	for _, s := range c.Storages(host) {
-		if c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
-			list = append(list, object{
-				"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": status[c.HostDown(host)],
-				"plugintype": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "disk": s.Used, "maxdisk": s.Capacity,
-			})
+		if !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			continue
 		}
+		entry := object{
+			"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": "unknown",
+			"plugintype": s.Type, "content": contentTypes(s), "shared": bit(s.Shared),
+		}
+		if s.Active && !c.HostDown(host) {
+			entry["status"], entry["disk"], entry["maxdisk"] = "available", s.Used, s.Capacity
+		}
+		list = append(list, entry)
 	}
 	return list
 }
@@ -121,9 +141,10 @@ func hostEntry(c *call, host string) object {
 	if c.HostDown(host) {
 		return object{"id": "node/" + host, "type": "node", "node": host, "status": "offline", "level": ""}
 	}
+	total, used := c.RootDisk(host)
 	return object{
 		"id": "node/" + host, "type": "node", "node": host, "status": "online", "level": "",
-		"cpu": 0.05, "maxcpu": hostCores, "mem": hostMemory / 4, "maxmem": hostMemory, "disk": hostDisk / 10, "maxdisk": hostDisk, "uptime": 86400,
+		"cpu": 0.05, "maxcpu": hostCores, "mem": hostMemory / 4, "maxmem": hostMemory, "disk": used, "maxdisk": total, "uptime": 86400,
 	}
 }
 

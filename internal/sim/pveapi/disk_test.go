@@ -3,8 +3,6 @@ package pveapi_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -176,73 +174,6 @@ func TestWithoutQuorum(t *testing.T) {
 	})
 }
 
-func TestDetachAndReattach(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.putOK(vm+"/config", "delete=scsi1")
-		c := l.config(9011)
-		if diff := cmp.Diff([]any{nil, "fast:9011/vm-9011-disk-2.raw"}, []any{c["scsi1"], c["unused0"]}); diff != "" {
-			t.Fatal(diff)
-		}
-		l.putOK(vm+"/config", "scsi3=fast:9011/vm-9011-disk-2.raw,serial=again")
-		c = l.config(9011)
-		if diff := cmp.Diff([]any{"fast:9011/vm-9011-disk-2.raw,serial=again,size=5G", nil}, []any{c["scsi3"], c["unused0"]}); diff != "" {
-			t.Error(diff)
-		}
-		l.putOK(vm+"/config", "delete=scsi0", "force=1")
-		if diff := cmp.Diff([]string{"fast:9011/vm-9011-disk-0.raw", "fast:9011/vm-9011-disk-2.raw"}, l.volumes("fast")); diff != "" {
-			t.Error(diff)
-		}
-		if got := l.config(9011)["boot"]; got != "order=ide2" {
-			t.Errorf("boot: %v", got)
-		}
-		l.putOK(vm+"/config", "protection=1")
-		if got := l.do("PUT", vm+"/config", "delete=scsi3").Status; got != "500 can't remove drive 'scsi3' - protection mode enabled" {
-			t.Error(got)
-		}
-		if broken := l.world.Violations(); broken != nil {
-			t.Error(broken)
-		}
-	})
-}
-
-func TestPendingOfRunningVM(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.PowerOn(9011))
-		l.putOK(vm+"/config", "memory=4096", "ide2=none,media=cdrom", "scsi2=fast:1,serial=new")
-		if got := l.do("PUT", vm+"/config", "delete=scsi0").Status; got != "400 Parameter verification failed." {
-			t.Fatal(got)
-		}
-		state := func() []any {
-			l.t.Helper()
-			cur := l.do("GET", vm+"/config?current=1").Data.(map[string]any)
-			merged := l.config(9011)
-			return []any{cur["memory"], cur["ide2"], cur["scsi2"], merged["memory"], merged["scsi0"], merged["unused0"]}
-		}
-		scsi2 := "fast:9011/vm-9011-disk-3.raw,serial=new,size=1G"
-		if diff := cmp.Diff([]any{"2048", "none,media=cdrom", scsi2, "4096", nil, nil}, state()); diff != "" {
-			t.Error(diff)
-		}
-		var pending []any
-		for _, e := range l.do("GET", vm+"/pending").Data.([]any) {
-			entry := e.(map[string]any)
-			if entry["pending"] != nil || entry["delete"] != nil {
-				pending = append(pending, []any{entry["key"], entry["pending"], entry["delete"]})
-			}
-		}
-		if diff := cmp.Diff([]any{[]any{"memory", "4096", nil}, []any{"scsi0", nil, 1.0}}, pending); diff != "" {
-			t.Error(diff)
-		}
-		if got := l.task("POST", vm+"/status/stop"); got != "OK" {
-			t.Fatal(got)
-		}
-		if diff := cmp.Diff([]any{"4096", "none,media=cdrom", scsi2, "4096", nil, "fast:9011/vm-9011-disk-1.raw"}, state()); diff != "" {
-			t.Error("after the stop: ", diff)
-		}
-	})
-}
-
 func TestCreateFailsCleanly(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -266,49 +197,65 @@ func TestCreateFailsCleanly(t *testing.T) {
 	})
 }
 
-func TestAttachingForeignVolumeNeedsRights(t *testing.T) {
+// TestDestroyTakesPendingVolumes: also what a change that failed has left pending.
+func TestDestroyTakesPendingVolumes(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		must(t, l.world.DefineVM("pve1", 210, map[string]string{"scsi0": "fast:1"}, nil))
-		l.world.AddRole("Own", talosRole()...)
-		l.world.AddRole("Look", "Datastore.Audit", "Datastore.AllocateSpace")
-		l.world.Grant(world.ACL{Path: "/vms/9011", Who: tokenID, Role: "Own", Propagate: true})
-		l.world.Grant(world.ACL{Path: "/storage", Who: tokenID, Role: "Look", Propagate: true})
-		put := func() string { return l.do("PUT", vm+"/config", "scsi5=fast:210/vm-210-disk-0.raw").Status }
-		if got := put(); got != "403 Permission check failed (/vms/210, VM.Config.Disk)" {
-			t.Error(got)
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.FillStorage("thin")
+		if got := l.do("PUT", vm+"/config", "scsi2=fast:1", "scsi3=thin:1").Status; !strings.HasPrefix(got, "500 unable to create image") {
+			t.Fatal(got)
 		}
-		l.world.Grant(world.ACL{Path: "/vms/210", Who: tokenID, Role: "Own"})
-		if got := put(); got != "200 OK" {
-			t.Error(got)
+		if got := l.do("GET", vm+"/config?current=1").Data.(map[string]any)["scsi2"]; got != nil {
+			t.Fatalf("not pending: %v", got)
 		}
 		if got := l.task("DELETE", vm); got != "OK" {
-			t.Error(got)
+			t.Fatal(got)
 		}
-		if got := l.do("GET", vm+"/config").Status; got != "403 Permission check failed (/vms/9011, VM.Audit)" {
-			t.Errorf("the VM's ACL went with it, so: %s", got)
+		if got := l.volumes("fast"); got != nil {
+			t.Errorf("left: %v", got)
 		}
 	})
 }
 
-func TestConfigLock(t *testing.T) {
+// TestNumbersOnNetworkFileSystems: there every format counts for itself.
+func TestNumbersOnNetworkFileSystems(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.PowerOn(9011)) // an idle guest ignores the power button, for a minute
-		upid := l.do("POST", vm+"/status/shutdown").Data.(string)
-		synctest.Wait() // until its worker holds the lock
-		began := time.Now()
-		want := "500 can't lock file '/var/lock/qemu-server/lock-9011.conf' - got timeout"
-		if got := l.do("PUT", vm+"/config", "memory=1024").Status; got != want {
+		l.world.AddStorage(world.Storage{ID: "nas", Type: "nfs", Shared: true, Content: []string{"images"}})
+		l.putOK(vm+"/config", "scsi5=nas:1", "scsi6=nas:1,format=qcow2", "scsi7=fast:1,format=qcow2")
+		want := []string{"nas:9011/vm-9011-disk-0.qcow2", "nas:9011/vm-9011-disk-0.raw"}
+		if diff := cmp.Diff(want, l.volumes("nas")); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.config(9011)["scsi7"]; got != "fast:9011/vm-9011-disk-3.qcow2,size=1G" {
 			t.Error(got)
 		}
-		if took := time.Since(began); took != 10*time.Second {
-			t.Errorf("took %v", took)
+	})
+}
+
+// TestDeleteOfABaseVolume: linked clones keep what they are built on.
+func TestDeleteOfABaseVolume(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddRole("All", append(talosRole(), "VM.Clone", "Datastore.Allocate")...)
+		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
+		must(t, l.world.DefineVM("pve1", 400, map[string]string{"scsi0": "fast:1", "net0": "virtio=BC:24:11:00:04:00,bridge=vmbr0"}, nil))
+		for _, step := range [][]string{{"/template"}, {"/clone", "newid=401"}, {"/clone", "newid=402", "full=1", "name=copy"}} {
+			if got := l.task("POST", "/nodes/pve1/qemu/400"+step[0], step[1:]...); got != "OK" {
+				t.Fatalf("%v: %s", step, got)
+			}
 		}
-		task, _ := l.world.WaitTask(upid)
-		if want := "VM quit/powerdown failed - got timeout"; task.ExitStatus != want {
-			t.Errorf("%q, want %q", task.ExitStatus, want)
+		linked, full := l.config(401), l.config(402)
+		got := []any{linked["scsi0"], linked["name"], full["scsi0"], full["name"], full["template"], linked["net0"] == full["net0"]}
+		want := []any{
+			"fast:400/base-400-disk-0.raw/401/vm-401-disk-0.qcow2,size=1G", "Copy-of-VM-400", "fast:402/vm-402-disk-0.raw,size=1G", "copy", nil, false,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		end := l.task("DELETE", "/nodes/pve1/storage/fast/content/fast:400%2Fbase-400-disk-0.raw")
+		if want := "base volume '400/base-400-disk-0.raw' is still in use by linked clones"; end != want {
+			t.Errorf("%s, want %s", end, want)
 		}
 	})
 }

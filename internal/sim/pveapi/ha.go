@@ -15,21 +15,22 @@ import (
 
 func haRoutes() []route {
 	options := []string{"comment", "failback", "group", "max_relocate", "max_restart", "state"}
+	see, change := []demand{{"/", []string{"Sys.Audit"}}}, []demand{{"/", []string{"Sys.Console"}}}
 	return []route{
-		{method: "GET", path: "/cluster/ha/resources", params: []string{"type"}, handle: haResources},
-		{method: "POST", path: "/cluster/ha/resources", params: append([]string{"sid", "type"}, options...), need: []string{"sid"}, handle: createHA},
-		{method: "GET", path: "/cluster/ha/resources/{sid}", handle: haResource},
-		{method: "PUT", path: "/cluster/ha/resources/{sid}", params: append([]string{"delete", "digest"}, options...), handle: changeHA},
-		{method: "DELETE", path: "/cluster/ha/resources/{sid}", params: []string{"purge"}, handle: deleteHA},
-		{method: "GET", path: "/cluster/ha/rules", params: []string{"resource", "type"}, handle: haRules},
-		{method: "GET", path: "/cluster/ha/status/current", handle: haStatus},
+		{method: "GET", path: "/cluster/ha/resources", permit: see, params: []string{"type"}, handle: haResources},
+		{
+			method: "POST", path: "/cluster/ha/resources", permit: change, params: append([]string{"sid", "type"}, options...),
+			need: []string{"sid"}, handle: createHA,
+		},
+		{method: "GET", path: "/cluster/ha/resources/{sid}", permit: see, handle: haResource},
+		{method: "PUT", path: "/cluster/ha/resources/{sid}", permit: change, params: append([]string{"delete", "digest"}, options...), handle: changeHA},
+		{method: "DELETE", path: "/cluster/ha/resources/{sid}", permit: change, params: []string{"purge"}, handle: deleteHA},
+		{method: "GET", path: "/cluster/ha/rules", permit: see, params: []string{"resource", "type"}, handle: haRules},
+		{method: "GET", path: "/cluster/ha/status/current", permit: see, handle: haStatus},
 	}
 }
 
 func haResources(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
 	list, digest := []object{}, c.HADigest()
 	for _, r := range c.HA() {
 		if kind, _, _ := strings.Cut(r.SID, ":"); c.params["type"] == "" || c.params["type"] == kind {
@@ -40,9 +41,6 @@ func haResources(c *call) (any, error) {
 }
 
 func haResource(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
 	for _, r := range c.HA() {
 		if r.SID == c.vars["sid"] || r.SID == "vm:"+c.vars["sid"] {
 			return haEntry(r, c.HADigest()), nil
@@ -93,9 +91,6 @@ func deleteHA(c *call) (any, error) {
 }
 
 func haRules(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
 	list := []object{}
 	for i, r := range c.HARules() {
 		wrongType := c.params["type"] != "" && r.Type != c.params["type"]
@@ -124,9 +119,6 @@ func haOf(s world.HAStatus) object {
 
 // haStatus lists the quorum, the manager, every host's manager and every resource.
 func haStatus(c *call) (any, error) {
-	if err := c.Check(c.user, "/", "Sys.Audit"); err != nil {
-		return nil, err
-	}
 	quorum := object{"id": "quorum", "type": "quorum", "node": c.host, "status": "OK", "quorate": bit(c.Quorate())}
 	if !c.Quorate() {
 		quorum["status"] = fmt.Sprintf("No quorum on node '%s'!", c.host)

@@ -106,7 +106,7 @@ func TestLocalStorages(t *testing.T) {
 			}
 			return len(list)
 		}
-		want := []any{0, 1, 1, 1, "500 storage 'only2' does not exist", 1}
+		want := []any{0, 1, 1, 1, "500 storage 'only2' is not available on node 'pve1'", 1}
 		got := []any{count("pve1", "fast"), count("pve2", "fast"), count("pve1", "rbd"), count("pve2", "rbd"), count("pve1", "only2"), count("pve2", "only2")}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)

@@ -2,49 +2,170 @@ package pveapi
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"regexp"
-	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// file is the file part of an upload.
-type file struct {
-	name string
-	data []byte
+// uploadChunk is how much is read at a time; the parser looks at what has come after each.
+const uploadChunk = 128 << 10
+
+// multipartBody is an upload being read, as file_upload_multipart of Proxmox'
+// AnyEvent.pm does: with patterns that are tried on all that has come so far and
+// not been consumed. That is why the fields have one order, why the file is last
+// and why the first header of its part is its Content-Disposition.
+type multipartBody struct {
+	boundary string
+	params   map[string]string
+	spool    *world.Spool
+
+	delimiter string // as a pattern
+	buf       []byte
+	phase     int // before the first boundary; in the fields; in the file; after it
 }
 
-// readUpload reads a multipart body the way Proxmox's own parser does: the
-// fields in one fixed order, the file last and named "filename", each part's
-// first header its Content-Disposition. What follows the file is not looked at.
-func readUpload(body []byte, boundary string, params map[string]string) (*file, error) {
-	bad := &earlyError{http.StatusBadRequest, "Bad Request"}
-	order := []string{"content", "checksum-algorithm", "checksum", "filename"}
-	header := regexp.MustCompile(`(?i)^Content-Disposition: form-data; name="([^"]*)"(?:; filename="([^"]*)")?\r\n`)
-	separator := []byte("\r\n--" + boundary)
-	rest, ok := bytes.CutPrefix(body, separator[2:])
-	if !ok || boundary == "" {
-		return nil, bad
+const (
+	inPreamble = iota
+	inFields
+	inFile
+	afterFile
+)
+
+const newline = `\r?\n`
+
+// readUpload reads a body of that many bytes into params and spool.
+func readUpload(body io.Reader, size int64, boundary string, params map[string]string, spool *world.Spool) error {
+	b := &multipartBody{boundary: boundary, params: params, spool: spool, delimiter: `--` + regexp.QuoteMeta(boundary) + newline}
+	chunk := make([]byte, uploadChunk)
+	for read := int64(0); ; {
+		n, err := body.Read(chunk)
+		read += int64(n)
+		b.buf = append(b.buf, chunk[:n]...)
+		if n > 0 {
+			if err := b.step(); err != nil {
+				return err
+			}
+		}
+		switch {
+		case b.phase == afterFile:
+			_, _ = io.Copy(io.Discard, body) // what follows the file is not looked at
+			return nil
+		case read >= size:
+			return &earlyError{http.StatusNotImplemented, "upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1373."}
+		case err != nil:
+			return errClientGone
+		}
 	}
-	for next := 0; ; {
-		rest, ok = bytes.CutPrefix(rest, []byte("\r\n"))
-		if !ok {
-			return nil, nil // the end without a file: the missing parameter is reported later
+}
+
+// errClientGone is when the client left before its request was complete.
+var errClientGone = errors.New("the client has gone")
+
+func (b *multipartBody) step() error {
+	if b.phase == inPreamble {
+		if at := b.pattern(b.delimiter).FindIndex(b.buf); at != nil {
+			b.buf, b.phase = b.buf[at[0]:], inFields
 		}
-		part, after, ended := bytes.Cut(rest, separator)
-		match := header.FindSubmatch(part)
-		_, data, found := bytes.Cut(part, []byte("\r\n\r\n"))
-		if !ended || match == nil || !found {
-			return nil, bad
-		}
-		at := slices.Index(order, string(match[1]))
-		if at < next {
-			return nil, bad
-		}
-		if order[at] == "filename" {
-			params["filename"] = string(match[2])
-			return &file{name: string(match[2]), data: data}, nil
-		}
-		params[order[at]] = string(data)
-		next, rest = at+1, after
 	}
+	if b.phase == inFields {
+		for _, name := range []string{"content", "checksum-algorithm", "checksum"} {
+			if err := b.field(name); err != nil {
+				return err
+			}
+		}
+		if err := b.fileHeader(); err != nil {
+			return err
+		}
+	}
+	if b.phase == inFile {
+		return b.fileContent()
+	}
+	return nil
+}
+
+func (b *multipartBody) pattern(text string) *regexp.Regexp { return regexp.MustCompile(`(?s)` + text) }
+
+// field takes a field's value, once the boundary after it has come. The pattern
+// finds its name anywhere: with another part in front of it, that part ends up
+// in the disposition.
+func (b *multipartBody) field(name string) error {
+	match := b.pattern(`^` + b.delimiter + `.*?Content-Disposition: (.*?); name="` + name + `"(.*?` + b.delimiter + `)`).FindSubmatchIndex(b.buf)
+	if match == nil {
+		return nil
+	}
+	if err := formData(b.buf[match[2]:match[3]]); err != nil {
+		return err
+	}
+	b.buf = b.buf[match[4]:]
+	b.skipHeaders()
+	value := b.pattern(`^(.*?)` + b.delimiter).FindSubmatchIndex(b.buf)
+	if value == nil {
+		return nil
+	}
+	b.params[name] = strings.TrimSpace(string(b.buf[value[2]:value[3]]))
+	b.buf = b.buf[value[3]:]
+	return nil
+}
+
+// formData refuses with a text over several lines where a part is in the wrong
+// place; a status line can't hold that, so it becomes 400 (response in AnyEvent.pm).
+func formData(disposition []byte) error {
+	if string(disposition) == "form-data" {
+		return nil
+	}
+	return &earlyError{http.StatusNotImplemented, fmt.Sprintf("wrong Content-Disposition '%s' in multipart, expected 'form-data'\n", disposition)}
+}
+
+func (b *multipartBody) skipHeaders() {
+	if at := b.pattern(newline + newline).FindIndex(b.buf); at != nil {
+		b.buf = b.buf[at[1]:]
+	}
+}
+
+func (b *multipartBody) fileHeader() error {
+	match := b.pattern(`^` + b.delimiter + `Content-Disposition: (.*?); name="(.*?)"; filename="([^"]+)"` + newline).FindSubmatch(b.buf)
+	if match == nil {
+		return nil
+	}
+	if err := formData(match[1]); err != nil {
+		return err
+	}
+	if name := string(match[2]); name != "filename" {
+		return &earlyError{http.StatusNotImplemented, fmt.Sprintf("wrong field name '%s' for file upload, expected 'filename' at AnyEvent.pm", name)}
+	}
+	b.params["filename"] = strings.TrimSpace(string(match[3]))
+	b.buf, b.phase = b.buf[len(match[0]):], inFile
+	// The end of the part's headers must be there too, or the content begins with them.
+	b.skipHeaders()
+	return nil
+}
+
+// fileContent spools what can't be part of the closing boundary.
+func (b *multipartBody) fileContent() error {
+	end := len(b.buf) - len(b.boundary) - len("\r\n----\r\n")
+	if at := bytes.Index(b.buf, []byte("--"+b.boundary+"--")); at >= 0 {
+		end, b.phase = at, afterFile
+		for _, c := range []byte("\n\r") {
+			if end > 0 && b.buf[end-1] == c {
+				end--
+			} else {
+				break
+			}
+		}
+	}
+	if end <= 0 {
+		return nil
+	}
+	_, err := b.spool.Write(b.buf[:end])
+	b.buf = b.buf[:copy(b.buf, b.buf[end:])]
+	if errors.Is(err, syscall.ENOSPC) {
+		return &earlyError{http.StatusNotImplemented, "write to temporary file failed - No space left on device"}
+	}
+	return err
 }

@@ -3,8 +3,10 @@ package pveapi
 func nodeRoutes() []route {
 	return []route{
 		{method: "GET", path: "/nodes", handle: nodes},
-		{method: "GET", path: "/nodes/{node}/version", handle: version},
-		{method: "GET", path: "/nodes/{node}/status", handle: nodeStatus},
+		{method: "GET", path: "/nodes/{node}/version", daemonless: true, handle: version},
+		{method: "GET", path: "/nodes/{node}/status", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeStatus},
+		{method: "GET", path: "/nodes/{node}/time", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeTime},
+		{method: "GET", path: "/nodes/{node}/disks/lvmthin", permit: []demand{{"/", []string{"Sys.Audit"}}}, handle: thinPools},
 	}
 }
 
@@ -21,16 +23,30 @@ func nodes(c *call) (any, error) {
 }
 
 func nodeStatus(c *call) (any, error) {
-	if err := c.Check(c.user, "/nodes/"+c.node(), "Sys.Audit"); err != nil {
-		return nil, err
-	}
+	total, used := c.RootDisk(c.node())
 	return object{
 		"pveversion": "pve-manager/9.2.11/14a22df3", "kversion": "Linux 6.17.2-1-pve", "uptime": 86400, "cpu": 0.05, "wait": 0, "idle": 0,
 		"loadavg": []string{"0.50", "0.40", "0.30"},
 		"cpuinfo": object{"cpus": hostCores, "cores": hostCores, "sockets": 1, "model": "Simulated CPU", "mhz": "3000.000", "hvm": "1", "user_hz": 100, "flags": ""},
 		"memory":  object{"total": hostMemory, "used": hostMemory / 4, "free": hostMemory / 4 * 3},
 		"swap":    object{"total": 0, "used": 0, "free": 0},
-		"rootfs":  object{"total": hostDisk, "used": hostDisk / 10, "free": hostDisk / 10 * 9, "avail": hostDisk / 10 * 9},
+		"rootfs":  object{"total": total, "used": used, "free": total - used, "avail": total - used},
 		"ksm":     object{"shared": 0},
 	}, nil
+}
+
+// nodeTime is what the node's clock says; every node is in UTC.
+func nodeTime(c *call) (any, error) {
+	now := c.Clock(c.node()).Unix()
+	return object{"timezone": "UTC", "time": now, "localtime": now}, nil
+}
+
+func thinPools(c *call) (any, error) {
+	list := []object{}
+	for _, p := range c.ThinPools(c.node()) {
+		list = append(list, object{
+			"lv": p.Name, "vg": p.VolumeGroup, "lv_size": p.Size, "used": p.Used, "metadata_size": p.MetadataSize, "metadata_used": p.MetadataUsed,
+		})
+	}
+	return list, nil
 }

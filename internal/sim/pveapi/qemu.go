@@ -158,6 +158,9 @@ func pending(c *call) (any, error) {
 	}
 	keys := maps.Clone(vm.Config)
 	maps.Copy(keys, vm.Pending)
+	for key := range vm.PendingDelete {
+		keys[key] = ""
+	}
 	list := []object{}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		entry := object{"key": key}

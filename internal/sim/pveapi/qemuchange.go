@@ -69,7 +69,10 @@ func shutdown(c *call) (any, error) {
 
 func moveDisk(c *call) (any, error) {
 	if c.params["storage"] != "" && c.params["target-vmid"] != "" {
-		return nil, world.BadParam("target-vmid", "either set 'storage' or 'target-vmid', but not both")
+		return nil, badTarget("either set 'storage' or 'target-vmid', but not both")
+	}
+	if c.params["storage"] == "" && c.params["target-vmid"] == "" {
+		return nil, badTarget("both 'storage' and 'target-vmid' missing, either needs to be set")
 	}
 	if c.params["target-vmid"] == "" {
 		return nil, unsupported("moving a disk to another storage")
@@ -78,6 +81,12 @@ func moveDisk(c *call) (any, error) {
 		ID: c.vmid(), Disk: c.params["disk"], Target: c.number("target-vmid", 0), TargetDisk: c.params["target-disk"],
 		Digest: c.params["digest"], TargetDigest: c.params["target-digest"],
 	})
+}
+
+func badTarget(problem string) error {
+	return &world.Error{
+		Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"storage": problem, "target-vmid": problem},
+	}
 }
 
 func resize(c *call) (any, error) {

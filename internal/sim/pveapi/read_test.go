@@ -48,7 +48,7 @@ func TestReads(t *testing.T) {
 		}},
 		"disks elsewhere":  {"/nodes/pve2/storage/fast/content", []any{}},
 		"disks of another": {"/nodes/pve1/storage/fast/content?vmid=500", []any{}},
-		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/isos:iso/boot.iso", "size": 3.0, "used": 3.0, "format": "iso"}},
+		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/pve/isos/template/iso/boot.iso", "size": 3.0, "used": 3.0, "format": "iso"}},
 		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}}},
 		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}},
 		"next VMID":        {"/cluster/nextid", "100"},
@@ -58,7 +58,7 @@ func TestReads(t *testing.T) {
 		"firewall rules":   {vm + "/firewall/rules", []any{}},
 		"firewall options": {vm + "/firewall/options", map[string]any{"digest": noFirewall}},
 		"tasks":            {"/nodes/pve1/tasks", []any{}},
-		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:0:0:0:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
+		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:00000001:00000001:00000001:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

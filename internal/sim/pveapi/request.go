@@ -8,7 +8,10 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // maxBodyBytes bounds the body of everything but an upload.
@@ -19,15 +22,22 @@ type request struct {
 	method string
 	path   []string // unescaped segments after /api2/json
 	params map[string]string
-	file   *file // of an upload
+	spool  *world.Spool // of an upload
 }
 
-// readRequest reads the body in whatever form it comes: form, JSON or multipart.
-func readRequest(r *http.Request) (request, error) {
+// readHeader reads what is needed to know who asks for what; the checks are
+// process_header's and authenticate_and_handle_request's of AnyEvent.pm.
+func readHeader(r *http.Request) (request, error) {
 	q := request{method: r.Method, params: map[string]string{}}
+	if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, r.Method) {
+		return q, &earlyError{http.StatusNotImplemented, fmt.Sprintf("method '%s' not available", r.Method)}
+	}
+	if len(r.TransferEncoding) > 0 {
+		return q, &earlyError{http.StatusNotImplemented, "chunked transfer encoding not supported"}
+	}
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/api2/json")
 	if !ok {
-		return q, notImplemented(r.Method, r.URL.Path)
+		return q, &earlyError{http.StatusNotImplemented, fmt.Sprintf("no such file '%s'", r.URL.Path)}
 	}
 	for segment := range strings.SplitSeq(strings.Trim(rest, "/"), "/") {
 		plain, err := url.PathUnescape(segment)
@@ -36,32 +46,68 @@ func readRequest(r *http.Request) (request, error) {
 		}
 		q.path = append(q.path, plain)
 	}
-	if len(r.TransferEncoding) > 0 {
-		_, _ = io.Copy(io.Discard, r.Body) // else the client is still writing when the answer comes
-		return q, &earlyError{http.StatusNotImplemented, "chunked transfer encoding not supported"}
+	return q, nil
+}
+
+// isUpload is the one kind of request whose body may be large.
+func (q *request) isUpload() bool {
+	return q.method == http.MethodPost && len(q.path) == 5 && q.path[0] == "nodes" && q.path[2] == "storage" && q.path[4] == "upload"
+}
+
+// drop gives up the file of an upload that nothing comes of.
+func (q *request) drop() {
+	if q.spool != nil {
+		q.spool.Close()
 	}
+}
+
+// readBody reads the body in whatever form it comes: form, JSON or multipart.
+// Parameters in the query string win, but for uploads, where the parts do.
+func (s *Server) readBody(r *http.Request, q *request) error {
+	query := map[string]string{}
 	for name, values := range r.URL.Query() {
-		q.params[name] = values[len(values)-1]
+		query[name] = strings.Join(values, "\x00") // like CGI.pm
+	}
+	if r.ContentLength > 0 && r.Method != http.MethodPost && r.Method != http.MethodPut {
+		return &earlyError{http.StatusNotImplemented, fmt.Sprintf("Unexpected content for method '%s'", r.Method)}
 	}
 	kind, options, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	upload := err == nil && kind == "multipart/form-data"
-	if !upload && r.ContentLength > maxBodyBytes {
-		_, _ = io.Copy(io.Discard, r.Body)
-		return q, &earlyError{http.StatusNotImplemented, "for data too large"}
-	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil || len(body) == 0 {
-		return q, err
+	if err != nil && r.Header.Get("Content-Type") == "" {
+		kind = "application/x-www-form-urlencoded"
 	}
 	switch {
-	case upload:
-		q.file, err = readUpload(body, options["boundary"], q.params)
-	case kind == "application/json":
-		err = readJSON(body, q.params)
+	case r.ContentLength <= 0:
+	case q.isUpload():
+		if kind != "multipart/form-data" || options["boundary"] == "" {
+			return errNoAnswer // it dies where nobody catches it
+		}
+		if _, ok := query["tmpfilename"]; ok {
+			return &earlyError{http.StatusNotImplemented, "tmpfilename is not to be set by the client"}
+		}
+		q.params, q.spool = query, s.world.NewSpool(s.host)
+		return readUpload(r.Body, r.ContentLength, options["boundary"], q.params, q.spool)
+	case r.ContentLength > maxBodyBytes:
+		return errNoAnswer // meant to be "for data too large", but the connection is closed under the client
+	case kind != "application/json" && kind != "application/x-www-form-urlencoded":
+		return &earlyError{http.StatusVariantAlsoNegotiates, fmt.Sprintf("upload 'Content-Type '%s' not implemented", r.Header.Get("Content-Type"))}
 	default:
-		err = readForm(body, q.params)
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return errClientGone
+		}
+		if kind == "application/json" {
+			err = readJSON(body, q.params)
+		} else {
+			err = readForm(body, q.params)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return q, err
+	for name, value := range query {
+		q.params[name] = value
+	}
+	return nil
 }
 
 func readForm(body []byte, params map[string]string) error {
@@ -70,7 +116,7 @@ func readForm(body []byte, params map[string]string) error {
 		return &earlyError{http.StatusBadRequest, "Bad Request"}
 	}
 	for name, list := range values {
-		params[name] = list[len(list)-1]
+		params[name] = strings.Join(list, "\x00") // like CGI.pm
 	}
 	return nil
 }
@@ -81,7 +127,8 @@ func readJSON(body []byte, params map[string]string) error {
 	decoder.UseNumber()
 	var values map[string]any
 	if err := decoder.Decode(&values); err != nil {
-		return &earlyError{http.StatusBadRequest, "Bad Request"}
+		return &earlyError{http.StatusNotImplemented, fmt.Sprintf(
+			"malformed JSON string, neither tag, array, object, number, string or atom, at character offset 0 (before \"%.20s\")", body)}
 	}
 	for name, value := range values {
 		switch v := value.(type) {

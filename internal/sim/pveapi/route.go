@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -18,7 +17,19 @@ type route struct {
 	params  []string // parameters it takes
 	need    []string // those that it can't do without
 	options bool     // it also takes every option of a VM's configuration
-	handle  func(*call) (any, error)
+	permit  []demand // what the caller must hold; asked before anything else
+	network bool     // the caller must be allowed to look into the node's network
+	noToken bool     // it refuses API tokens
+	// daemonless says that pveproxy answers by itself: it takes no rights of root's.
+	daemonless bool
+	local      bool // the host that is asked does it, whatever node the path names
+	handle     func(*call) (any, error)
+}
+
+// demand is privileges at a path, which may name variables of the route's and parameters.
+type demand struct {
+	path  string
+	anyOf []string
 }
 
 // call is one request on its route.
@@ -28,8 +39,8 @@ type call struct {
 	host   string // the host whose API was asked
 	vars   map[string]string
 	params map[string]string
-	file   *file
-	total  int // beside the data, where a list is shown in pages
+	spool  *world.Spool // of an upload
+	total  int          // beside the data, where a list is shown in pages
 }
 
 func (c *call) node() string    { return c.vars["node"] }
@@ -65,20 +76,20 @@ func (c *call) number(name string, otherwise int) int {
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
 func routes() []route {
-	return slices.Concat(clusterRoutes(), nodeRoutes(), storageRoutes(), qemuRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
+	return slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 }
 
 func notImplemented(method, path string) error {
 	return &world.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", method, path)}
 }
 
-// dispatch finds the route, checks the parameters against it and runs it.
+// dispatch is rest_handler of HTTPServer.pm: it finds the route, checks the
+// rights, goes to the host that the path names, and only there looks at the
+// parameters.
 func (s *Server) dispatch(user string, q request) (answer, error) {
 	path := "/" + strings.Join(q.path, "/")
 	if err := s.world.FailRequest(q.method, path); err != nil {
-		return answer{}, err
-	}
-	if err := s.proxy(q.path); err != nil {
+		q.drop()
 		return answer{}, err
 	}
 	for _, r := range s.routes {
@@ -86,25 +97,89 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		if !ok || r.method != q.method {
 			continue
 		}
-		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, file: q.file}
-		if err := c.check(r); err != nil {
+		if vars["node"] == "localhost" {
+			vars["node"] = s.host
+		}
+		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, spool: q.spool}
+		way, err := s.proxy(c, r)
+		if err == nil {
+			err = c.check(r)
+		}
+		if err != nil {
+			q.drop()
 			return answer{}, err
 		}
 		data, err := r.handle(c)
+		if way.Acts {
+			return answer{}, s.unreached(way)
+		}
 		return answer{Data: data, Total: c.total}, err
 	}
 	return answer{}, notImplemented(q.method, path)
 }
 
-// proxy is the way to another host, which fails after a while when that one is down.
-func (s *Server) proxy(path []string) error {
-	if len(path) < 2 || path[0] != "nodes" || path[1] == s.host || !s.world.HostDown(path[1]) {
-		return nil
+// admit is what the host that was asked decides by itself.
+func (c *call) admit(r route) error {
+	for name := range c.params {
+		if inPath, ok := c.vars[name]; ok && inPath != c.params[name] {
+			return world.BadParam(name, "duplicate parameter (already defined in URI) with conflicting values!")
+		}
 	}
-	if !s.world.Delay(3 * time.Second) {
+	if err := c.refuseToken(r); err != nil {
+		return err
+	}
+	for _, d := range r.permit {
+		if err := c.Check(c.user, c.expand(d.path), d.anyOf...); err != nil {
+			return err
+		}
+	}
+	if r.network {
+		if err := c.mayFetch(); err != nil {
+			return err
+		}
+	}
+	return c.checkNode()
+}
+
+// expand puts the route's variables and the parameters into a path.
+func (c *call) expand(path string) string {
+	for _, values := range []map[string]string{c.vars, c.params} {
+		for name, value := range values {
+			path = strings.ReplaceAll(path, "{"+name+"}", value)
+		}
+	}
+	return path
+}
+
+// proxy is the way to who carries the call out: another host's pveproxy, or
+// pvedaemon of the one that was asked. It may be one that no answer comes back on.
+func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
+	if err := c.admit(r); err != nil {
+		return way, err
+	}
+	node := c.node()
+	if node == "" || r.local {
+		return way, nil
+	}
+	if node == s.host {
+		if !r.daemonless && !s.world.DaemonRuns(node) {
+			return way, s.unreached(world.ConnectionRefused)
+		}
+		return way, nil
+	}
+	way, broken := s.world.ProxyFailure(node)
+	if broken && !way.Acts {
+		return way, s.unreached(way)
+	}
+	return way, nil
+}
+
+// unreached is the refusal that a broken way ends in.
+func (s *Server) unreached(f world.ProxyFailure) error {
+	if !s.world.Delay(f.After) {
 		return world.ErrClosed
 	}
-	return &earlyError{595, "No route to host"}
+	return &earlyError{f.Status, f.Reason}
 }
 
 func match(pattern, path []string) (vars map[string]string, ok bool) {
@@ -127,7 +202,7 @@ func match(pattern, path []string) (vars map[string]string, ok bool) {
 	return vars, len(pattern) == len(path)
 }
 
-// check holds the parameters against the route's, and the node against the cluster's.
+// check holds the parameters against the route's.
 func (c *call) check(r route) error {
 	wrong := map[string]string{}
 	for name := range c.params {
@@ -141,9 +216,9 @@ func (c *call) check(r route) error {
 		}
 	}
 	for _, values := range []map[string]string{c.vars, c.params} {
-		if text, ok := values["vmid"]; ok {
-			if _, err := strconv.Atoi(text); err != nil {
-				wrong["vmid"] = "type check ('integer') failed - got '" + text + "'"
+		for name, value := range values {
+			if problem := r.wrongType(name, value); problem != "" && wrong[name] == "" {
+				wrong[name] = problem
 			}
 		}
 	}
@@ -153,11 +228,17 @@ func (c *call) check(r route) error {
 	if len(wrong) > 0 {
 		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
 	}
-	if node, ok := c.vars["node"]; ok && !slices.Contains(c.Hosts(), node) {
-		return &world.Error{
-			Status:  http.StatusInternalServerError,
-			Message: fmt.Sprintf("hostname lookup '%s' failed - failed to get address info for: %s: Name or service not known", node, node),
-		}
-	}
 	return nil
+}
+
+// checkNode is remote_node_ip: a node is a host name to be resolved.
+func (c *call) checkNode() error {
+	node, ok := c.vars["node"]
+	if !ok || slices.Contains(c.Hosts(), node) {
+		return nil
+	}
+	return &world.Error{
+		Status:  http.StatusInternalServerError,
+		Message: fmt.Sprintf("hostname lookup '%s' failed - failed to get address info for: %s: Name or service not known", node, node),
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -79,55 +78,82 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if s.world.HostDown(s.host) {
 		panic(http.ErrAbortHandler)
 	}
-	q, err := readRequest(r)
-	if err != nil {
-		q = request{method: r.Method}
+	if r.URL.Path == logo && r.Method == http.MethodGet {
+		writeLogo(rw)
+		return
 	}
-	user, authErr := s.authenticate(r)
+	q, err := readHeader(r)
+	var user string
+	if err == nil {
+		user, err = s.letIn(r, q)
+	}
+	if err == nil {
+		err = s.readBody(r, &q)
+	}
+	if errors.Is(err, errNoAnswer) || errors.Is(err, errClientGone) {
+		q.drop()
+		panic(http.ErrAbortHandler)
+	}
 	seen, recErr := s.recorder.Begin(record.Call{
 		Proto: "proxmox", Target: s.host, Method: r.Method, Path: r.URL.RequestURI(), Params: public(q.params),
-		User: user, Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
+		User: user, Agent: r.UserAgent(), Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
 	})
 	if recErr != nil {
+		q.drop()
 		panic(http.ErrAbortHandler)
 	}
 	var a answer
-	switch {
-	case authErr != nil:
-		if !s.pause(r, 3*time.Second) {
-			panic(http.ErrAbortHandler)
+	if err == nil {
+		if a, err = s.dispatch(user, q); isUnauthorized(err) && !s.pause(r, unauthorizedDelay) {
+			err = errNoAnswer
 		}
-		err = authErr
-	case err == nil:
-		a, err = s.dispatch(user, q)
+	} else {
+		q.drop()
 	}
-	if errors.Is(err, world.ErrClosed) {
+	if errors.Is(err, world.ErrClosed) || errors.Is(err, errNoAnswer) {
 		panic(http.ErrAbortHandler)
+	}
+	seen.Status = http.StatusOK
+	if err != nil {
+		seen.Status, _, _ = errorBody(err)
 	}
 	s.recorder.End(seen)
 	if err != nil {
 		writeError(rw, err)
 		return
 	}
+	if q.isUpload() {
+		rw.Header().Set("Connection", "close")
+	}
 	writeAnswer(rw, a)
 }
+
+// errNoAnswer closes the connection instead of answering.
+var errNoAnswer = errors.New("no answer")
+
+// letIn authenticates; every refusal comes late and with an empty body.
+func (s *Server) letIn(r *http.Request, q request) (user string, err error) {
+	user, err = s.authenticate(r, q)
+	if err == nil {
+		return user, nil
+	}
+	if !s.pause(r, unauthorizedDelay) {
+		return user, errNoAnswer
+	}
+	return user, late(err)
+}
+
+func isUnauthorized(err error) bool {
+	e, ok := errors.AsType[*world.Error](err)
+	return ok && e.Status == http.StatusUnauthorized
+}
+
+// unauthorizedDelay is what AnyEvent.pm delays every 401 by.
+const unauthorizedDelay = 3 * time.Second
 
 // pause lets simulated time pass; false when the client has gone.
 func (s *Server) pause(r *http.Request, d time.Duration) bool {
 	return s.world.Delay(d) && r.Context().Err() == nil
-}
-
-// authenticate reads the API token; every refusal is answered late.
-func (s *Server) authenticate(r *http.Request) (user string, err error) {
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "PVEAPIToken=")
-	if !ok {
-		return "", &world.Error{Status: http.StatusUnauthorized, Message: "No ticket"}
-	}
-	id, secret, _ := strings.Cut(token, "=")
-	if !s.world.Authenticate(id, secret) {
-		return "", &world.Error{Status: http.StatusUnauthorized, Message: "invalid token value!"}
-	}
-	return id, nil
 }
 
 // public leaves out what no record may hold.

@@ -11,18 +11,15 @@ import (
 
 func storageRoutes() []route {
 	const at = "/nodes/{node}/storage/{storage}"
+	see := []demand{{"/storage/{storage}", []string{"Datastore.Audit", "Datastore.AllocateSpace"}}}
 	return []route{
 		{method: "GET", path: "/storage", params: []string{"type"}, handle: storageConfigs},
-		{method: "GET", path: "/storage/{storage}", handle: storageConfig},
+		{method: "GET", path: "/storage/{storage}", permit: []demand{{"/storage/{storage}", []string{"Datastore.Allocate"}}}, handle: storageConfig},
 		{method: "GET", path: "/nodes/{node}/storage", params: []string{"content", "enabled", "format", "storage", "target"}, handle: storages},
-		{method: "GET", path: at + "/status", handle: storageStatus},
-		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, handle: content},
+		{method: "GET", path: at + "/status", permit: see, handle: storageStatus},
+		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, permit: see, handle: content},
 		{method: "GET", path: at + "/content/{volume...}", handle: volumeAttributes},
 		{method: "DELETE", path: at + "/content/{volume...}", params: []string{"delay"}, handle: deleteVolume},
-		{
-			method: "POST", path: at + "/upload", params: []string{"content", "checksum-algorithm", "checksum", "filename"},
-			need: []string{"content", "filename"}, handle: upload,
-		},
 	}
 }
 
@@ -40,9 +37,6 @@ func storageConfigs(c *call) (any, error) {
 }
 
 func storageConfig(c *call) (any, error) {
-	if err := c.Check(c.user, "/storage/"+c.storage(), "Datastore.Allocate"); err != nil {
-		return nil, err
-	}
 	for _, s := range c.StorageConfig() {
 		if s.ID == c.storage() {
 			return configEntry(s), nil
@@ -60,56 +54,55 @@ func configEntry(s world.Storage) object {
 	if len(s.Hosts) > 0 {
 		out["nodes"] = strings.Join(s.Hosts, ",")
 	}
+	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool})
 	return out
 }
 
+// storageEntry is what storage_info says; of a storage that can't be reached it has no figures.
 func storageEntry(s world.StorageStatus) object {
-	return object{
-		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": 1, "enabled": 1,
-		"total": s.Capacity, "used": s.Used, "avail": s.Available,
+	out := object{
+		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": 1,
+		"total": 0, "used": 0, "avail": 0,
 	}
+	if s.Active {
+		out["total"], out["used"], out["avail"] = s.Capacity, s.Used, s.Available
+	}
+	return out
 }
 
 func storages(c *call) (any, error) {
-	list := []object{}
+	list, found := []object{}, false
 	for _, s := range c.Storages(c.node()) {
 		wrongContent := c.params["content"] != "" && !slices.Contains(s.Content, c.params["content"])
-		wrongName := c.params["storage"] != "" && s.ID != c.params["storage"]
-		if wrongContent || wrongName || !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+		if wrongContent || c.params["storage"] != "" && s.ID != c.params["storage"] {
+			continue
+		}
+		if found = true; !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
 			continue
 		}
 		entry := storageEntry(s)
-		entry["storage"], entry["used_fraction"] = s.ID, float64(s.Used)/float64(s.Capacity)
+		entry["storage"] = s.ID
+		if s.Active {
+			entry["used_fraction"] = float64(s.Used) / float64(s.Capacity)
+		}
 		list = append(list, entry)
+	}
+	if c.params["storage"] != "" && !found {
+		return nil, world.BadParam("storage", "No such storage.")
 	}
 	return list, nil
 }
 
-// find checks the right to look at the storage of the path, then that it is there.
-func (c *call) find() (world.StorageStatus, error) {
-	if err := c.Check(c.user, "/storage/"+c.storage(), "Datastore.Audit", "Datastore.AllocateSpace"); err != nil {
-		return world.StorageStatus{}, err
-	}
+func storageStatus(c *call) (any, error) {
 	for _, s := range c.Storages(c.node()) {
 		if s.ID == c.storage() {
-			return s, nil
+			return storageEntry(s), nil
 		}
 	}
-	return world.StorageStatus{}, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("storage '%s' does not exist", c.storage())}
-}
-
-func storageStatus(c *call) (any, error) {
-	s, err := c.find()
-	if err != nil {
-		return nil, err
-	}
-	return storageEntry(s), nil
+	return nil, world.BadParam("storage", "No such storage.")
 }
 
 func content(c *call) (any, error) {
-	if _, err := c.find(); err != nil {
-		return nil, err
-	}
 	volumes, err := c.Volumes(c.storage(), c.node())
 	if err != nil {
 		return nil, err
@@ -145,7 +138,7 @@ func volumeAttributes(c *call) (any, error) {
 	}
 	for _, v := range volumes {
 		if v.Volid == c.volid() && c.MaySee(c.user, v.Volid) {
-			return object{"path": "/mnt/" + v.Volid, "size": v.Size, "used": v.Size, "format": v.Format}, nil
+			return object{"path": v.Path, "size": v.Size, "used": v.Size, "format": v.Format}, nil
 		}
 	}
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume '%s' does not exist", c.volid())}
@@ -153,14 +146,4 @@ func volumeAttributes(c *call) (any, error) {
 
 func deleteVolume(c *call) (any, error) {
 	return c.DeleteVolume(c.user, c.node(), c.volid())
-}
-
-func upload(c *call) (any, error) {
-	if c.file == nil {
-		return nil, world.BadParam("tmpfilename", "property is missing and it is not optional")
-	}
-	return c.Upload(c.user, c.node(), world.UploadRequest{
-		Storage: c.storage(), Content: c.params["content"], Filename: c.file.name,
-		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Data: c.file.data,
-	})
 }

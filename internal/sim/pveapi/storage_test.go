@@ -14,10 +14,10 @@ func TestStorageConfig(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Shared: true, Content: []string{"images"}, Hosts: []string{"pve1", "pve2"}})
 		want := []any{
-			map[string]any{"storage": "fast", "type": "dir", "content": "images"},
-			map[string]any{"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0},
+			map[string]any{"storage": "fast", "type": "dir", "content": "images", "path": "/mnt/pve/fast"},
+			map[string]any{"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0, "path": "/mnt/pve/isos"},
 			map[string]any{"storage": "san", "type": "iscsi", "content": "images", "shared": 1.0, "nodes": "pve1,pve2"},
-			map[string]any{"storage": "thin", "type": "lvmthin", "content": "images"},
+			map[string]any{"storage": "thin", "type": "lvmthin", "content": "images", "vgname": "pve", "thinpool": "thin"},
 		}
 		if diff := cmp.Diff(want, l.do("GET", "/storage").Data); diff != "" {
 			t.Error(diff)

@@ -1,6 +1,7 @@
 package pveapi
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -11,16 +12,38 @@ func taskRoutes() []route {
 	filters := []string{"errors", "limit", "since", "source", "start", "statusfilter", "typefilter", "until", "userfilter", "vmid"}
 	return []route{
 		{method: "GET", path: "/cluster/tasks", handle: clusterTasks},
-		{method: "GET", path: "/nodes/{node}/tasks", params: filters, handle: nodeTasks},
+		{method: "GET", path: "/nodes/{node}/tasks", params: filters, daemonless: true, handle: nodeTasks},
 		{method: "GET", path: "/nodes/{node}/tasks/{upid}/status", handle: taskStatus},
 		{method: "GET", path: "/nodes/{node}/tasks/{upid}/log", params: []string{"start", "limit", "download"}, handle: taskLog},
+		{method: "GET", path: "/nodes/{node}/tasks/{upid}", daemonless: true, handle: taskIndex},
 		{method: "DELETE", path: "/nodes/{node}/tasks/{upid}", handle: stopTask},
 	}
 }
 
+// ownsTask says that a task is the caller's own: a token has its tasks, a user
+// those of all their tokens too (Tasks.pm).
+func (c *call) ownsTask(t world.Task) bool {
+	owner, _, _ := strings.Cut(t.User, "!")
+	return c.user == t.User || c.user == owner
+}
+
 // seesTask says that a task is the caller's own, or that the caller may look at its host.
 func (c *call) seesTask(t world.Task) bool {
-	return t.User == c.user || c.may("/nodes/"+t.Host, "Sys.Audit")
+	return c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")
+}
+
+// upid is the task of the path. That a node has no such task is left to the caller.
+func (c *call) upid() (t world.Task, found bool, err error) {
+	node, owner, ok := world.ParseUPID(c.vars["upid"])
+	if !ok {
+		return t, false, world.BadParam("upid", "unable to parse worker upid")
+	}
+	t, found = c.LookupTask(c.vars["upid"])
+	found = found && node == c.node()
+	if !found {
+		t.Host, t.User = node, owner
+	}
+	return t, found, nil
 }
 
 func clusterTasks(c *call) (any, error) {
@@ -59,7 +82,7 @@ func (c *call) wantsTask(t world.Task) bool {
 	return (c.params["vmid"] == "" || t.ID == strconv.Itoa(c.vmid())) &&
 		(c.params["typefilter"] == "" || t.Type == c.params["typefilter"]) &&
 		(!c.flag("errors") || failed) &&
-		strings.Contains(t.User, c.params["userfilter"]) &&
+		strings.Contains(strings.ToLower(t.User), strings.ToLower(c.params["userfilter"])) &&
 		int(t.Start.Unix()) >= c.number("since", 0) &&
 		(c.params["until"] == "" || int(t.Start.Unix()) <= c.number("until", 0))
 }
@@ -89,14 +112,9 @@ func taskEntry(t world.Task) object {
 }
 
 func taskStatus(c *call) (any, error) {
-	t, ok := c.LookupTask(c.vars["upid"])
-	if !ok {
-		return nil, world.BadParam("upid", "no such task")
-	}
-	if t.User != c.user {
-		if err := c.Check(c.user, "/nodes/"+t.Host, "Sys.Audit"); err != nil {
-			return nil, err
-		}
+	t, err := c.existingTask("Sys.Audit")
+	if err != nil {
+		return nil, err
 	}
 	out := taskEntry(t)
 	delete(out, "endtime")
@@ -107,34 +125,51 @@ func taskStatus(c *call) (any, error) {
 	return out, nil
 }
 
-func taskLog(c *call) (any, error) {
-	t, ok := c.LookupTask(c.vars["upid"])
-	if !ok {
-		return []object{{"n": 1, "t": "unable to open file - No such file or directory"}}, nil
+// existingTask is the task of the path, if the caller owns it or holds the privilege on its node.
+func (c *call) existingTask(privilege string) (world.Task, error) {
+	t, found, err := c.upid()
+	if err == nil && !found {
+		err = world.BadParam("upid", "no such task")
 	}
-	if t.User != c.user {
-		if err := c.Check(c.user, "/nodes/"+t.Host, "Sys.Audit"); err != nil {
+	if err == nil && !c.ownsTask(t) {
+		err = c.Check(c.user, "/nodes/"+c.node(), privilege)
+	}
+	return t, err
+}
+
+// taskLog is dump_logfile of Tools.pm: a log that can't be opened is a line of it.
+func taskLog(c *call) (any, error) {
+	t, found, err := c.upid()
+	if err != nil {
+		return nil, err
+	}
+	if !c.ownsTask(t) {
+		if err := c.Check(c.user, "/nodes/"+c.node(), "Sys.Audit"); err != nil {
 			return nil, err
 		}
 	}
-	c.total = len(t.Log)
 	rows := []object{}
 	for i, line := range t.Log {
 		rows = append(rows, object{"n": i + 1, "t": line})
 	}
-	if len(rows) == 0 {
+	c.total = max(1, len(rows))
+	switch {
+	case !found:
+		return []object{{"n": 1, "t": "unable to open file - No such file or directory"}}, nil
+	case len(rows) == 0:
 		return []object{{"n": 1, "t": "no content"}}, nil
 	}
-	return page(rows, c.number("start", 0), c.number("limit", 50)), nil
+	return page(rows, c.number("start", 0), cmp.Or(c.number("limit", 0), 50)), nil
 }
 
 func stopTask(c *call) (any, error) {
-	t, ok := c.LookupTask(c.vars["upid"])
-	if ok && t.User != c.user {
-		if err := c.Check(c.user, "/nodes/"+t.Host, "Sys.Modify"); err != nil {
-			return nil, err
-		}
+	if _, err := c.existingTask("Sys.Modify"); err != nil {
+		return nil, err
 	}
 	c.StopTask(c.vars["upid"])
 	return nil, nil
+}
+
+func taskIndex(c *call) (any, error) {
+	return []object{{"name": "log"}, {"name": "status"}}, nil
 }

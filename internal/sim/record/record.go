@@ -13,7 +13,9 @@ type Call struct {
 	Path     string            // URL path with query; empty for gRPC
 	Params   map[string]string // form or JSON parameters of a Proxmox request; secrets left out
 	User     string            // token ID or certificate subject; never a secret
+	Agent    string            // what an HTTP client says it is
 	Mutation bool              // a non-GET request or a gRPC method that changes something
+	Status   int               // what a Proxmox server answered with; 0 while it has not, and of other protocols
 }
 
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.
@@ -53,10 +55,11 @@ func (r *Recorder) Begin(c Call) (Call, error) {
 	return c, before(c)
 }
 
-// End tells the after hook that the server has acted on c.
+// End tells the after hook that the server has acted on c, and keeps c's status.
 func (r *Recorder) End(c Call) {
 	r.mu.Lock()
 	after := r.after
+	r.calls[c.Seq-1].Status = c.Status
 	r.mu.Unlock()
 	if after != nil {
 		after(c)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -44,6 +45,7 @@ func New(t testing.TB, o sim.Options) *Lab {
 		t.Fatal(err)
 	}
 	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t}
+	apidoctest.Check(t, lab.Recorder)
 	t.Cleanup(func() {
 		if err := lab.Close(); err != nil {
 			t.Errorf("close the lab: %v", err)

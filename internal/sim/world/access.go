@@ -2,14 +2,17 @@ package world
 
 import (
 	"crypto/subtle"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Administrator is the built-in role that holds every privilege.
-const Administrator = "Administrator"
+const (
+	// Administrator is the built-in role that holds every privilege.
+	Administrator = "Administrator"
+	// NoAccess is the built-in role that takes away whatever else is granted.
+	NoAccess = "NoAccess"
+)
 
 // Token is an API token. What it may do comes from ACLs: its own if it is
 // privilege-separated (and then never more than its user may), else its user's.
@@ -80,25 +83,36 @@ func (w *World) Check(user, path string, anyOf ...string) error {
 	return w.check(user, path, anyOf...)
 }
 
-// Permissions lists what user holds at every path that matters and at the
-// extra ones, as /access/permissions shows it.
-func (w *World) Permissions(user string, extra ...string) map[string][]string {
+// Permissions is what user holds at a path, which need not exist: each privilege
+// with whether it propagates to the paths below.
+func (w *World) Permissions(user, path string) map[string]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	paths := append([]string{"/", "/access", "/nodes", "/pool", "/sdn", "/storage", "/vms"}, extra...)
+	return w.privileges(user, path)
+}
+
+// EffectivePermissions is what user holds at every path that Proxmox's own list
+// has: the top-level ones, those in the tree of the access control list and the
+// members of pools, but none where user holds nothing (pve-access-control,
+// RPCEnvironment.pm, get_effective_permissions).
+func (w *World) EffectivePermissions(user string) map[string]map[string]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	paths := []string{"/", "/access", "/access/groups", "/nodes", "/pool", "/sdn", "/storage", "/vms"}
 	for _, a := range w.acls {
-		paths = append(paths, a.Path)
+		for at := a.Path; at != "/"; at = parent(at) {
+			paths = append(paths, at)
+		}
 	}
-	for pool := range w.pools {
-		paths = append(paths, "/pool/"+pool)
+	for id, v := range w.vms {
+		if v.pool != "" {
+			paths = append(paths, vmPath(id))
+		}
 	}
-	for id := range w.storages {
-		paths = append(paths, "/storage/"+id)
-	}
-	all := map[string][]string{}
+	all := map[string]map[string]bool{}
 	for _, path := range paths {
 		if privs := w.privileges(user, path); len(privs) > 0 {
-			all[path] = slices.Sorted(maps.Keys(privs))
+			all[path] = privs
 		}
 	}
 	return all
@@ -109,48 +123,87 @@ func (w *World) check(user, path string, anyOf ...string) error {
 		return nil
 	}
 	held := w.privileges(user, path)
-	if slices.ContainsFunc(anyOf, func(p string) bool { return held[p] }) {
+	if slices.ContainsFunc(anyOf, func(p string) bool { _, has := held[p]; return has }) {
 		return nil
 	}
 	return denied(path, strings.Join(anyOf, "|"))
 }
 
-// privileges is the set that user holds at path.
+// privileges is what user holds at path; the values say what propagates. A token
+// with privilege separation holds what both it and its user were granted.
 func (w *World) privileges(user, path string) map[string]bool {
 	owner, _, isToken := strings.Cut(user, "!")
-	ofOwner := w.privilegesOf(owner, path)
+	if isToken && w.tokens[user].ID == "" {
+		return map[string]bool{}
+	}
+	var ofOwner map[string]bool
 	if owner == "root@pam" {
 		ofOwner = toSet(allPrivileges())
+	} else {
+		ofOwner = w.privilegesOf(owner, path)
 	}
 	if !isToken || !w.tokens[user].Privsep {
 		return ofOwner
 	}
-	own := w.privilegesOf(user, path)
-	maps.DeleteFunc(own, func(p string, _ bool) bool { return !ofOwner[p] })
-	return own
+	both := map[string]bool{}
+	for p, propagates := range w.privilegesOf(user, path) {
+		if ofOwners, has := ofOwner[p]; has {
+			both[p] = propagates && ofOwners
+		}
+	}
+	return both
 }
 
-// privilegesOf follows the list of one name: at the most specific path with an
-// entry its roles count, those of shorter paths no longer. A VM in a pool also
-// has what is granted on the pool.
+// privilegesOf are those of the roles that one name has at path
+// (RPCEnvironment.pm, $compile_acl_path).
 func (w *World) privilegesOf(who, path string) map[string]bool {
 	held := map[string]bool{}
-	for at := path; ; at = parent(at) {
-		found := false
-		for _, a := range w.acls {
-			if a.Who == who && a.Path == at && (at == path || a.Propagate) {
-				found = true
-				maps.Copy(held, toSet(w.role(a.Role)))
-			}
+	for role, propagates := range w.rolesAt(who, path) {
+		for _, p := range w.role(role) {
+			held[p] = held[p] || propagates
 		}
-		if found || at == "/" {
-			break
-		}
-	}
-	if pool := w.poolOf(path); pool != "" {
-		maps.Copy(held, w.privilegesOf(who, "/pool/"+pool))
 	}
 	return held
+}
+
+// rolesAt is what the list gives one name at path, with what a VM has through
+// its pool: that never propagates, and NoAccess in either wins.
+func (w *World) rolesAt(who, path string) map[string]bool {
+	roles := w.rolesOf(who, path)
+	pool := w.poolOf(path)
+	if _, none := roles[NoAccess]; none || pool == "" {
+		return roles
+	}
+	ofPool := w.rolesOf(who, "/pool/"+pool)
+	if _, none := ofPool[NoAccess]; none {
+		return ofPool
+	}
+	for role := range ofPool {
+		if _, has := roles[role]; !has {
+			roles[role] = false
+		}
+	}
+	return roles
+}
+
+// rolesOf follows the list of one name: the most specific path with an entry
+// counts, those above it no longer, and one that does not propagate only at its
+// own path (AccessControl.pm, roles).
+func (w *World) rolesOf(who, path string) map[string]bool {
+	for at := path; ; at = parent(at) {
+		roles := map[string]bool{}
+		for _, a := range w.acls {
+			if a.Who == who && a.Path == at && (at == path || a.Propagate) {
+				roles[a.Role] = roles[a.Role] || a.Propagate
+			}
+		}
+		if propagates, none := roles[NoAccess]; none {
+			return map[string]bool{NoAccess: propagates}
+		}
+		if len(roles) > 0 || at == "/" {
+			return roles
+		}
+	}
 }
 
 func (w *World) poolOf(path string) string {

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,6 +43,7 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	}
 	v := newVM(r.ID, host, map[string]string{"lock": "create"})
 	v.pool = r.Pool
+	v.markNew()
 	w.vms[r.ID] = v
 	return w.startTask(host, "qmcreate", strconv.Itoa(r.ID), user, func(t *task) error {
 		if err := w.create(t, v, config); err != nil {
@@ -54,6 +56,9 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	}), nil
 }
 
+// checkCreate asks for rights in Proxmox's order. That of VM.Config.Disk is not
+// among them: who may create a VM and allocate space may give it disks
+// (create_vm in Qemu.pm).
 func (w *World) checkCreate(user string, r CreateRequest, config map[string]string) error {
 	if err := w.checkQuorum(); err != nil {
 		return err
@@ -61,13 +66,28 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 	if r.Pool != "" && !w.pools[r.Pool] {
 		return &Error{Status: 403, Message: fmt.Sprintf("Permission check failed (pool '%s' does not exist)", r.Pool)}
 	}
-	if err := w.checkVM(user, r.ID, r.Pool, "VM.Allocate"); err != nil {
+	if w.checkVM(user, r.ID, r.Pool, "VM.Allocate") != nil {
+		return &Error{Status: 403, Message: "Permission check failed"}
+	}
+	if err := w.checkVolumes(user, r.ID, config); err != nil {
 		return err
 	}
-	if err := w.checkChange(user, nil, r.ID, r.Pool, config, nil); err != nil {
+	keys := slices.Sorted(maps.Keys(config))
+	if err := w.checkKeys(user, r.ID, r.Pool, keys); err != nil {
 		return err
 	}
-	return w.checkVolumes(user, r.ID, config)
+	for _, key := range keys {
+		if isDriveKey(key) || key == "tags" {
+			continue
+		}
+		if err := w.checkDevice(user, r.ID, r.Pool, key, config[key], "set"); err != nil {
+			return err
+		}
+	}
+	if err := w.checkBridges(user, config); err != nil {
+		return err
+	}
+	return checkDrives(config)
 }
 
 // create is the worker. When it fails, what it allocated is freed and the VM
@@ -83,6 +103,9 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 		return err
 	}
 	allocated, err := w.fill(v, config, nil)
+	if tags, tagged := config["tags"]; err == nil && tagged {
+		err = w.checkDevice(t.User, v.id, v.pool, "tags", tags, "set")
+	}
 	if err != nil {
 		for _, volid := range allocated {
 			if err := w.freeVolume(volid, v.host); err != nil {
@@ -92,8 +115,10 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 		delete(w.vms, v.id)
 		return err
 	}
-	for _, volid := range allocated {
-		t.logf("successfully created disk '%s'", volid)
+	for _, key := range driveKeys(v.config) {
+		if slices.Contains(allocated, driveVolid(key, v.config[key])) {
+			t.logf("%s: successfully created disk '%s'", key, v.config[key])
+		}
 	}
 	delete(v.config, "lock")
 	return nil
@@ -104,12 +129,11 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 func (w *World) fill(v *vm, config map[string]string, content map[string]*Media) (allocated []string, err error) {
 	stored := map[string]string{}
 	maps.Copy(stored, config)
-	for _, key := range driveKeys(config) {
-		media := content[key]
-		if media == nil {
-			media = NewMedia(nil)
+	for _, key := range slices.Sorted(maps.Keys(config)) { // scsi10 gets its number before scsi2
+		if !isDriveKey(key) {
+			continue
 		}
-		value, volid, err := w.resolveDrive(v, key, config[key], media)
+		value, volid, err := w.resolveDrive(v, key, config[key], content[key])
 		if err != nil {
 			return allocated, err
 		}
@@ -142,7 +166,8 @@ func addGenerated(config map[string]string) {
 	config["meta"] = fmt.Sprintf("creation-qemu=10.1.2,ctime=%d", time.Now().Unix())
 }
 
-// resolveDrive turns a drive as requested into one as stored: space allocated, size read.
+// resolveDrive turns a drive as requested into one as stored: space allocated,
+// size read. media is the content of a new volume; nil for a blank one.
 func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, allocated string, err error) {
 	d, err := parseDrive(key, value)
 	if err != nil {
@@ -153,17 +178,20 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 		return d.String(), "", nil
 	}
 	if storageID, size, ok := d.request(); ok {
-		if d.options["import-from"] != "" {
-			return "", "", failf("import-from is not something this simulator can do")
-		}
 		s, err := w.storageOn(storageID, v.host)
 		if err != nil {
 			return "", "", err
 		}
-		if isCloudInit(d.volid) {
+		if media == nil {
+			media = NewMedia(nil)
+		}
+		switch source := d.options["import-from"]; {
+		case isCloudInit(d.volid):
 			d.volid, err = w.allocateNamed(s, v.host, s.cloudInitName(v.id), 4<<20, media)
 			d.options["media"] = "cdrom"
-		} else {
+		case source != "":
+			d.volid, err = w.importVolume(s, v, d.options["format"], source)
+		default:
 			d.volid, err = w.allocate(s, v.host, v.id, d.options["format"], fixedSize(key, size, s.block()), media)
 		}
 		if err != nil {
@@ -171,6 +199,7 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 		}
 		allocated = d.volid
 		delete(d.options, "format")
+		delete(d.options, "import-from")
 	}
 	_, vol, err := w.volume(d.volid, v.host)
 	if err != nil {
@@ -181,6 +210,15 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 	}
 	d.options["size"] = formatSize(vol.size)
 	return d.String(), allocated, nil
+}
+
+// importVolume makes a copy of a volume, whoever owns that.
+func (w *World) importVolume(s *storage, v *vm, format, source string) (volid string, err error) {
+	_, vol, err := w.volume(source, v.host)
+	if err != nil {
+		return "", fmt.Errorf("cannot import from '%s' - %w", source, err)
+	}
+	return w.allocate(s, v.host, v.id, format, vol.size, NewMedia(slices.Clone(vol.media.Bytes())))
 }
 
 func withMAC(value string) string {

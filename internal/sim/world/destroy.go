@@ -74,6 +74,9 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	if err := v.checkLock(); err != nil {
 		return err
 	}
+	if err := w.checkClones(v); err != nil {
+		return err
+	}
 	for _, volid := range v.destroyedVolids() {
 		if volumeOwner(volid) != v.id {
 			continue
@@ -98,6 +101,23 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	delete(w.firewalls, v.id)
 	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
 	delete(w.vms, v.id)
+	return nil
+}
+
+// checkClones keeps a template whose volumes others are built on.
+func (w *World) checkClones(v *vm) error {
+	if v.config["template"] != "1" {
+		return nil
+	}
+	for _, key := range driveKeys(v.config) {
+		d, err := parseDrive(key, v.config[key])
+		if err != nil || d.empty() || d.cdrom() {
+			continue
+		}
+		if s, vol, err := w.volume(d.volid, v.host); err == nil && s != nil && s.cloned(v.host, vol) {
+			return failf("base volume '%s' is still in use by linked cloned", d.volid)
+		}
+	}
 	return nil
 }
 
@@ -140,14 +160,18 @@ func (v *vm) destroyedVolids() []string {
 func (w *World) DeleteVolume(user, host, volid string) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	storageID, name, _ := strings.Cut(volid, ":")
+	storageID, _, _ := strings.Cut(volid, ":")
 	if err := w.check(user, "/storage/"+storageID, "Datastore.Allocate"); err != nil {
 		return "", err
 	}
 	if _, err := w.storageOn(storageID, host); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "imgdel", name+"@"+storageID, user, func(t *task) error {
+	id := storageID // never the volume's name: API2/Storage/Content.pm
+	if owner := volumeOwner(volid); owner != 0 {
+		id = strconv.Itoa(owner) + "@" + storageID
+	}
+	return w.startTask(host, "imgdel", id, user, func(t *task) error {
 		if err := t.begin(taskTime / 2); err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func isDriveKey(key string) bool {
 	if key == "efidisk0" || key == "tpmstate0" {
 		return true
 	}
-	return name != key && slices.Contains([]string{"ide", "sata", "scsi", "virtio", "unused"}, name)
+	return slices.Contains([]string{"ide", "sata", "scsi", "virtio", "unused"}, name) && inRange(key)
 }
 
 func parseDrive(key, value string) (drive, error) {
@@ -132,39 +132,43 @@ func withoutBoot(boot, key string) string {
 	if !slices.Contains(order, key) {
 		return boot
 	}
-	order = slices.DeleteFunc(order, func(k string) bool { return k == key })
+	return printBoot(slices.DeleteFunc(order, func(k string) bool { return k == key }))
+}
+
+// printBoot writes a boot order; one without any entry is a blank.
+func printBoot(order []string) string {
 	if len(order) == 0 {
 		return " "
 	}
 	return "order=" + strings.Join(order, ";")
 }
 
-// defaultBoot is the boot order of a VM created without one: first disk, first CD-ROM, first network card.
+// defaultBoot is the boot order of a VM created without one: first disk, first
+// CD-ROM drive, first network card, bus by bus (resolve_first_disk in Drive.pm).
 func defaultBoot(config map[string]string) string {
 	var order []string
-	var disk, cd string
-	for _, key := range driveKeys(config) {
-		d, err := parseDrive(key, config[key])
-		if err != nil || strings.HasPrefix(key, "unused") || key == "efidisk0" || key == "tpmstate0" {
-			continue
-		}
-		if d.cdrom() && cd == "" {
-			cd = key
-		}
-		if !d.cdrom() && disk == "" {
-			disk = key
-		}
-	}
-	for _, key := range []string{disk, cd} {
-		if key != "" {
+	for _, cdrom := range []bool{false, true} {
+		if key := firstDrive(config, cdrom); key != "" {
 			order = append(order, key)
 		}
 	}
-	if _, ok := config["net0"]; ok {
-		order = append(order, "net0")
+	for _, key := range slices.SortedFunc(maps.Keys(config), compareKeys) {
+		if optionName(key) == "net" {
+			order = append(order, key)
+			break
+		}
 	}
-	if len(order) == 0 {
-		return " "
+	return printBoot(order)
+}
+
+func firstDrive(config map[string]string, cdrom bool) string {
+	keys := driveKeys(config)
+	for _, bus := range []string{"ide", "scsi", "virtio", "sata"} {
+		for _, key := range keys {
+			if optionName(key) == bus && isCDROM(key, config[key]) == cdrom {
+				return key
+			}
+		}
 	}
-	return "order=" + strings.Join(order, ";")
+	return ""
 }

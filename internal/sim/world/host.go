@@ -40,6 +40,7 @@ func (w *World) cutPower(host string) []*process {
 		v := w.vms[id]
 		if p := v.proc; v.host == host && p != nil {
 			v.proc, v.qmp = nil, ""
+			v.stopped, v.ranSince = time.Now(), p.started
 			close(p.gone)
 			ended = append(ended, p)
 		}

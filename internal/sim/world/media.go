@@ -1,37 +1,79 @@
 package world
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"io"
+	"os"
 	"sync"
 )
 
 // Media is the content of a volume: a disk's or an ISO's bytes. Only what was
-// written is held; a blank disk has no bytes whatever its size.
+// written is held; a blank disk has no bytes whatever its size. What was
+// uploaded or downloaded and is large lies in a file.
 type Media struct {
 	mu    sync.Mutex
 	bytes []byte
+	file  *os.File // without a name; nil: the content is bytes
+	size  int64
 }
 
 // NewMedia is media holding b, which it keeps.
-func NewMedia(b []byte) *Media { return &Media{bytes: b} }
+func NewMedia(b []byte) *Media { return &Media{bytes: b, size: int64(len(b))} }
 
-// Bytes returns what was written; the caller must not change it.
+// Bytes returns what was written; the caller must not change it. It is nil when
+// that cannot be read back.
 func (m *Media) Bytes() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.bytes
+	if m.file == nil {
+		return m.bytes
+	}
+	b, err := io.ReadAll(io.NewSectionReader(m.file, 0, m.size))
+	if err != nil {
+		return nil
+	}
+	return b
 }
 
 // Write replaces the content; the media keeps b.
 func (m *Media) Write(b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.bytes = b
+	m.bytes, m.file, m.size = b, nil, int64(len(b))
+}
+
+// Size is how many bytes were written.
+func (m *Media) Size() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.size
+}
+
+// Open reads the content as it is now from its beginning.
+func (m *Media) Open() io.Reader {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file == nil {
+		return bytes.NewReader(m.bytes)
+	}
+	return io.NewSectionReader(m.file, 0, m.size)
 }
 
 // SHA256 is the hex digest of the content.
 func (m *Media) SHA256() string {
-	sum := sha256.Sum256(m.Bytes())
-	return hex.EncodeToString(sum[:])
+	h := sha256.New()
+	_, _ = io.Copy(h, m.Open()) // a hash never fails; half a file is another digest
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// replace makes the content that of other, at the moment.
+func (m *Media) replace(other *Media) {
+	other.mu.Lock()
+	b, file, size := other.bytes, other.file, other.size
+	other.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes, m.file, m.size = b, file, size
 }

@@ -47,13 +47,13 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	}), nil
 }
 
-// lockBoth locks two configurations in the order of their VMIDs.
-func (w *World) lockBoth(a, b int) (unlock func(), err error) {
-	first, err := w.lockConfig(min(a, b))
-	if err != nil || a == b {
-		return first, err
+// lockBoth locks two configurations one inside the other, the source's first.
+func (w *World) lockBoth(source, target int) (unlock func(), err error) {
+	first, err := w.lockConfig(source)
+	if err != nil {
+		return nil, err
 	}
-	second, err := w.lockConfig(max(a, b))
+	second, err := w.lockConfig(target)
 	if err != nil {
 		first()
 		return nil, err
@@ -115,21 +115,30 @@ func (v *vm) checkMoveDigest(digest string) error {
 	return nil
 }
 
+// dropFromBoot takes a key that is gone out of the boot order.
+func (v *vm) dropFromBoot(key string) {
+	if boot, ok := v.config["boot"]; ok {
+		v.config["boot"] = withoutBoot(boot, key)
+	}
+}
+
 func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 	d, err := parseDrive(r.Disk, source.config[r.Disk])
 	if err != nil {
 		return err
 	}
-	storageID, _, _ := strings.Cut(d.volid, ":")
+	storageID, _, managed := strings.Cut(d.volid, ":")
 	s, known := w.storages[storageID]
 	switch {
 	case !isDriveKey(r.TargetDisk):
 		return BadParam("target-disk", "value '%s' does not have a value in the enumeration", r.TargetDisk)
 	case d.cdrom():
 		return failf("CD drive contents can't be moved to another VM")
+	case !managed:
+		return failf("Volume '%s' not managed by PVE", d.volid)
 	case !known:
 		return failf("storage '%s' does not exist", storageID)
-	case source.inSnapshot(d.volid):
+	case source.inUse(d.volid, r.Disk):
 		return failf("Can't move disk used by a snapshot to another VM")
 	case !s.renames():
 		return failf("Storage does not support moving of this disk to another VM")
@@ -153,10 +162,11 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err != nil {
 		return err
 	}
-	t.logf("moving disk '%s' from VM '%d' to '%d'", r.Disk, r.ID, r.Target)
+	t.logf("reassign disk '%s' from VM '%d' as '%s' to VM '%d'", r.Disk, r.ID, r.TargetDisk, r.Target)
 	w.violateRename(d.volid, vol)
+	name := basePath(vol.name) + s.freeName(source.host, target.id, vol.format)
 	delete(s.at(source.host), vol.name)
-	vol.name = s.freeName(source.host, target.id, vol.format)
+	vol.name = name
 	s.at(source.host)[vol.name] = vol
 	d.volid = s.ID + ":" + vol.name
 	if w.stopsMove(t, AfterRename) {

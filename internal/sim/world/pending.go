@@ -8,26 +8,37 @@ import (
 )
 
 // applyPending makes the pending changes of a stopped VM its configuration.
-func (w *World) applyPending(v *vm) {
+// What can't be applied is said, and stays pending (vmconfig_apply_pending in QemuServer.pm).
+func (w *World) applyPending(user string, v *vm) (wrong map[string]string) {
+	wrong = map[string]string{}
 	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
-		w.applyDelete(v, key)
+		if err := w.applyDelete(user, v, key); err != nil {
+			wrong[key] = fmt.Sprintf("unable to apply pending change %s : %v\n", key, err)
+		}
 	}
+	v.cleanupPending()
 	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
 		w.applySet(v, key)
 	}
+	return wrong
 }
 
 // applyDelete carries out a deletion: an owned volume becomes unusedN, or is
 // freed where that was forced; another VM's volume just loses its key.
-func (w *World) applyDelete(v *vm, key string) {
-	force := v.pendingDelete[key]
-	delete(v.pendingDelete, key)
-	if isDriveKey(key) {
-		w.release(v, v.config[key], key, force)
+func (w *World) applyDelete(user string, v *vm, key string) error {
+	if value, set := v.config[key]; set && isDriveKey(key) {
+		if v.pendingDelete[key] {
+			if err := w.deallocate(user, v, key, value); err != nil {
+				return err
+			}
+		} else {
+			w.registerUnused(v, key, value)
+		}
 	}
+	delete(v.pendingDelete, key)
 	delete(v.config, key)
-	v.dropFromBoot(key)
 	v.tidyUnused()
+	return nil
 }
 
 func (w *World) applySet(v *vm, key string) {
@@ -35,34 +46,40 @@ func (w *World) applySet(v *vm, key string) {
 	delete(v.pending, key)
 	old, had := v.config[key]
 	v.config[key] = value
-	if had && isDriveKey(key) && driveVolid(key, old) != driveVolid(key, value) {
-		w.release(v, old, key, false)
+	if had && isDriveKey(key) {
+		w.registerUnused(v, key, old)
 	}
 	v.tidyUnused()
 	w.violateSharing(v)
 }
 
-// dropFromBoot takes a key that is gone out of the boot order.
-func (v *vm) dropFromBoot(key string) {
-	if boot, ok := v.config["boot"]; ok {
-		v.config["boot"] = withoutBoot(boot, key)
+// deallocate frees the volume of a drive that goes for good, if it is the VM's
+// own and nothing else of the VM needs it (try_deallocate_drive in QemuServer.pm).
+func (w *World) deallocate(user string, v *vm, key, value string) error {
+	d, err := parseDrive(key, value)
+	if err != nil || d.empty() || d.cdrom() && !isCloudInit(d.volid) || volumeOwner(d.volid) != v.id {
+		return err
 	}
+	storageID, _, _ := strings.Cut(d.volid, ":")
+	if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
+		return err
+	}
+	if v.inUse(d.volid, key) {
+		return failf("unable to delete '%s' - volume is still in use (snapshot?)", d.volid)
+	}
+	return w.freeVolume(d.volid, v.host)
 }
 
-// release lets go of the volume behind a drive value that no key has any more.
-func (w *World) release(v *vm, value, key string, force bool) {
+// registerUnused lets go of the volume behind a drive value that no key has any more.
+func (w *World) registerUnused(v *vm, key, value string) {
 	d, err := parseDrive(key, value)
-	owned := err == nil && !d.empty() && volumeOwner(d.volid) == v.id
-	if !owned || d.cdrom() && !isCloudInit(d.volid) {
-		return
+	switch {
+	case err != nil || d.empty() || volumeOwner(d.volid) != v.id:
+	case isCloudInit(d.volid):
+		_ = w.freeVolume(d.volid, v.host) // Proxmox warns at most
+	case !d.cdrom():
+		v.addUnused(d.volid)
 	}
-	force = force || isCloudInit(d.volid)
-	if force && !v.inSnapshot(d.volid) {
-		if w.freeVolume(d.volid, v.host) == nil {
-			return
-		}
-	}
-	v.addUnused(d.volid)
 }
 
 // addUnused keeps a volume under the lowest free unusedN; its options are lost.
@@ -81,12 +98,15 @@ func (v *vm) addUnused(volid string) {
 	}
 }
 
-// tidyUnused drops unusedN keys whose volume is in use by a drive again.
+// tidyUnused drops unusedN keys whose volume is in use by a drive again, as
+// every write of the file does.
 func (v *vm) tidyUnused() {
 	used := map[string]bool{}
-	for _, key := range driveKeys(v.config) {
-		if !strings.HasPrefix(key, "unused") {
-			used[driveVolid(key, v.config[key])] = true
+	for _, config := range []map[string]string{v.config, v.pending} {
+		for _, key := range driveKeys(config) {
+			if !strings.HasPrefix(key, "unused") {
+				used[driveVolid(key, config[key])] = true
+			}
 		}
 	}
 	maps.DeleteFunc(v.config, func(key, value string) bool {
@@ -100,70 +120,4 @@ func driveVolid(key, value string) string {
 		return ""
 	}
 	return d.volid
-}
-
-// hotplug applies the pending changes that a running VM can take. What fails
-// is reported and stays pending: a deletion will then happen when the VM stops.
-func (w *World) hotplug(v *vm) error {
-	wrong := map[string]string{}
-	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
-		switch {
-		case !hotpluggable(key) || isCDROM(key, v.config[key]):
-		case slices.Contains(v.proc.hw.BootOrder, key) && isDriveKey(key):
-			wrong[key] = fmt.Sprintf("hotplug problem - can't unplug bootdisk '%s'\n", key)
-		default:
-			w.applyDelete(v, key)
-		}
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
-		if v.canPlug(key, v.pending[key]) {
-			w.applySet(v, key)
-		}
-	}
-	if len(wrong) > 0 {
-		return badParams(wrong)
-	}
-	return nil
-}
-
-// hotpluggable lists what Proxmox changes on a running VM with its default hotplug=network,disk,usb.
-func hotpluggable(key string) bool {
-	switch optionName(key) {
-	case "scsi", "virtio", "net", "usb", "unused",
-		"name", "onboot", "shares", "startup", "description", "protection", "vmstatestorage", "hookscript", "tags", "lock":
-		return true
-	}
-	return false
-}
-
-// canPlug says whether a value can be applied while the VM runs.
-func (v *vm) canPlug(key, value string) bool {
-	old, had := v.config[key]
-	if !isDriveKey(key) {
-		return hotpluggable(key)
-	}
-	if isCDROM(key, value) {
-		return had && isCDROM(key, old) // another medium; a new drive waits
-	}
-	if !hotpluggable(key) || had && isCDROM(key, old) {
-		return false
-	}
-	if !had {
-		return true
-	}
-	if driveVolid(key, old) != driveVolid(key, value) {
-		return !slices.Contains(v.proc.hw.BootOrder, key)
-	}
-	return !changesDevice(key, old, value)
-}
-
-// changesDevice says that two values differ in what only a new device can have.
-func changesDevice(key, old, value string) bool {
-	a, errA := parseDrive(key, old)
-	b, errB := parseDrive(key, value)
-	if errA != nil || errB != nil {
-		return true
-	}
-	fixed := []string{"aio", "cache", "detect_zeroes", "discard", "iothread", "product", "queues", "ro", "scsiblock", "serial", "ssd", "vendor", "wwn"}
-	return slices.ContainsFunc(fixed, func(o string) bool { return a.options[o] != b.options[o] })
 }

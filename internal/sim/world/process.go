@@ -39,7 +39,10 @@ func (w *World) launch(v *vm) (*process, error) {
 	if v.proc != nil {
 		return nil, failf("VM %d already running", v.id)
 	}
-	w.applyPending(v)
+	w.applyPending("", v)
+	if err := v.checkNetworks(); err != nil {
+		return nil, err
+	}
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
 		if err != nil {
@@ -123,9 +126,10 @@ func (w *World) endProcess(v *vm, p *process) bool {
 		return false
 	}
 	v.proc, v.qmp = nil, ""
+	v.stopped, v.ranSince = time.Now(), p.started
 	close(p.gone)
 	if w.writeConfig(v) == nil {
-		w.applyPending(v)
+		w.applyPending("", v)
 	}
 	w.guestEnded(haSID(v.id))
 	return true

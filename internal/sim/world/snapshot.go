@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -27,6 +28,13 @@ func (w *World) AddSnapshot(id int, s Snapshot) error {
 	if !ok {
 		return fmt.Errorf("add snapshot %s: no VM %d", s.Name, id)
 	}
+	if err := w.snapshot(v, s); err != nil {
+		return fmt.Errorf("add snapshot %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+func (w *World) snapshot(v *vm, s Snapshot) error {
 	s.Config, s.Parent = maps.Clone(v.config), v.config["parent"]
 	s.Time = cmp.Or(s.Time, time.Now())
 	s.Config["snaptime"] = strconv.FormatInt(s.Time.Unix(), 10)
@@ -36,7 +44,7 @@ func (w *World) AddSnapshot(id int, s Snapshot) error {
 	if s.Memory {
 		state, err := w.saveState(v, s.Name)
 		if err != nil {
-			return fmt.Errorf("add snapshot %s: %w", s.Name, err)
+			return err
 		}
 		s.Config["vmstate"] = state
 	}
@@ -53,14 +61,21 @@ func (w *World) DeleteSnapshot(id int, name string) error {
 	if !ok {
 		return fmt.Errorf("delete snapshot %s: no VM %d", name, id)
 	}
+	if err := w.forgetSnapshot(v, name); err != nil {
+		return fmt.Errorf("delete snapshot %s of VM %d: %w", name, id, err)
+	}
+	return nil
+}
+
+func (w *World) forgetSnapshot(v *vm, name string) error {
 	i := slices.IndexFunc(v.snapshots, func(s Snapshot) bool { return s.Name == name })
 	if i < 0 {
-		return fmt.Errorf("delete snapshot %s: VM %d has none of that name", name, id)
+		return failf("snapshot '%s' does not exist", name)
 	}
 	gone := v.snapshots[i]
 	if state := gone.Config["vmstate"]; state != "" {
 		if err := w.freeVolume(state, v.host); err != nil {
-			return fmt.Errorf("delete snapshot %s: %w", name, err)
+			return err
 		}
 	}
 	v.snapshots = slices.Delete(v.snapshots, i, i+1)
@@ -100,11 +115,85 @@ func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 	return "", fmt.Errorf("VM %d has no disk", v.id)
 }
 
-// inSnapshot says that a snapshot of the VM needs a volume.
-func (v *vm) inSnapshot(volid string) bool {
-	return slices.ContainsFunc(v.snapshots, func(s Snapshot) bool {
-		return slices.ContainsFunc(driveKeys(s.Config), func(key string) bool {
-			return driveVolid(key, s.Config[key]) == volid
+// inUse says that a volume is in use by another key of the VM, or by a snapshot
+// (is_volume_in_use in Drive.pm).
+func (v *vm) inUse(volid, but string) bool {
+	names := func(config map[string]string, but string) bool {
+		return slices.ContainsFunc(driveKeys(config), func(key string) bool {
+			return key != but && !strings.HasPrefix(key, "unused") && driveVolid(key, config[key]) == volid
 		})
-	})
+	}
+	return names(v.config, but) || slices.ContainsFunc(v.snapshots, func(s Snapshot) bool { return names(s.Config, "") })
+}
+
+// SnapshotRequest asks for a snapshot, or for the end of one.
+type SnapshotRequest struct {
+	ID          int
+	Name        string
+	Description string
+	Memory      bool
+}
+
+// CreateSnapshot makes a snapshot, in a task.
+func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.check(user, vmPath(r.ID), "VM.Snapshot"); err != nil {
+		return "", err
+	}
+	if r.Name == "current" || strings.EqualFold(r.Name, "pending") {
+		return "", failf("unable to use snapshot name '%s' (reserved name)", strings.ToLower(r.Name))
+	}
+	if _, err := w.vmOn(host, r.ID); err != nil {
+		return "", err
+	}
+	return w.startTask(host, "qmsnapshot", strconv.Itoa(r.ID), user, func(t *task) error {
+		return w.withVM(t, host, r.ID, func(v *vm) error {
+			if err := w.checkSnapshot(v, r.Name); err != nil {
+				return err
+			}
+			if err := w.writeConfig(v); err != nil {
+				return err
+			}
+			return w.snapshot(v, Snapshot{Name: r.Name, Description: r.Description, Memory: r.Memory && v.proc != nil})
+		})
+	}), nil
+}
+
+// checkSnapshot asks every volume for the feature (__snapshot_prepare in AbstractConfig.pm).
+func (w *World) checkSnapshot(v *vm, name string) error {
+	if slices.ContainsFunc(v.snapshots, func(s Snapshot) bool { return s.Name == name }) {
+		return failf("snapshot name '%s' already used", name)
+	}
+	for _, key := range driveKeys(v.config) {
+		d, err := parseDrive(key, v.config[key])
+		if err != nil || d.empty() || d.cdrom() || strings.HasPrefix(key, "unused") {
+			continue
+		}
+		s, vol, err := w.volume(d.volid, v.host)
+		if err != nil {
+			return err
+		}
+		if s == nil || !s.snapshots(vol.format) {
+			return failf("snapshot feature is not available")
+		}
+	}
+	return nil
+}
+
+// RemoveSnapshot removes a snapshot, in a task.
+func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.check(user, vmPath(id), "VM.Snapshot"); err != nil {
+		return "", err
+	}
+	return w.startTask(host, "qmdelsnapshot", strconv.Itoa(id), user, func(t *task) error {
+		return w.withVM(t, host, id, func(v *vm) error {
+			if err := w.writeConfig(v); err != nil {
+				return err
+			}
+			return w.forgetSnapshot(v, name)
+		})
+	}), nil
 }

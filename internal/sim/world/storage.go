@@ -19,15 +19,18 @@ type Storage struct {
 	Hosts    []string // where it is; nil: everywhere
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
 	NoRename bool     // volumes can't be given to another VM, whatever the type
+	// VolumeGroup and ThinPool are what an lvmthin storage lies on; "" means "pve" and the storage's name.
+	VolumeGroup, ThinPool string
 }
 
 // VolumeInfo is a volume as the content listing of a storage shows it.
 type VolumeInfo struct {
 	Volid   string
-	Content string // "images" or "iso"
+	Content string // "images", "iso", "import" or "vztmpl"
 	Format  string // "raw", "qcow2", "iso"
 	Size    int64
-	Owner   int // VMID in the name; 0 for ISOs
+	Owner   int    // VMID in the name; 0 for ISOs
+	Path    string // of the file or device
 	Created time.Time
 }
 
@@ -35,6 +38,7 @@ type VolumeInfo struct {
 type StorageStatus struct {
 	Storage
 	Used, Available int64
+	Active          bool // it can be used there now
 }
 
 const gib = int64(1) << 30
@@ -43,11 +47,13 @@ type storage struct {
 	Storage
 	volumes map[string]map[string]*volume // host ("" when shared) -> name -> volume
 	full    bool
+	offline map[string]bool // hosts that can't reach it
+	pools   map[string]ThinPool
 }
 
 type volume struct {
 	name    string // "9011/vm-9011-disk-0.raw", "vm-9011-disk-0", "iso/x.iso"
-	content string
+	content string // "": Proxmox doesn't list it
 	format  string
 	size    int64
 	media   *Media
@@ -59,7 +65,12 @@ func (w *World) AddStorage(s Storage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s.Capacity = cmp.Or(s.Capacity, 1024*gib)
-	w.storages[s.ID] = &storage{Storage: s, volumes: map[string]map[string]*volume{}}
+	if s.Type == "lvmthin" {
+		s.VolumeGroup, s.ThinPool = cmp.Or(s.VolumeGroup, "pve"), cmp.Or(s.ThinPool, s.ID)
+	}
+	w.storages[s.ID] = &storage{
+		Storage: s, volumes: map[string]map[string]*volume{}, offline: map[string]bool{}, pools: map[string]ThinPool{},
+	}
 }
 
 // block says that volumes have neither directory nor extension in their names.
@@ -73,6 +84,15 @@ func (s *storage) fixed() bool { return s.Type == "iscsi" || s.Type == "iscsidir
 // renames is what volume_has_feature says of "rename" in the plugins of pve-storage.
 func (s *storage) renames() bool {
 	return !s.NoRename && !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
+}
+
+// snapshots is volume_has_feature's answer to "snapshot" for a volume of that format.
+func (s *storage) snapshots(format string) bool {
+	switch s.Type {
+	case "lvmthin", "zfspool", "zfs", "rbd", "btrfs":
+		return true
+	}
+	return format == "qcow2"
 }
 
 // replicates is storage_can_replicate: nothing but local ZFS does.
@@ -98,6 +118,9 @@ func (s *storage) at(host string) map[string]*volume {
 func (s *storage) used(host string) int64 {
 	if s.full {
 		return s.Capacity
+	}
+	if pool, ok := s.pools[host]; ok {
+		return pool.Used
 	}
 	var sum int64
 	for _, v := range s.at(host) {
@@ -157,6 +180,9 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 	if !s.holds("images") {
 		return "", failf("storage '%s' does not support content-type 'images'", s.ID)
 	}
+	if err := s.activate(host); err != nil {
+		return "", err
+	}
 	format := cmp.Or(strings.TrimPrefix(path.Ext(name), "."), "raw")
 	if !s.room(host, size) {
 		return "", failf("unable to create image: qemu-img: %s:%s: Could not preallocate data for the new file: No space left on device", s.ID, name)
@@ -176,6 +202,9 @@ func (w *World) freeVolume(volid, host string) error {
 		return nil
 	case err != nil:
 		return err
+	}
+	if s.cloned(host, v) {
+		return failf("base volume '%s' is still in use by linked clones", v.name)
 	}
 	w.violateLoss(volid, v)
 	delete(s.at(host), v.name)
@@ -235,7 +264,7 @@ func (w *World) Storages(host string) []StorageStatus {
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
 		if s := w.storages[id]; s.on(host) {
 			used := s.used(host)
-			list = append(list, StorageStatus{Storage: s.Storage, Used: used, Available: max(0, s.Capacity-used)})
+			list = append(list, StorageStatus{Storage: s.Storage, Used: used, Available: max(0, s.Capacity-used), Active: !s.offline[host]})
 		}
 	}
 	return list
@@ -249,12 +278,18 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.activate(host); err != nil {
+		return nil, err
+	}
 	var list []VolumeInfo
 	for _, name := range slices.Sorted(maps.Keys(s.at(host))) {
 		v := s.at(host)[name]
+		if v.content == "" {
+			continue
+		}
 		list = append(list, VolumeInfo{
 			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size,
-			Owner: volumeOwner(name), Created: v.created,
+			Owner: volumeOwner(name), Created: v.created, Path: s.filePath(name),
 		})
 	}
 	return list, nil

@@ -3,6 +3,7 @@ package world
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -49,6 +50,17 @@ func (w *World) startTask(host, kind, id, user string, run func(*task) error) st
 		close(t.done)
 	}
 	return t.UPID
+}
+
+var upidPattern = regexp.MustCompile(`^UPID:([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?):([0-9A-Fa-f]{8}):([0-9A-Fa-f]{8,9}):([0-9A-Fa-f]{8}):([^:\s]+):([^:\s]*):([^:\s]+):$`)
+
+// ParseUPID reads the node and the user out of a UPID (UPID.pm).
+func ParseUPID(upid string) (node, user string, ok bool) {
+	match := upidPattern.FindStringSubmatch(upid)
+	if match == nil {
+		return "", "", false
+	}
+	return match[1], match[8], true
 }
 
 // begin lets the time pass that the work takes, then brings a switched-on
@@ -106,6 +118,13 @@ func (t *task) delay(d time.Duration) error { return t.world.delay(d, t.stop) }
 
 // logf adds a line to the log; mu must be held.
 func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Sprintf(format, args...)) }
+
+// printf is logf for who doesn't hold mu.
+func (t *task) printf(format string, args ...any) {
+	t.world.mu.Lock()
+	defer t.world.mu.Unlock()
+	t.logf(format, args...)
+}
 
 // warnf adds a warning to the log; mu must be held.
 func (t *task) warnf(format string, args ...any) {

@@ -8,7 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
-	"path"
+	"io"
 	"regexp"
 	"strings"
 	"time"
@@ -17,78 +17,172 @@ import (
 // UploadRequest is a file that has arrived at a host and is to become a volume.
 type UploadRequest struct {
 	Storage   string
-	Content   string // "iso"
+	Content   string // "iso", "vztmpl" or "import"
 	Filename  string
 	Algorithm string // "sha256"; "": no checksum
 	Checksum  string // hex
-	Data      []byte
+	Spool     *Spool // nil: no file has come. The worker closes it
 }
 
 // Upload copies a file to a storage in a task, which also verifies the
-// checksum. A file of that name is replaced.
-func (w *World) Upload(user, host string, r UploadRequest) (string, error) {
+// checksum. A file of that name is replaced. The task is one of entry's, the
+// host that the file has come to; target is the one whose storage gets it.
+func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string, err error) {
+	defer func() {
+		if err != nil && r.Spool != nil {
+			r.Spool.Close()
+		}
+	}()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.check(user, "/storage/"+r.Storage, "Datastore.AllocateTemplate"); err != nil {
-		return "", err
-	}
-	s, err := w.storageOn(r.Storage, host)
+	s, err := w.storageOn(r.Storage, target)
 	if err != nil {
 		return "", err
 	}
-	if s.block() {
+	if s.Path() == "" {
 		return "", failf("can't upload to storage type '%s'", s.Type)
+	}
+	if r.Spool == nil {
+		return "", failf("missing temporary file name")
+	}
+	name, err := contentName(r.Content, r.Filename)
+	if err != nil {
+		return "", err
 	}
 	if !s.holds(r.Content) {
 		return "", failf("storage '%s' does not support '%s' content", r.Storage, r.Content)
 	}
-	name := regexp.MustCompile(`[^a-zA-Z0-9_.-]`).ReplaceAllString(path.Base(strings.ReplaceAll(r.Filename, `\`, "/")), "_")
-	if lower := strings.ToLower(name); r.Content == "iso" && !strings.HasSuffix(lower, ".iso") && !strings.HasSuffix(lower, ".img") {
-		return "", BadParam("filename", "wrong file extension")
+	if err := w.reach(s, entry, target); err != nil {
+		return "", err
 	}
-	if r.Algorithm != "" && newHash(r.Algorithm) == nil {
-		return "", BadParam("checksum-algorithm", "value '%s' does not have a value in the enumeration 'md5, sha1, sha224, sha256, sha384, sha512'", r.Algorithm)
-	}
-	return w.startTask(host, "imgcopy", "", user, func(t *task) error {
+	return w.startTask(entry, "imgcopy", "", user, func(t *task) error {
+		defer r.Spool.Close()
 		if err := t.begin(taskTime); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.importFile(t, s, host, name, r)
+		return w.importFile(t, s, target, name, r)
 	}), nil
 }
 
+// reach activates a storage where the file is to go; to another host it goes with ssh.
+func (w *World) reach(s *storage, entry, target string) error {
+	if entry == target {
+		return s.activate(target)
+	}
+	if w.down[target] || s.offline[target] {
+		return failf("can't activate storage '%s' on node '%s': command '/usr/bin/ssh -- /usr/sbin/pvesm status --storage %s' failed: exit code 255",
+			s.ID, target, s.ID)
+	}
+	return nil
+}
+
+// importFile is the worker of Storage/Status.pm: the copy is not atomic, and one
+// that fails takes away what was there before.
 func (w *World) importFile(t *task, s *storage, host, name string, r UploadRequest) error {
-	t.logf("starting file import from: /var/tmp/pveupload-%x", md5.Sum([]byte(t.UPID)))
-	t.logf("target node: %s", host)
-	t.logf("target file: %s:%s/%s", s.ID, r.Content, name)
-	t.logf("file size is: %d", len(r.Data))
+	t.printf("starting file import from: %s", r.Spool.Name)
 	if r.Algorithm != "" {
-		h := newHash(r.Algorithm)
-		h.Write(r.Data)
-		if got := hex.EncodeToString(h.Sum(nil)); !strings.EqualFold(got, r.Checksum) {
+		got, err := hexDigest(r.Algorithm, r.Spool.media.Open())
+		if err != nil {
+			return err
+		}
+		if !strings.EqualFold(got, r.Checksum) {
+			t.printf("calculating checksum...")
 			return fmt.Errorf("checksum mismatch: got '%s' != expect '%s'", got, r.Checksum)
 		}
+		t.printf("calculating checksum...OK, checksum verified")
 	}
-	if !s.room(host, int64(len(r.Data))) {
-		return fmt.Errorf("import failed: cp: error writing '%s': No space left on device", name)
+	path, size := s.filePath(name), r.Spool.Size()
+	t.printf("target node: %s", host)
+	t.printf("target file: %s", path)
+	t.printf("file size is: %d", size)
+	t.printf("command: cp -- %s %s", r.Spool.Name, path)
+	w.mu.Lock()
+	v := s.put(host, name)
+	v.media.Write(nil)
+	v.size = 0
+	if !s.room(host, size) {
+		delete(s.at(host), name)
+		w.mu.Unlock()
+		return fmt.Errorf("import failed: cp: error writing '%s': No space left on device", path)
 	}
-	s.putISO(host, name, r.Data)
+	v.size = size / 2
+	w.mu.Unlock()
+	err := t.delay(copyTime(size))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil && !t.killed {
+		delete(s.at(host), name)
+		return fmt.Errorf("import failed: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	v.media.replace(r.Spool.media)
+	v.size, v.created = size, time.Now()
 	t.logf("finished file import successfully")
 	return nil
 }
 
-// putISO writes a file; one of that name keeps being the same volume with other bytes.
-func (s *storage) putISO(host, name string, data []byte) {
-	name = "iso/" + name
+// copyTime is how long a disk takes to write a file.
+func copyTime(size int64) time.Duration {
+	return time.Duration(float64(size) / float64(gib) * float64(time.Second))
+}
+
+// contentName is the name of a volume made of a file: normalize_content_filename
+// of Storage.pm, and the extensions that each kind of content may have.
+func contentName(content, filename string) (string, error) {
+	name := filename[strings.LastIndexAny(filename, `/\`)+1:]
+	clean := []byte(name)
+	for i, c := range clean {
+		if !regexp.MustCompile(`[a-zA-Z0-9_.-]`).Match([]byte{c}) {
+			clean[i] = '_'
+		}
+	}
+	name = string(clean)
+	for kind, rule := range map[string]struct{ pattern, problem string }{
+		"iso":    {`(?i).\.(iso|img)$`, "wrong file extension"},
+		"vztmpl": {`(?i).\.tar\.(gz|xz|zst|bz2)$`, "wrong file extension"},
+		"import": {`.\.(ova|qcow2|raw|vmdk)$`, "invalid filename or wrong extension"},
+	} {
+		if kind == content && !regexp.MustCompile(rule.pattern).MatchString(name) {
+			return "", BadParam("filename", "%s", rule.problem)
+		}
+	}
+	return content + "/" + name, nil
+}
+
+// put finds a file, or makes it: one of that name keeps being the same volume with other bytes.
+func (s *storage) put(host, name string) *volume {
 	v, ok := s.at(host)[name]
 	if !ok {
-		v = &volume{name: name, content: "iso", format: "iso", media: NewMedia(nil)}
+		content, file, _ := strings.Cut(name, "/")
+		format := file[strings.LastIndex(file, ".")+1:]
+		if content == "iso" {
+			format = "iso" // also of a .img
+		}
+		v = &volume{name: name, content: content, format: format, media: NewMedia(nil), created: time.Now()}
 		s.at(host)[name] = v
 	}
+	return v
+}
+
+// putISO writes an ISO at once.
+func (s *storage) putISO(host, name string, data []byte) {
+	v := s.put(host, "iso/"+name)
 	v.media.Write(data)
 	v.size, v.created = int64(len(data)), time.Now()
+}
+
+// hexDigest is a checksum as Proxmox writes it.
+func hexDigest(algorithm string, r io.Reader) (string, error) {
+	h := newHash(algorithm)
+	if h == nil {
+		return "", fmt.Errorf("unknown algorithm '%s'", algorithm)
+	}
+	if _, err := io.Copy(h, r); err != nil {
+		return "", fmt.Errorf("read: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 func newHash(algorithm string) hash.Hash {

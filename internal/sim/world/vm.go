@@ -47,6 +47,8 @@ type vm struct {
 	pool          string
 	proc          *process
 	qmp           string // while running
+	// When it was made, when it last ended, and since when it had been running then.
+	made, stopped, ranSince time.Time
 }
 
 func newVM(id int, host string, config map[string]string) *vm {

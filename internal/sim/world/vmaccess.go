@@ -18,14 +18,9 @@ func (w *World) checkVM(user string, id int, pool, privilege string) error {
 	return err
 }
 
-// optionPrivilege is what it takes to change an option; "" where only the real root@pam may.
-func optionPrivilege(key string, cdrom bool) string {
-	if cdrom {
-		return "VM.Config.CDROM"
-	}
-	if isDriveKey(key) {
-		return "VM.Config.Disk"
-	}
+// optionPrivilege is what it takes to change an option whatever its value; ""
+// where only the real root@pam may.
+func optionPrivilege(key string) string {
 	switch optionName(key) {
 	case "boot", "bootdisk", "vmstatestorage":
 		return "VM.Config.Disk"
@@ -33,63 +28,143 @@ func optionPrivilege(key string, cdrom bool) string {
 		return "VM.Config.CPU"
 	case "memory", "balloon", "shares", "allow-ksm":
 		return "VM.Config.Memory"
-	case "acpi", "audio", "hotplug", "kvm", "machine", "rng", "scsihw", "smbios1", "tablet", "vga", "virtiofs", "watchdog":
+	case "acpi", "audio", "hotplug", "kvm", "machine", "rng", "scsihw", "smbios1", "tablet", "vga", "watchdog":
 		return "VM.Config.HWType"
 	case "net":
 		return "VM.Config.Network"
-	case "ipconfig", "nameserver", "searchdomain", "cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "sshkeys":
-		return "VM.Config.Cloudinit"
 	case "freeze":
 		return "VM.PowerMgmt"
-	case "affinity", "amd-sev", "arch", "args", "hookscript", "hostpci", "hugepages", "intel-tdx", "ivshmem", "keephugepages",
+	case "affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages",
 		"lock", "parallel", "spice_enhancements", "vmgenid":
 		return ""
 	}
 	return "VM.Config.Options"
 }
 
-// checkChange checks every key that is set or deleted.
-func (w *World) checkChange(user string, v *vm, id int, pool string, set map[string]string, del []string) error {
-	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if err := w.checkKey(user, v, id, pool, key, set[key]); err != nil {
+// asksForValue says that what an option takes depends on its value, which is
+// looked at later.
+func asksForValue(key string) bool {
+	return isDriveKey(key) || slices.Contains([]string{"serial", "usb", "hostpci", "virtiofs", "tags"}, optionName(key))
+}
+
+// checkKeys checks every key that is set or deleted, but for those whose value
+// decides (check_vm_modify_config_perm in Qemu.pm).
+func (w *World) checkKeys(user string, id int, pool string, keys []string) error {
+	if user == "" || user == "root@pam" {
+		return nil
+	}
+	for _, key := range keys {
+		if asksForValue(key) {
+			continue
+		}
+		if isCloudInitOption(key) {
+			if w.checkVM(user, id, pool, "VM.Config.Cloudinit") != nil && w.checkVM(user, id, pool, "VM.Config.Network") != nil {
+				return denied(vmPath(id), "VM.Config.Cloudinit|VM.Config.Network")
+			}
+			continue
+		}
+		privilege := optionPrivilege(key)
+		if privilege == "" {
+			return failf("only root can set '%s' config", key)
+		}
+		if err := w.checkVM(user, id, pool, privilege); err != nil {
 			return err
 		}
-	}
-	for _, key := range del {
-		if err := w.checkKey(user, v, id, pool, key, ""); err != nil {
-			return err
+		if key == "startup" {
+			if err := w.check(user, "/", "Sys.Modify"); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (w *World) checkKey(user string, v *vm, id int, pool, key, value string) error {
+func isCloudInitOption(key string) bool {
+	names := []string{"ipconfig", "nameserver", "searchdomain", "cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "sshkeys"}
+	return slices.Contains(names, optionName(key))
+}
+
+// checkDevice checks what the value of an option takes: a drive, a port, a
+// device of the host. verb is what is done with it: "set", "modify" or "delete".
+func (w *World) checkDevice(user string, id int, pool, key, value, verb string) error {
 	if user == "" || user == "root@pam" {
 		return nil
 	}
-	cdrom := isCDROM(key, value) || value == "" && v != nil && isCDROM(key, v.config[key])
-	privilege := optionPrivilege(key, cdrom)
-	mapped := strings.Contains(value, "mapping=")
-	switch name := optionName(key); {
-	case name == "usb" && (value == "" || mapped || strings.HasPrefix(value, "spice")), name == "hostpci" && mapped:
-		privilege = "VM.Config.HWType"
-	case name == "serial" && (value == "" || value == "socket"):
-		privilege = "VM.Config.HWType"
-	case name == "usb", name == "serial", privilege == "":
-		return failf("only root can set '%s' config", key)
-	case name == "startup":
-		if err := w.check(user, "/", "Sys.Modify"); err != nil {
+	if isDriveKey(key) {
+		return w.checkDriveRight(user, id, pool, key, value)
+	}
+	mapping := property(value, "mapping")
+	switch optionName(key) {
+	case "serial":
+		if value != "socket" {
+			return failf("only root can %s '%s' config for real devices", verb, key)
+		}
+		return w.checkVM(user, id, pool, "VM.Config.HWType")
+	case "usb":
+		if err := w.checkVM(user, id, pool, "VM.Config.HWType"); err != nil || isSpice(value) {
 			return err
 		}
-	}
-	if err := w.checkVM(user, id, pool, privilege); err != nil {
-		if privilege == "VM.Config.Cloudinit" && w.checkVM(user, id, pool, "VM.Config.Network") == nil {
-			return nil // either will do
+		if mapping == "" {
+			return failf("only root can set '%s' config for real devices", key)
 		}
-		return err
+		return w.check(user, "/mapping/usb/"+mapping, "Mapping.Use")
+	case "hostpci":
+		if mapping == "" {
+			return failf("only root can set '%s' config for non-mapped devices", key)
+		}
+		if err := w.check(user, "/mapping/pci/"+mapping, "Mapping.Use"); err != nil {
+			return err
+		}
+		return w.checkVM(user, id, pool, "VM.Config.HWType")
+	case "rng":
+		if property("source="+strings.TrimPrefix(value, "source="), "source") == "/dev/hwrng" {
+			return w.check(user, "/mapping/hwrng", "Mapping.Use")
+		}
+	case "virtiofs":
+		if err := w.checkVM(user, id, pool, "VM.Config.Disk"); err != nil {
+			return err
+		}
+		directory, _, _ := strings.Cut(strings.TrimPrefix(value, "dirid="), ",")
+		return w.check(user, "/mapping/dir/"+directory, "Mapping.Use")
+	case "tags":
+		return w.checkTags(user, id, pool, value)
 	}
-	if bridge := property(value, "bridge"); optionName(key) == "net" && bridge != "" {
-		return w.check(user, "/sdn/zones/localnetwork/"+bridge, "SDN.Use")
+	return nil
+}
+
+func isSpice(usb string) bool {
+	host, _, _ := strings.Cut(strings.TrimPrefix(usb, "host="), ",")
+	return strings.EqualFold(host, "spice")
+}
+
+// checkDriveRight: a CD-ROM drive takes another right than a disk, and
+// cloud-init one more.
+func (w *World) checkDriveRight(user string, id int, pool, key, value string) error {
+	d, err := parseDrive(key, value)
+	switch {
+	case err != nil:
+		return err
+	case isCloudInit(d.volid):
+		if err := w.checkVM(user, id, pool, "VM.Config.Cloudinit"); err != nil {
+			return err
+		}
+		return w.checkVM(user, id, pool, "VM.Config.CDROM")
+	case d.cdrom():
+		return w.checkVM(user, id, pool, "VM.Config.CDROM")
+	}
+	return w.checkVM(user, id, pool, "VM.Config.Disk")
+}
+
+// checkBridges asks for the use of every bridge that a network card is plugged into.
+func (w *World) checkBridges(user string, set map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		bridge := property(set[key], "bridge")
+		if optionName(key) != "net" || bridge == "" {
+			continue
+		}
+		if err := w.check(user, "/sdn/zones/localnetwork/"+bridge, "SDN.Use"); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -100,65 +175,4 @@ func isCDROM(key, value string) bool {
 	}
 	d, err := parseDrive(key, value)
 	return err == nil && d.cdrom()
-}
-
-// checkVolumes checks the volumes behind the drives that are set: space where
-// one is to be allocated, access where one is there already.
-func (w *World) checkVolumes(user string, id int, set map[string]string) error {
-	for _, key := range driveKeys(set) {
-		d, err := parseDrive(key, set[key])
-		if err != nil {
-			return err
-		}
-		if d.empty() {
-			continue
-		}
-		if strings.HasPrefix(d.volid, "/") {
-			if user == "" || user == "root@pam" {
-				continue
-			}
-			return failf("Only root can pass arbitrary filesystem paths.")
-		}
-		if storageID, _, ok := d.request(); ok {
-			err = w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace")
-		} else {
-			err = w.checkVolume(user, id, d.volid)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkVolume is the check before a volume is attached to VM id, or shown (id 0).
-func (w *World) checkVolume(user string, id int, volid string) error {
-	storageID, _, ok := strings.Cut(volid, ":")
-	if !ok {
-		return failf("unable to parse volume ID '%s'", volid)
-	}
-	path := "/storage/" + storageID
-	if w.check(user, path, "Datastore.Allocate") == nil {
-		return nil
-	}
-	owner := volumeOwner(volid)
-	switch {
-	case isFile(volid):
-		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
-	case owner == 0:
-		return failf("missing privileges to access %s", volid)
-	case owner == id:
-		return nil
-	}
-	if err := w.check(user, path, "Datastore.Audit"); err != nil {
-		return err
-	}
-	return w.check(user, vmPath(owner), "VM.Config.Disk")
-}
-
-// MaySee says whether the content listing shows a volume to user.
-func (w *World) MaySee(user, volid string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.checkVolume(user, 0, volid) == nil
 }

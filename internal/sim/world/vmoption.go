@@ -19,8 +19,29 @@ const (
 	driveOption
 )
 
+// lastIndex is the highest number of each option that a VM may have several of
+// (qemu-server: $MAX_NETS and the like in QemuServer.pm, Drive.pm, PCI.pm, USB.pm).
+var lastIndex = map[string]int{
+	"audio": 0, "hostpci": 15, "ide": 3, "ipconfig": 31, "net": 31, "numa": 7, "parallel": 2, "rng": 0, "sata": 5,
+	"scsi": 30, "serial": 3, "unused": 255, "usb": 13, "virtio": 15, "virtiofs": 9,
+}
+
+// inRange says whether an option that is numbered has a number, and one that there is.
+func inRange(key string) bool {
+	name := strings.TrimRight(key, "0123456789")
+	last, numbered := lastIndex[name]
+	if !numbered || key == "numa" {
+		return true
+	}
+	n, err := strconv.Atoi(key[len(name):])
+	return err == nil && n <= last && name+strconv.Itoa(n) == key
+}
+
 // kindOf says what an option of a VM's configuration holds.
 func kindOf(key string) optionKind {
+	if !inRange(key) {
+		return unknownOption
+	}
 	if isDriveKey(key) {
 		return driveOption
 	}
@@ -97,14 +118,9 @@ func checkOption(key, value string) (stored, problem string) {
 	case unknownOption:
 		return "", unknownProperty
 	case boolOption:
-		b, ok := ParseBool(value)
-		if !ok {
+		if value != "0" && value != "1" { // on and yes are for property strings
 			return "", "type check ('boolean') failed - got '" + value + "'"
 		}
-		if b {
-			return "1", ""
-		}
-		return "0", ""
 	case intOption:
 		if _, err := strconv.Atoi(value); err != nil {
 			return "", "type check ('integer') failed - got '" + value + "'"

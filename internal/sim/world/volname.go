@@ -4,16 +4,23 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// freeName is the name of a VM's next disk on a storage: the lowest free number, so numbers are reused.
+// freeName is the name of a VM's next disk on a storage: the lowest free number,
+// so numbers are reused. On network file systems every format counts for itself
+// (get_next_vm_diskname in Storage/Plugin.pm).
 func (s *storage) freeName(host string, owner int, format string) string {
 	taken := map[int]bool{}
 	for name := range s.at(host) {
+		var kind string
 		var id, n int
-		if _, err := fmt.Sscanf(path.Base(name), "vm-%d-disk-%d", &id, &n); err == nil && id == owner {
+		if _, err := fmt.Sscanf(strings.ReplaceAll(path.Base(name), "-", " "), "%s %d disk %d", &kind, &id, &n); err != nil || id != owner {
+			continue
+		}
+		if !slices.Contains([]string{"nfs", "cifs"}, s.Type) || strings.HasSuffix(name, "."+format) {
 			taken[n] = true
 		}
 	}
@@ -25,6 +32,27 @@ func (s *storage) freeName(host string, owner int, format string) string {
 		return fmt.Sprintf("vm-%d-disk-%d", owner, n)
 	}
 	return fmt.Sprintf("%d/vm-%d-disk-%d.%s", owner, owner, n, format)
+}
+
+// basePath is what the name of a linked clone begins with: the volume that it
+// is built on, and a slash. "" for every other volume.
+func basePath(name string) string {
+	m := regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`).FindStringSubmatch(name)
+	if m == nil {
+		return ""
+	}
+	return m[1]
+}
+
+// cloned says that a linked clone is built on a volume, as far as names tell: on
+// LVM thin they don't.
+func (s *storage) cloned(host string, vol *volume) bool {
+	for name := range s.at(host) {
+		if strings.HasPrefix(name, vol.name+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // cloudInitName is the name of a VM's cloud-init drive.
@@ -48,12 +76,17 @@ func isFile(volid string) bool {
 	return kind == "iso" || kind == "vztmpl" || kind == "import" || kind == "snippets"
 }
 
-// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO. The name
-// alone decides who owns a volume, never the configuration that refers to it.
+// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO: on a file
+// system the directory's, else the one in "vm-100-disk-0" (parse_volname of the
+// storage plugins). It alone decides who owns a volume, never the configuration
+// that refers to it.
 func volumeOwner(volid string) int {
 	_, name, ok := strings.Cut(volid, ":")
 	if !ok {
 		name = volid
+	}
+	if id, err := strconv.Atoi(path.Base(path.Dir(name))); err == nil {
+		return id
 	}
 	parts := strings.SplitN(path.Base(name), "-", 3)
 	if len(parts) < 3 || parts[0] != "vm" && parts[0] != "base" {

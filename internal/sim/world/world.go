@@ -42,6 +42,7 @@ type World struct {
 	mu          sync.Mutex
 	closed      bool
 	firmware    Firmware
+	dial        DialFunc // nil: hosts have no way out
 	quorate     bool
 	hosts       []string
 	storages    map[string]*storage
@@ -52,9 +53,17 @@ type World struct {
 	lastPID     int
 	roles       map[string][]string
 	tokens      map[string]Token
+	passwords   map[string]string // of users
+	ticketKey   []byte            // signs tickets
 	acls        []ACL
+	registered  map[string]bool // tags that only those with Sys.Modify on / may set
 	pools       map[string]bool
 	down        map[string]bool // hosts without power
+	roots       map[string]*rootDisk
+	clocks      map[string]time.Duration // how wrong each host's clock is
+	walled      map[string]bool          // hosts without a way out
+	proxies     map[string]ProxyFailure  // hosts that others' APIs don't reach
+	noDaemon    map[string]bool          // hosts without pvedaemon
 	ha          map[string]*haService
 	haLeaving   map[string]*haService // removed since the manager's last round
 	haGroups    map[string]bool
@@ -76,7 +85,8 @@ func New(o Options) *World {
 	return &World{
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
-		roles: map[string][]string{}, tokens: map[string]Token{}, pools: map[string]bool{},
+		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
+		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
 		down: map[string]bool{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 	}
 }

@@ -215,32 +215,80 @@ func TestHotplug(t *testing.T) {
 	tests := map[string]struct {
 		key, value string
 		now        bool // not only when it stops
+		refused    bool // and applied when it stops all the same
 	}{
-		"memory":         {"memory", "1024", false},
-		"name":           {"name", "other", true},
-		"new disk":       {"scsi5", "fast:1", true},
-		"new SATA disk":  {"sata0", "fast:1", false},
-		"backup flag":    {"scsi1", "fast:200/vm-200-disk-1.raw,backup=0", true},
-		"serial":         {"scsi1", "fast:200/vm-200-disk-1.raw,serial=x", false},
-		"new CD drive":   {"ide0", "none,media=cdrom", false},
-		"network card":   {"net1", "virtio=BC:24:11:00:00:02,bridge=vmbr0", true},
-		"boot order":     {"boot", "order=scsi1", false},
-		"of a boot disk": {"scsi0", "fast:200/vm-200-disk-1.raw", false},
+		"memory":                   {key: "memory", value: "1024"},
+		"name":                     {key: "name", value: "other", now: true},
+		"new disk":                 {key: "scsi5", value: "fast:1", now: true},
+		"new SATA disk":            {key: "sata0", value: "fast:1"},
+		"backup flag":              {key: "scsi1", value: "fast:200/vm-200-disk-2.raw,backup=0", now: true},
+		"serial":                   {key: "scsi1", value: "fast:200/vm-200-disk-2.raw,serial=x", now: true},
+		"cache":                    {key: "scsi1", value: "fast:200/vm-200-disk-2.raw,cache=none"},
+		"new CD drive":             {key: "ide0", value: "none,media=cdrom"},
+		"new SCSI CD drive":        {key: "scsi6", value: "none,media=cdrom", now: true},
+		"network card":             {key: "net1", value: "virtio=BC:24:11:00:00:02,bridge=vmbr0", now: true},
+		"network card, no bridge":  {key: "net1", value: "virtio=BC:24:11:00:00:02,bridge=vmbr9", refused: true},
+		"another card, busy":       {key: "net0", value: "e1000=BC:24:11:00:00:02,bridge=vmbr0", refused: true},
+		"same card, no link":       {key: "net0", value: "virtio=BC:24:11:00:00:01,bridge=vmbr0,link_down=1", now: true},
+		"boot order":               {key: "boot", value: "order=scsi1"},
+		"another volume, booted":   {key: "scsi0", value: "fast:200/vm-200-disk-0.raw", refused: true},
+		"another volume":           {key: "scsi1", value: "fast:200/vm-200-disk-0.raw", now: true},
+		"a CD in the disk's place": {key: "scsi1", value: "none,media=cdrom", refused: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1", "scsi1": "fast:1", "boot": "order=scsi0"}, nil))
+				must(t, w.DefineVM("pve1", 200, map[string]string{
+					"scsi0": "fast:1", "scsi1": "fast:1", "sata5": "fast:1", "boot": "order=scsi0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0",
+				}, nil))
+				must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"sata5"}}))
 				must(t, w.PowerOn(200))
 				before := config(t, w, 200)[test.key]
-				must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}}))
+				err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
+				if (err != nil) != test.refused {
+					t.Fatal(err)
+				}
 				if now := config(t, w, 200)[test.key] != before; now != test.now {
 					t.Errorf("applied at once: %v", now)
 				}
 				must(t, w.PowerOff(200))
 				if config(t, w, 200)[test.key] == before {
 					t.Error("not applied after the stop")
+				}
+			})
+		})
+	}
+}
+
+// TestUnplugTakes: as long as somebody has to let go of a device, and nobody does.
+func TestUnplugTakes(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		scsihw, key string
+		takes       time.Duration
+		refused     bool
+	}{
+		"SCSI disk":                     {"virtio-scsi-pci", "scsi1", 1200 * time.Millisecond, false},
+		"SCSI disk with its controller": {"virtio-scsi-single", "scsi1", 12 * time.Second, false},
+		"boot disk":                     {"virtio-scsi-pci", "scsi0", 0, true},
+		"network card":                  {"virtio-scsi-pci", "net0", 6200 * time.Millisecond, true},
+		"virtio disk":                   {"virtio-scsi-pci", "virtio1", 6200 * time.Millisecond, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+				must(t, w.DefineVM("pve1", 200, map[string]string{
+					"scsihw": test.scsihw, "scsi0": "fast:1", "scsi1": "fast:1", "virtio1": "fast:1", "boot": "order=scsi0", "net0": "virtio",
+				}, nil))
+				must(t, w.PowerOn(200))
+				began := time.Now()
+				if err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{test.key}}); (err != nil) != test.refused {
+					t.Error(err)
+				}
+				if took := time.Since(began); took != test.takes {
+					t.Errorf("took %v, want %v", took, test.takes)
 				}
 			})
 		})

@@ -36,6 +36,7 @@ type summary struct {
 	parents map[id]struct{} // tests that have subtests
 	figures map[string]int
 	lines   map[id][]string // figures of tests that have not ended
+	only    []string        // figures of which the last line is made; nil: everything
 }
 
 func newSummary(out io.Writer) *summary {
@@ -108,7 +109,7 @@ func (s *summary) end(at id, e event) {
 		if s.tests {
 			s.show(at, e)
 		}
-		if figures := s.lines[at]; len(figures) > 0 {
+		if figures := s.lines[at]; len(figures) > 0 && s.only == nil {
 			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
 		}
 		delete(s.output, at)
@@ -178,8 +179,24 @@ func lastLines(text, action string) string {
 	return last + "\n"
 }
 
-// line is the last line: the figures.
+// line is the last line: the figures. Where they are chosen, what the tests
+// themselves came to stands in a line before, if that is not good.
 func (s *summary) line(name string, took time.Duration) string {
+	if s.only == nil {
+		return s.allFigures(name, took)
+	}
+	var chosen []string
+	for _, key := range s.only {
+		chosen = append(chosen, fmt.Sprintf("%d %s", s.figures[key], key))
+	}
+	line := name + ": " + strings.Join(chosen, ", ")
+	if !s.testsPassed() {
+		line = s.allFigures("tests", took) + "\n" + line
+	}
+	return line
+}
+
+func (s *summary) allFigures(name string, took time.Duration) string {
 	count := map[string]int{}
 	packages := map[string]struct{}{}
 	for at, action := range s.ended {
@@ -220,8 +237,13 @@ func (s *summary) brokenPackages() int {
 	return n
 }
 
-// passed says whether anything ran and nothing failed.
+// passed says whether anything ran and nothing failed, and whether anything was
+// counted where a figure has to be.
 func (s *summary) passed() bool {
+	return s.testsPassed() && (s.only == nil || s.figures[s.only[0]] > 0)
+}
+
+func (s *summary) testsPassed() bool {
 	ran := false
 	for at, action := range s.ended {
 		if action == "fail" {

@@ -11,7 +11,7 @@ import (
 
 // goTest runs the tests of one file in a module of its own, and gives what
 // go test -json says about them to run.
-func goTest(t *testing.T, test string) (code int, out string) {
+func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -34,7 +34,7 @@ func goTest(t *testing.T, test string) (code int, out string) {
 		t.Fatal(err)
 	}
 	var stdout, stderr strings.Builder
-	code = run([]string{"-name", "check", "-tests"}, strings.NewReader(string(text)), &stdout, &stderr)
+	code = run(append([]string{"-name", "check"}, args...), strings.NewReader(string(text)), &stdout, &stderr)
 	if stderr.Len() > 0 {
 		t.Errorf("stderr: %s", &stderr)
 	}
@@ -90,7 +90,7 @@ func TestB(t *testing.T) {}`,
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			code, out := goTest(t, c.test)
+			code, out := goTest(t, c.test, "-tests")
 			if code != c.code {
 				t.Errorf("code = %d, want %d", code, c.code)
 			}
@@ -122,5 +122,40 @@ func TestForeignLinesAreShown(t *testing.T) {
 	code := run(nil, strings.NewReader("no JSON\n"), &stdout, &stderr)
 	if want := "no JSON\ntest: 0 tests in 0 packages, 0 failed, 0 skipped, 0 s\n"; code != 1 || stdout.String() != want {
 		t.Errorf("run = %d, %q", code, &stdout)
+	}
+}
+
+func TestChosenFigures(t *testing.T) {
+	t.Parallel()
+	const header = "import \"testing\"\n"
+	cases := map[string]struct {
+		test string
+		code int
+		last string // what the output ends with
+	}{
+		"counted": {
+			test: header + `
+func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("other", "9") }
+func TestB(t *testing.T) { t.Attr("requests", "4"); t.Attr("violations", "0") }`,
+			last: "ok  \texample\ncheck: 7 requests, 0 violations\n",
+		},
+		"nothing counted": {
+			test: header + "func TestA(t *testing.T) {}",
+			code: 1, last: "ok  \texample\ncheck: 0 requests, 0 violations\n",
+		},
+		"counted, and failed": {
+			test: header + `func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("violations", "2"); t.Error("loud") }`,
+			code: 1, last: "tests: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 3 requests, 2 violations, 0 s\ncheck: 3 requests, 2 violations\n",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, out := goTest(t, c.test, "-figures", "requests,violations")
+			out = regexp.MustCompile(`(?m)(\texample)\t.*s$`).ReplaceAllString(out, "$1")
+			if code != c.code || !strings.HasSuffix(out, c.last) {
+				t.Errorf("code %d, want %d; output does not end with %q:\n%s", code, c.code, c.last, out)
+			}
+		})
 	}
 }

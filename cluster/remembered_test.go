@@ -1,0 +1,41 @@
+package cluster
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRemembered(t *testing.T) {
+	t.Parallel()
+	was := VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
+	packed, err := memory{VM: was, SystemKey: "scsi0"}.pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Record{Node: "wk1", Memory: packed}.Remembered()
+	if diff := cmp.Diff(was, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	for _, broken := range []string{"", "?", packed[:len(packed)/2]} {
+		if _, err := (Record{Node: "wk1", VMID: 101, Memory: broken}).Remembered(); err == nil {
+			t.Errorf("reads %q", broken)
+		}
+	}
+}
+
+func TestMadeFrom(t *testing.T) {
+	t.Parallel()
+	for description, want := range map[string]string{
+		"":                                  "",
+		"mine":                              "",
+		markDescription("mine", "r1", "ab"): "ab",
+		"a\nrecast: run=r1 build=cd more":   "cd",
+		"recast: run=r1":                    "",
+		"text recast: run=r1 build=cd":      "",
+	} {
+		if got := (VM{Config: map[string]string{"description": description}}).MadeFrom(); got != want {
+			t.Errorf("%q: %q, want %q", description, got, want)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newDoctorCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "doctor", Short: "What stands between here and a roll, and what to do about it",
+		Long: `Look at everything that a roll takes, and go on wherever something can't be read:
+
+  Proxmox      endpoints, certificate, versions, quorum, clocks, a claim that was left
+  privileges   what the API token needs, on which path and what for, and what it lacks,
+               with the pveum commands that grant exactly that
+  storage      content types, free space, thin pools, the spool of uploads, the ISOs of the lock
+  Talos        talosconfig, its certificate, every machine and its version
+  Kubernetes   kubeconfig, its certificate, the API, versions
+  images       the lock, the Image Factory, the registry of extensions
+  nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
+               which of them it would get
+
+A new token starts with nothing: run doctor, paste its commands as root on a Proxmox
+node, run doctor again. Changes nothing. Exits 0 if nothing is in the way of a roll,
+warnings or not; 1 if something could not be reached or read; 3 if the configuration is
+wrong; 4 if privileges or space are missing or a node can't be rolled.`,
+		Example: `  recast doctor
+  recast doctor -o json | jq -r '.grants[]'     # the pveum commands alone`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			var cl closers
+			defer cl.close()
+			src := doctorSources(s, p, &cl)
+			var progress slow
+			src.Say = func(text string) { progress.say(s, text) }
+			res := pipeline.Doctor(c.Context(), p, src)
+			progress.end()
+			if err := c.Context().Err(); err != nil {
+				return err
+			}
+			if err := ui.WriteDoctor(s.out, out, res); err != nil {
+				return err
+			}
+			return res.Err()
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+// doctorSources opens what can be opened, and keeps why the rest could not be.
+func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorSources {
+	var src pipeline.DoctorSources
+	if px, err := connectProxmox(s, p, cl); err != nil {
+		src.ErrProxmox = err
+	} else {
+		src.Proxmox, src.Endpoints = px, endpoints(s, p, cl)
+	}
+	if t, err := connectTalos(p, cl); err != nil {
+		src.ErrTalos = err
+	} else {
+		src.Talos = t
+	}
+	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
+		src.TalosExpires = talos.Expires(b)
+	}
+	if k, err := connectKube(p, cl); err != nil {
+		src.ErrKube = err
+	} else {
+		src.Kube = k
+	}
+	if path, err := kubeconfigFile(); err == nil {
+		if b, err := os.ReadFile(path); err == nil {
+			src.KubeExpires = kube.Expires(b)
+		}
+	}
+	src.Images, src.ErrImages = connectImages(p, cl)
+	return src
+}
+
+// endpoints are clients of one endpoint each.
+func endpoints(s *streams, p pipeline.Project, cl *closers) []pipeline.Endpoint {
+	var out []pipeline.Endpoint
+	for _, url := range p.Config.Proxmox.Endpoints {
+		conf := *p.Config
+		conf.Proxmox.Endpoints = []string{url}
+		px, err := connectProxmox(s, pipeline.Project{Config: &conf}, cl)
+		out = append(out, pipeline.Endpoint{URL: url, Hosts: func(ctx context.Context) ([]cluster.Host, error) {
+			if err != nil {
+				return nil, err
+			}
+			return px.Hosts(ctx)
+		}})
+	}
+	return out
+}
+
+// slow tells what is being looked at once it takes longer than a second.
+type slow struct {
+	mu    sync.Mutex
+	timer *time.Timer
+}
+
+func (w *slow) say(s *streams, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.timer = time.AfterFunc(time.Second, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.timer != nil {
+			fmt.Fprintf(s.err, "%s\n", text)
+		}
+	})
+}
+
+// end keeps it silent from now on.
+func (w *slow) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Stop()
+		w.timer = nil
+	}
+}

@@ -1,0 +1,227 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Delivery says how ISOs get to their storages.
+type Delivery string
+
+// The deliveries. With Auto a host downloads the ISO where it may and can, and
+// gets it by upload elsewhere.
+const (
+	Auto        Delivery = "auto"
+	DownloadURL Delivery = "download-url"
+	ByUpload    Delivery = "upload"
+)
+
+// way is how the ISO gets to one target.
+type way struct {
+	download bool
+	why      string // for people; "" where the configuration says so
+	cached   bool   // the ISO has to be in the cache for it
+}
+
+// way chooses. The bytes that a host downloads are those of the lock: Proxmox
+// compares the checksum before the file gets its name.
+func (j job) way(ctx context.Context, t target) (way, error) {
+	upload := way{cached: true}
+	if j.Delivery == ByUpload {
+		return upload, nil
+	}
+	why, err := j.noDownload(ctx, t)
+	switch {
+	case err != nil:
+		return way{}, fmt.Errorf("choose how %s gets to %s: %w", j.iso.Name, t, err)
+	case why == "":
+		return way{download: true, why: t.host + " fetches it from " + hostOf(j.url), cached: j.Delivery != DownloadURL}, nil
+	case j.Delivery == DownloadURL:
+		return way{}, fault.WithHint(fault.Refusedf("%s can't get to %s by download-url: %s", j.iso.Name, t, why),
+			"images.iso.delivery: auto uploads it in such a case")
+	}
+	upload.why = why
+	return upload, nil
+}
+
+// noDownload says why the host of a target can't download the ISO; "" if it can.
+func (j job) noDownload(ctx context.Context, t target) (string, error) {
+	if t.wrong {
+		return "download-url never replaces a file", nil
+	}
+	why, err := j.Store.MayDownload(ctx, t.host, t.storage)
+	if err != nil || why != "" {
+		return why, err
+	}
+	told, err := j.Store.URLSize(ctx, t.host, j.url)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case err != nil:
+		return fmt.Sprintf("%s does not get %s: %v", t.host, j.url, err), nil
+	case told != j.iso.SizeBytes:
+		return fmt.Sprintf("%s is told that %s has %d bytes, but the lock has %d", t.host, j.url, told, j.iso.SizeBytes), nil
+	}
+	return "", nil
+}
+
+func hostOf(link string) string {
+	u, err := url.Parse(link)
+	if err != nil {
+		return link
+	}
+	return u.Hostname()
+}
+
+// deliver is the step that brings the ISO to a target.
+func (j job) deliver(t target, w way) step.Step {
+	s := step.Step{
+		ID: "upload-" + t.id(), Title: fmt.Sprintf("upload %s to %s", j.iso.Name, t),
+		Skip: func(ctx context.Context) (string, error) {
+			sizeBytes, found, err := j.look(ctx, t)
+			if err != nil || !found || sizeBytes != j.iso.SizeBytes {
+				return "", err
+			}
+			return "it is on " + t.String(), nil
+		},
+		Do: func(ctx context.Context) error { return j.upload(ctx, t, "upload-"+t.id()) },
+	}
+	if w.download {
+		s.ID, s.Title = "download-"+t.id(), fmt.Sprintf("download %s to %s", j.iso.Name, t)
+		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
+	}
+	if t.wrong {
+		s.Title += ", over a file of another size that nothing uses"
+	}
+	if w.why != "" {
+		s.Title += " (" + w.why + ")"
+	}
+	return s
+}
+
+func (j job) note(id, text string) {
+	if j.Note != nil {
+		j.Note("publish/"+j.schematic+"/"+id, text)
+	}
+}
+
+// upload sends the ISO from the cache. A file of its name is replaced, so it is
+// asked right before whether anything uses one that has come meanwhile.
+func (j job) upload(ctx context.Context, t target, id string) error {
+	_, found, err := j.look(ctx, t)
+	if err == nil && found {
+		err = j.mayReplace(ctx, t)
+	}
+	if err != nil {
+		return err
+	}
+	err = j.Store.Upload(ctx, Upload{
+		Host: t.host, Storage: t.storage, Name: j.iso.Name, SizeBytes: j.iso.SizeBytes, SHA256: j.iso.SHA256,
+		Open:     func() (io.ReadCloser, error) { return j.Cache.open(j.iso.Name) },
+		Progress: progress(j.iso.SizeBytes, func(text string) { j.note(id, text) }),
+	})
+	if err != nil {
+		return fmt.Errorf("upload to %s: %w", t, err)
+	}
+	j.verified[j.key(t)] = true
+	return nil
+}
+
+// download has the host fetch the ISO, and uploads it where that fails and may
+// be. What such a download still puts there later is the same file: Proxmox
+// gives it its name, by renaming it, only after it has compared the checksum.
+func (j job) download(ctx context.Context, t target, id string) error {
+	err := j.fetch(ctx, t)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case j.Delivery == DownloadURL:
+		return fault.WithHint(err, "images.iso.delivery: auto uploads it in such a case")
+	}
+	j.note(id, fmt.Sprintf("%v; uploading it", err))
+	return j.upload(ctx, t, id)
+}
+
+func (j job) fetch(ctx context.Context, t target) error {
+	err := j.Store.Download(ctx, Download{
+		Host: t.host, Storage: t.storage, Name: j.iso.Name, URL: j.url, SizeBytes: j.iso.SizeBytes, SHA256: j.iso.SHA256,
+	})
+	if err != nil {
+		return fmt.Errorf("download to %s: %w", t, err)
+	}
+	j.verified[j.key(t)] = true
+	return nil
+}
+
+// unverified are the targets whose file of the right name and size could be
+// compared with the lock's checksum, and was not yet.
+func (j job) unverified(ctx context.Context) ([]target, error) {
+	if j.Delivery == ByUpload {
+		return nil, nil
+	}
+	var open []target
+	for _, t := range j.present {
+		if j.verified[j.key(t)] {
+			continue
+		}
+		why, err := j.Store.MayDownload(ctx, t.host, t.storage)
+		if err != nil {
+			return nil, fmt.Errorf("see whether %s can be checked on %s: %w", j.iso.Name, t, err)
+		}
+		if why == "" {
+			open = append(open, t)
+		}
+	}
+	return open, nil
+}
+
+func (j job) key(t target) string { return t.id() + " " + j.iso.Name }
+
+// verify has Proxmox compare a file that is there, whoever put it there, with
+// the lock: download-url with a checksum does that and downloads nothing
+// (pve-common, Tools.pm, download_file_from_url).
+func (j job) verify(t target) step.Step {
+	id := "verify-" + t.id()
+	return step.Step{
+		ID: id, Title: fmt.Sprintf("compare the checksum of %s on %s", j.iso.Name, t),
+		Do: func(ctx context.Context) error {
+			err := j.fetch(ctx, t)
+			switch {
+			case ctx.Err() != nil:
+				return err
+			case errors.Is(err, ErrOtherContent):
+				if err := j.replace(ctx, t, id, err); err != nil {
+					return err
+				}
+			case err != nil:
+				j.note(id, fmt.Sprintf("not compared: %v; its name and size are right", err))
+			}
+			j.verified[j.key(t)] = true
+			return nil
+		},
+	}
+}
+
+// replace uploads the ISO over a file of its name and size with other bytes.
+func (j job) replace(ctx context.Context, t target, id string, differs error) error {
+	if err := j.mayReplace(ctx, t); err != nil {
+		return err
+	}
+	if j.Delivery == DownloadURL {
+		return fault.WithHint(fault.As(fault.Refused, differs), "download-url never replaces a file, and nothing uses this one: "+
+			"pvesm free %s:iso/%s on %s, or images.iso.delivery: auto", t.storage, j.iso.Name, t.host)
+	}
+	if err := j.checkCache(); err != nil {
+		return err
+	}
+	j.note(id, "it has other bytes than the lock, and nothing uses it: it is replaced")
+	return j.upload(ctx, t, id)
+}

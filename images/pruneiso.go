@@ -1,0 +1,216 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Shelf is where ISOs that are no longer needed are found and removed.
+type Shelf interface {
+	Users
+	// Nodes lists the nodes of the Proxmox cluster: those that are up, and the others.
+	Nodes(ctx context.Context) (online, offline []string, err error)
+	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
+	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
+	// ISOs lists the ISOs on a storage as that host sees it.
+	ISOs(ctx context.Context, host, storage string) ([]StoredISO, error)
+	// DeleteISO removes an ISO, whether or not something uses it. One that is not there is no error.
+	DeleteISO(ctx context.Context, iso StoredISO) error
+}
+
+// StoredISO is an ISO on a storage.
+type StoredISO struct {
+	Host      string    `json:"host"` // of a shared storage: any that sees it
+	Storage   string    `json:"storage"`
+	Shared    bool      `json:"shared"`
+	Name      string    `json:"name"`
+	SizeBytes int64     `json:"sizeBytes"`
+	Changed   time.Time `json:"changed"` // by the host's clock; zero if unknown
+}
+
+func (i StoredISO) String() string { return i.Name + " on " + i.target().String() }
+
+func (i StoredISO) target() target {
+	return target{host: i.Host, storage: i.Storage, info: StorageInfo{Shared: i.Shared}}
+}
+
+// ourISO is what Publisher calls ISOs; its group is the beginning of the build ID.
+var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.iso$`)
+
+// ListISOs lists the ISOs with names of ours on those storages, on every host
+// that is up, sorted; and in words where it could not look.
+func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []StoredISO, unseen []string, err error) {
+	online, offline, err := shelf.Nodes(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the Proxmox nodes: %w", err)
+	}
+	for _, host := range offline {
+		unseen = append(unseen, host+" is offline: what is on storages of its own was not looked at")
+	}
+	var errs []error
+	for _, storage := range storages {
+		on, missed, err := listStorage(ctx, shelf, storage, online)
+		errs = append(errs, err)
+		isos, unseen = append(isos, on...), append(unseen, missed...)
+	}
+	slices.SortFunc(isos, func(a, b StoredISO) int { return strings.Compare(a.order(), b.order()) })
+	return isos, unseen, errors.Join(errs...)
+}
+
+func (i StoredISO) order() string { return i.Storage + " " + i.Host + " " + i.Name }
+
+// listStorage looks at a shared storage once, at a local one on each host that has it.
+func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []string) (isos []StoredISO, unseen []string, err error) {
+	for _, host := range hosts {
+		info, err := shelf.Storage(ctx, host, storage)
+		if errors.Is(err, ErrNoStorage) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("look at storage %q on %s: %w", storage, host, err)
+		}
+		if !info.Active {
+			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not looked at there", storage, host))
+			continue
+		}
+		all, err := shelf.ISOs(ctx, host, storage)
+		if err != nil {
+			return nil, nil, fmt.Errorf("list ISOs on storage %q on %s: %w", storage, host, err)
+		}
+		for _, iso := range all {
+			if ourISO.MatchString(iso.Name) {
+				iso.Shared = info.Shared
+				isos = append(isos, iso)
+			}
+		}
+		if info.Shared {
+			break
+		}
+	}
+	return isos, unseen, nil
+}
+
+// Needed says which ISOs have to stay although no VM has them in a drive.
+type Needed struct {
+	Names  map[string]string // file name → why: "recast.lock has it"
+	Builds map[string]string // build ID → why: "wk1 runs it"
+}
+
+func (n Needed) why(name, short string) []string {
+	var why []string
+	if reason := n.Names[name]; reason != "" {
+		why = append(why, reason)
+	}
+	var builds []string
+	for build, reason := range n.Builds {
+		if strings.HasPrefix(build, short) {
+			builds = append(builds, reason)
+		}
+	}
+	slices.Sort(builds)
+	return append(why, builds...)
+}
+
+// Verdict is what is to become of an ISO.
+type Verdict struct {
+	StoredISO
+	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool     `json:"removed"`        // it is no longer there
+}
+
+// JudgeISOs says of each ISO whether it can go: nothing refers to it, nobody
+// needs it, and it has been there for olderThan. The age protects what other
+// Talos clusters, whose locks are elsewhere, have just put onto a shared storage.
+func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duration, now time.Time) []Verdict {
+	verdicts := make([]Verdict, 0, len(isos))
+	for _, iso := range isos {
+		v := Verdict{StoredISO: iso}
+		for _, by := range usersOf(uses, iso.Name) {
+			v.Keep = append(v.Keep, by+" refers to it")
+		}
+		if m := ourISO.FindStringSubmatch(iso.Name); m != nil {
+			v.Keep = append(v.Keep, need.why(iso.Name, m[1])...)
+		} else {
+			v.Keep = append(v.Keep, "it is not one of ours")
+		}
+		if age := now.Sub(iso.Changed); iso.Changed.IsZero() && olderThan > 0 {
+			v.Keep = append(v.Keep, "its age is unknown")
+		} else if age < olderThan {
+			v.Keep = append(v.Keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
+		}
+		verdicts = append(verdicts, v)
+	}
+	return verdicts
+}
+
+// shortDuration is a duration without the zeros that String ends with.
+func shortDuration(d time.Duration) string {
+	text := d.String()
+	for _, zeros := range []string{"m0s", "h0m"} {
+		if rest, ok := strings.CutSuffix(text, zeros); ok {
+			text = rest + zeros[:1]
+		}
+	}
+	return text
+}
+
+// Pruner removes the ISOs that can go.
+type Pruner struct {
+	Shelf    Shelf
+	Verdicts []Verdict // those that are gone are marked
+	// Guard fails when nothing may be changed any more.
+	Guard func(ctx context.Context) error
+}
+
+// Step is a tree that ends with every ISO gone that has no reason to stay.
+func (p Pruner) Step() step.Step {
+	return step.Step{
+		ID: "prune", Title: "remove what nothing needs",
+		Steps: func(context.Context) ([]step.Step, error) {
+			var steps []step.Step
+			for i := range p.Verdicts {
+				if len(p.Verdicts[i].Keep) == 0 {
+					steps = append(steps, p.remove(&p.Verdicts[i]))
+				}
+			}
+			return steps, nil
+		},
+	}
+}
+
+func (p Pruner) remove(v *Verdict) step.Step {
+	return step.Step{
+		ID: "delete-" + v.target().id() + "-" + v.Name, Title: "delete " + v.String(), Risk: step.Destructive,
+		Skip: func(ctx context.Context) (string, error) {
+			isos, err := p.Shelf.ISOs(ctx, v.Host, v.Storage)
+			if err != nil || slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }) {
+				return "", err
+			}
+			v.Removed = true
+			return "it is gone", nil
+		},
+		Do: func(ctx context.Context) error {
+			if err := p.Guard(ctx); err != nil {
+				return err
+			}
+			// Proxmox deletes an ISO that is in a running VM's drive as well
+			// (API2/Storage/Content.pm), so it is asked again right before.
+			uses, err := p.Shelf.Uses(ctx)
+			if err != nil {
+				return err
+			}
+			if by := usersOf(uses, v.Name); len(by) > 0 {
+				return fault.WithHint(fault.Refusedf("%s is in use by %s now: it stays", v, strings.Join(by, ", ")), "run recast prune again")
+			}
+			return p.Shelf.DeleteISO(ctx, v.StoredISO)
+		},
+	}
+}

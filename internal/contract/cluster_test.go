@@ -1,0 +1,241 @@
+package contract
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+func TestNextID(t *testing.T) {
+	t.Run("is a text, and reserves nothing", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
+			if _, err := strconv.Atoi(first.(string)); err != nil || first != second {
+				t.Errorf("%v, then %v", first, second)
+			}
+		})
+	})
+	t.Run("says that a number is taken", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM()
+			got := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
+		})
+	})
+	t.Run("says so also of a VM that the token may not see", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			id := s.newVM()
+			got := s.poor(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
+		})
+	})
+}
+
+// inResources is what the cluster shows of a VM; nil: nothing.
+func (s *server) inResources(id int) map[string]any {
+	s.t.Helper()
+	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
+		if r := object(s.t, row); text(r["vmid"]) == itoa(id) {
+			return r
+		}
+	}
+	return nil
+}
+
+// shows waits until the cluster has been told what the VM's node knows already.
+func (s *server) shows(id int, key, want string) {
+	s.t.Helper()
+	for began := time.Now(); ; time.Sleep(time.Second) {
+		got := text(s.inResources(id)[key])
+		if got == want {
+			return
+		}
+		if time.Since(began) > 30*time.Second {
+			s.t.Fatalf("%s is %q after half a minute, want %q", key, got, want)
+		}
+	}
+}
+
+func TestResources(t *testing.T) {
+	t.Run("find a VM at once, its state some seconds later", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM()
+			if got := s.inResources(id)["node"]; got != s.place.node {
+				t.Errorf("it is on %v", got)
+			}
+			s.shows(id, "name", "recast-contract-"+itoa(id))
+			s.shows(id, "status", "stopped")
+			s.start(id)
+			s.shows(id, "status", "running")
+			s.stop(id)
+			s.shows(id, "status", "stopped")
+			s.taskOK(http.MethodDelete, s.vm(id, ""))
+			if got := s.inResources(id); got != nil {
+				t.Errorf("it is still there: %v", got)
+			}
+		})
+	})
+	t.Run("show what was, until the next report", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			id := s.newVM()
+			if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
+				t.Errorf("new: %v", got)
+			}
+			s.shows(id, "status", "stopped")
+			s.start(id)
+			if got := s.inResources(id)["status"]; got != "stopped" {
+				t.Errorf("just started: %v", got)
+			}
+			s.shows(id, "status", "running")
+			s.stop(id)
+			if got := s.inResources(id)["status"]; got != "running" {
+				t.Errorf("just stopped: %v", got)
+			}
+		})
+	})
+	t.Run("are empty for a token without rights, not refused", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			s.newVM()
+			for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools"} {
+				got := s.poor(http.MethodGet, path)
+				if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
+					t.Errorf("%s: %s %s", path, got.Status, got.Body)
+				}
+			}
+		})
+	})
+}
+
+func TestClusterStatus(t *testing.T) {
+	t.Run("says whether there is quorum", func(t *testing.T) {
+		run(t, secondNode, func(t *testing.T, s *server) {
+			s.holds("/", "Sys.Audit")
+			quorate, nodes := "", []string{}
+			for _, row := range list(t, s.get("/cluster/status")) {
+				switch r := object(t, row); r["type"] {
+				case "cluster":
+					quorate = text(r["quorate"])
+				case "node":
+					nodes = append(nodes, text(r["name"]))
+				}
+			}
+			if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
+				t.Errorf("quorate %q, nodes %q", quorate, nodes)
+			}
+		})
+	})
+	t.Run("needs Sys.Audit", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
+		})
+	})
+	t.Run("a node tells its time", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.holds("/nodes/"+s.place.node, "Sys.Audit")
+			got := object(t, s.get("/nodes/"+s.place.node+"/time"))
+			if at := time.Unix(int64(got["time"].(float64)), 0); time.Since(at).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
+				t.Error(got)
+			}
+		})
+	})
+}
+
+// TestNoQuorum is what an isolated node does: it looks as if all were well, and
+// what destroys does so before it fails.
+func TestNoQuorum(t *testing.T) {
+	denied := regexp.MustCompile(`^unable to open file '/etc/pve/nodes/pve1/qemu-server/\d+\.conf\.tmp\.\d+' - Permission denied$`)
+	readOnly := func(t *testing.T, got string) {
+		t.Helper()
+		if !denied.MatchString(got) {
+			t.Error(got)
+		}
+	}
+	inIsolation := func(name string, test func(t *testing.T, s *server, id int)) {
+		t.Run(name, func(t *testing.T) {
+			run(t, simulated, func(t *testing.T, s *server) {
+				id := s.newVM("scsi0=" + s.disk())
+				s.sim.world.SetQuorum(false)
+				test(t, s, id)
+				s.sim.world.SetQuorum(true)
+			})
+		})
+	}
+	inIsolation("reads, logins and uploads work", func(t *testing.T, s *server, id int) {
+		s.get(s.vm(id, "config"))
+		s.uploadOK(iso(), file(s.isoName(), "bytes"))
+		s.sim.world.SetPassword("contract@pve", "correct-horse")
+		if got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Status; got != "200 OK" {
+			t.Error(got)
+		}
+		for _, row := range list(t, s.get("/cluster/status")) {
+			if r := object(t, row); r["type"] == "cluster" && text(r["quorate"]) != "0" {
+				t.Error(r)
+			}
+		}
+	})
+	inIsolation("a change can't be written", func(t *testing.T, s *server, id int) {
+		got := s.do(http.MethodPut, s.vm(id, "config"), "cores=2")
+		if got.Code != http.StatusInternalServerError {
+			t.Error(got.Status)
+		}
+		readOnly(t, got.Status[len("500 "):])
+	})
+	inIsolation("create and start look first", func(t *testing.T, s *server, id int) {
+		wantRefusal(t, s.do(http.MethodPost, s.vm(id, "status/start")), "500 cluster not ready - no quorum?", nil)
+		wantRefusal(t, s.do(http.MethodPost, "/nodes/pve1/qemu", "vmid=90050"), "500 cluster not ready - no quorum?", nil)
+	})
+	inIsolation("pools are locked", func(t *testing.T, s *server, _ int) {
+		s.holds("/pool", "Pool.Allocate")
+		wantRefusal(t, s.do(http.MethodPost, "/pools", "poolid=new"), "500 create pool failed: cfs-lock 'file-user_cfg' error: no quorum!", nil)
+	})
+	inIsolation("destroying frees the disks, then fails", func(t *testing.T, s *server, id int) {
+		volid := s.volid(id, "scsi0")
+		readOnly(t, s.task(http.MethodDelete, s.vm(id, "")).Exit)
+		if left := s.volumes("data", id); len(left) > 0 {
+			t.Errorf("still there: %q", left)
+		}
+		if got := s.volid(id, "scsi0"); got != volid {
+			t.Errorf("the configuration names %q, want %q", got, volid)
+		}
+	})
+	inIsolation("a new disk is allocated, then belongs to nothing", func(t *testing.T, s *server, id int) {
+		got := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.disk())
+		readOnly(t, got.Status[len("500 "):])
+		if left := s.volumes("data", id); len(left) != 2 || s.config(id)["scsi3"] != "" {
+			t.Errorf("%q, scsi3 is %q", left, s.config(id)["scsi3"])
+		}
+	})
+	t.Run("freeing a detached disk frees it, then fails", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0=" + s.disk())
+			s.put(s.vm(id, "config"), "delete=scsi0")
+			s.sim.world.SetQuorum(false)
+			got := s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0")
+			readOnly(t, got.Status[len("500 "):])
+			if left := s.volumes("data", id); len(left) > 0 || s.config(id)["unused0"] == "" {
+				t.Errorf("%q, unused0 is %q", left, s.config(id)["unused0"])
+			}
+			s.sim.world.SetQuorum(true)
+		})
+	})
+}
+
+func TestThinPools(t *testing.T) {
+	run(t, simulated, func(t *testing.T, s *server) {
+		s.sim.world.AddStorage(world.Storage{ID: "thin", Type: "lvmthin", Content: []string{"images"}, Capacity: 100 << 30, ThinPool: "data"})
+		s.sim.world.SetThinPool("thin", "pve1", world.ThinPool{Used: 90 << 30, MetadataSize: 1 << 30, MetadataUsed: 1 << 29})
+		row := object(t, list(t, s.get("/nodes/pve1/disks/lvmthin"))[0])
+		want := map[string]any{
+			"lv": "data", "vg": "pve", "lv_size": float64(100 << 30), "used": float64(90 << 30), "metadata_size": float64(1 << 30), "metadata_used": float64(1 << 29),
+		}
+		if fmt.Sprint(row) != fmt.Sprint(want) {
+			t.Errorf("%v, want %v", row, want)
+		}
+	})
+}

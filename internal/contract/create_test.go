@@ -1,0 +1,392 @@
+package contract
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// create asks for a VM under a number of the suite's.
+func (s *server) create(form ...string) (id int, r reply) {
+	s.t.Helper()
+	id = s.freeID()
+	return id, s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, form...)...)
+}
+
+// exists says that a VM is on the node.
+func (s *server) exists(id int) bool {
+	return s.do(http.MethodGet, s.vm(id, "config")).Code == http.StatusOK
+}
+
+// TestCreateMakesUp: what a VM gets that its creator does not say.
+func TestCreateMakesUp(t *testing.T) {
+	t.Run("an identity, each time another", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			net0 := "net0=virtio,bridge=" + s.place.bridge
+			a, b := s.config(s.newVM(net0)), s.config(s.newVM(net0))
+			for key, pattern := range map[string]string{
+				"smbios1": `^uuid=[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`,
+				"vmgenid": `^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`,
+				"net0":    `^virtio=([0-9A-F]{2}:){5}[0-9A-F]{2},bridge=` + regexp.QuoteMeta(s.place.bridge) + `$`,
+			} {
+				if !regexp.MustCompile(pattern).MatchString(a[key]) || a[key] == b[key] {
+					t.Errorf("%s: %s and %s", key, a[key], b[key])
+				}
+			}
+			if !regexp.MustCompile(`^creation-qemu=[0-9.]+,ctime=[0-9]+$`).MatchString(a["meta"]) {
+				t.Errorf("meta: %s", a["meta"])
+			}
+		})
+	})
+	t.Run("a boot order: first disk, bus by bus, first CD-ROM drive, network", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM("sata0="+s.disk(), "scsi1="+s.disk(), "scsi3="+s.disk(), "ide2=none,media=cdrom", "net0=virtio,bridge="+s.place.bridge)
+			if got, want := s.config(id)["boot"], "order=scsi1;ide2;net0"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		})
+	})
+	t.Run("sizes for the firmware's volumes", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0")
+			c, sizes := s.config(id), []string{"528K", "4M"}
+			if !onFiles(c["efidisk0"]) {
+				sizes[0] = "4M"
+			}
+			for i, key := range []string{"efidisk0", "tpmstate0"} {
+				if !strings.Contains(c[key], "size="+sizes[i]) {
+					t.Errorf("%s is %s, want size=%s", key, c[key], sizes[i])
+				}
+			}
+		})
+	})
+	t.Run("an order of tags", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			if got := s.config(s.newVM("tags=talos;roll;talos"))["tags"]; got != "roll;talos" {
+				t.Errorf("%s", got)
+			}
+		})
+	})
+	t.Run("nothing for what it says", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			want := map[string]string{
+				"smbios1": "uuid=11111111-2222-4333-8444-555555555555", "net0": "virtio=BC:24:11:00:00:01,bridge=" + s.place.bridge,
+				"machine": "q35", "cpu": "host", "agent": "1", "onboot": "0", "name": "recast-contract.example.com",
+			}
+			var form []string
+			var names []string
+			for key, value := range want {
+				form, names = append(form, key+"="+value), append(names, key)
+			}
+			if diff := cmp.Diff(want, s.keys(s.newVM(form...), names...)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	})
+}
+
+// TestCreateDrives: what a drive may be at the beginning.
+func TestCreateDrives(t *testing.T) {
+	t.Run("a volume that is there, whatever size is said", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
+			id := s.newVM("scsi4=" + volid + ",size=7G")
+			if got, want := s.config(id)["scsi4"], volid+",size=1G"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		})
+	})
+	t.Run("the volume of a VM that does not exist", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			volid := s.alloc(s.freeID())
+			if got := s.volid(s.newVM("scsi4="+volid), "scsi4"); got != volid {
+				t.Errorf("%s, want %s", got, volid)
+			}
+		})
+	})
+	t.Run("a copy of a volume that is there", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.holds("/vms", "VM.Clone")
+			volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
+			id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + volid)
+			if got := s.config(id)["scsi0"]; diskName(got) != fmt.Sprintf("vm-%d-disk-0", id) || !strings.Contains(got, "size=1G") || strings.Contains(got, "import-from") {
+				t.Errorf("%s", got)
+			}
+		})
+	})
+	t.Run("not a copy of a size", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
+			s.holds("/vms", "VM.Clone")
+			_, r := s.create("scsi0=" + s.disk() + ",import-from=" + volid)
+			want := map[string]string{"scsi0": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"}
+			wantRefusal(t, r, refused, want)
+		})
+	})
+	t.Run("not a path of the node", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id, r := s.create("scsi0=/dev/null")
+			if want := "500 Only root can pass arbitrary filesystem paths."; !strings.HasPrefix(r.Status, want) || s.exists(id) {
+				t.Errorf("%s, want %s", r.Status, want)
+			}
+		})
+	})
+	t.Run("not on a storage that is not there", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			_, r := s.create("scsi0=nosuch:1")
+			wantRefusal(t, r, "500 storage 'nosuch' does not exist", nil)
+		})
+	})
+	t.Run("not an ISO as a disk", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			_, r := s.create("scsi0=" + s.tinyISO())
+			wantRefusal(t, r, refused, map[string]string{"scsi0": "explicit 'media=cdrom' is required for iso images"})
+		})
+	})
+}
+
+// TestCreateFails: in its task, and leaves nothing behind that it made.
+func TestCreateFails(t *testing.T) {
+	t.Run("without a volume, and frees the new ones only", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			foreign := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
+			missing := strings.Replace(foreign, "disk-0", "disk-7", 1)
+			id, r := s.create("scsi0="+s.disk(), "scsi1="+foreign, "scsi2="+missing)
+			wantMissing(t, s.wait(r), fmt.Sprintf("unable to create VM %d - ", id), missing)
+			if s.exists(id) {
+				t.Error("the VM is there")
+			}
+			if left := s.volumes(s.place.storage, id); left != nil {
+				t.Errorf("left: %q", left)
+			}
+			if s.row(foreign) == nil {
+				t.Errorf("%s is gone", foreign)
+			}
+		})
+	})
+	t.Run("without an ISO", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			iso := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
+			id, r := s.create("ide2=" + iso + ",media=cdrom")
+			wantMissing(t, s.wait(r), fmt.Sprintf("unable to create VM %d - ", id), iso)
+		})
+	})
+	t.Run("with its own disk attached, which stays", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.freeID()
+			volid := s.alloc(id)
+			missing := strings.Replace(volid, "disk-9", "disk-7", 1)
+			r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, "scsi0="+volid, "scsi1="+missing)...)
+			wantMissing(t, s.wait(r), fmt.Sprintf("unable to create VM %d - ", id), missing)
+			if s.row(volid) == nil {
+				t.Errorf("%s is gone", volid)
+			}
+		})
+	})
+	t.Run("not where only the start fails", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			const bridge = "vmbr987"
+			s.holds("/sdn/zones/localnetwork/"+bridge, "SDN.Use")
+			id, r := s.create("net0=virtio,bridge="+bridge, "start=1")
+			end := s.wait(r)
+			wantExit(t, end, "OK")
+			if got := s.startOf(id); !strings.Contains(got, "bridge '"+bridge+"' does not exist") {
+				t.Errorf("the start ended with %q", got)
+			}
+			if status := object(t, s.get(s.vm(id, "status/current")))["status"]; status != "stopped" {
+				t.Errorf("it is %v", status)
+			}
+		})
+	})
+}
+
+// startOf is how the task ended that started a VM.
+func (s *server) startOf(id int) string {
+	s.t.Helper()
+	for range 150 {
+		for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/tasks", "vmid="+itoa(id), "source=all")) {
+			if o := object(s.t, row); text(o["type"]) == "qmstart" && text(o["status"]) != "" && text(o["status"]) != "RUNNING" {
+				return text(o["status"])
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	s.t.Fatalf("no start of VM %d", id)
+	return ""
+}
+
+// TestCreateRefused: at once, before anything is made.
+func TestCreateRefused(t *testing.T) {
+	tests := map[string]struct {
+		form   []string
+		want   string
+		params map[string]string
+	}{
+		"with a name that is none in DNS": {[]string{"name=a_b"}, refused, map[string]string{"name": "invalid format - value does not look like a valid DNS name"}},
+		"with an unknown property":        {[]string{"nosuch=1"}, refused, map[string]string{"nosuch": "property is not defined in schema and the schema does not allow additional properties"}},
+		"with a description too long":     {[]string{"description=" + strings.Repeat("x", 8193)}, refused, map[string]string{"description": "value may only be 8192 characters long"}},
+		"in a pool that is not there":     {[]string{"pool=recast-contract-nosuch"}, "403 Permission check failed (pool 'recast-contract-nosuch' does not exist)", nil},
+		"with arguments of QEMU's":        {[]string{"args=-S"}, "500 only root can set 'args' config", nil},
+		"with a lock":                     {[]string{"lock=backup"}, "500 only root can set 'lock' config", nil},
+		"with a generation ID":            {[]string{"vmgenid=11111111-2222-4333-8444-555555555555"}, "500 only root can set 'vmgenid' config", nil},
+		"with CPUs of the node's":         {[]string{"affinity=0"}, "500 only root can set 'affinity' config", nil},
+		"with a parallel port":            {[]string{"parallel0=/dev/parport0"}, "500 only root can set 'parallel0' config", nil},
+		"with a serial port of the node":  {[]string{"serial0=/dev/ttyS0"}, "500 only root can set 'serial0' config for real devices", nil},
+		"with a USB device of the node":   {[]string{"usb0=host=1234:5678"}, "500 only root can set 'usb0' config for real devices", nil},
+		"with a PCI device of the node":   {[]string{"hostpci0=host=0000:01:00.0"}, "500 only root can set 'hostpci0' config for non-mapped devices", nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				id, r := s.create(test.form...)
+				wantRefusal(t, r, test.want, test.params)
+				if s.exists(id) {
+					t.Error("the VM is there")
+				}
+			})
+		})
+	}
+}
+
+// TestCreateNeeds: a free number, rights and a quorum.
+func TestCreateNeeds(t *testing.T) {
+	t.Run("under a number that is taken", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM()
+			r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...)
+			wantRefusal(t, r, fmt.Sprintf("500 unable to create VM %d - VM %d already exists on node '%s'", id, id, s.place.node), nil)
+		})
+	})
+	t.Run("under a number that is taken on another node", func(t *testing.T) {
+		run(t, secondNode, func(t *testing.T, s *server) {
+			id := s.newVM()
+			r := s.do(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(id)...)
+			wantRefusal(t, r, fmt.Sprintf("500 unable to create VM %d - VM %d already exists on node '%s'", id, id, s.place.node), nil)
+		})
+	})
+	t.Run("without the right to", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			r := s.poor(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(s.freeID())...)
+			wantRefusal(t, r, "403 Permission check failed", nil)
+		})
+	})
+	t.Run("without the right to change the node's start order", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.lacks("/", "Sys.Modify")
+			_, r := s.create("startup=order=1")
+			wantRefusal(t, r, "403 Permission check failed (/, Sys.Modify)", nil)
+		})
+	})
+	t.Run("without the right to use the bridge", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.lacks("/sdn/zones/localnetwork/vmbr987", "SDN.Use")
+			_, r := s.create("net0=virtio,bridge=vmbr987")
+			wantRefusal(t, r, "403 Permission check failed (/sdn/zones/localnetwork/vmbr987, SDN.Use)", nil)
+		})
+	})
+	t.Run("without the right to the node's random numbers", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.lacks("/mapping/hwrng", "Mapping.Use")
+			_, r := s.create("rng0=source=/dev/hwrng")
+			wantRefusal(t, r, "403 Permission check failed (/mapping/hwrng, Mapping.Use)", nil)
+		})
+	})
+	t.Run("without the right to a PCI device of the cluster's", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.lacks("/mapping/pci/nosuch", "Mapping.Use")
+			_, r := s.create("hostpci0=mapping=nosuch")
+			wantRefusal(t, r, "403 Permission check failed (/mapping/pci/nosuch, Mapping.Use)", nil)
+		})
+	})
+	t.Run("without the right to the node's CD-ROM drive", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.lacks("/", "Sys.Console")
+			_, r := s.create("ide2=cdrom,media=cdrom")
+			wantRefusal(t, r, "403 Permission check failed (/, Sys.Console)", nil)
+		})
+	})
+	t.Run("under a number that is none", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(99)...)
+			if r.Status != refused || r.Errors["vmid"] == "" {
+				t.Errorf("%s %v", r.Status, r.Errors)
+			}
+		})
+	})
+	t.Run("without a quorum", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.sim.world.SetQuorum(false)
+			_, r := s.create()
+			wantRefusal(t, r, "500 cluster not ready - no quorum?", nil)
+			s.sim.world.SetQuorum(true)
+		})
+	})
+}
+
+// TestCreateAccepts: what is wrong only later, or not at all.
+func TestCreateAccepts(t *testing.T) {
+	t.Run("a boot order of drives that are not there", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			if got := s.config(s.newVM("boot=order=scsi7"))["boot"]; got != "order=scsi7" {
+				t.Errorf("%s", got)
+			}
+		})
+	})
+	t.Run("a bridge that is not there, until the start", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			const bridge = "vmbr987"
+			s.holds("/sdn/zones/localnetwork/"+bridge, "SDN.Use")
+			id := s.newVM("net0=virtio,bridge=" + bridge)
+			end := s.task(http.MethodPost, s.vm(id, "status/start"))
+			if !strings.Contains(end.Exit, "bridge '"+bridge+"' does not exist") {
+				t.Errorf("%q", end.Exit)
+			}
+		})
+	})
+	t.Run("disks from who may allocate space, without VM.Config.Disk", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			id := s.freeID()
+			r := s.as(s.without("VM.Config.Disk"), http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, "scsi0="+s.disk())...)
+			wantExit(t, s.wait(r), "OK")
+		})
+	})
+	t.Run("a VM in a pool from who may allocate there alone", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			token := s.only("/pool/"+s.place.pool, "VM.Allocate", "VM.Audit", "VM.Config.Options", "VM.Config.Memory", "VM.Config.HWType")
+			id := s.freeID()
+			wantRefusal(t, s.as(token, http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...), "403 Permission check failed", nil)
+			end := s.wait(s.as(token, http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, "pool="+s.place.pool)...))
+			wantExit(t, end, "OK")
+			if r := s.as(token, http.MethodPut, s.vm(id, "config"), "memory=128"); r.Code != http.StatusOK {
+				t.Errorf("what is granted on the pool goes for its VMs, but: %s", r.Status)
+			}
+		})
+	})
+	t.Run("another VM's volume from who may configure that one's disks", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			owner, id := s.newVM("scsi0="+s.disk()), s.newVM()
+			volid := s.volid(owner, "scsi0")
+			token := s.only(fmt.Sprintf("/vms/%d", id), role()...)
+			s.also(token, "/storage/"+s.place.storage, "Datastore.Audit", "Datastore.AllocateSpace")
+			put := func() reply { return s.as(token, http.MethodPut, s.vm(id, "config"), "scsi5="+volid) }
+			wantRefusal(t, put(), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Config.Disk)", owner), nil)
+			s.also(token, fmt.Sprintf("/vms/%d", owner), "VM.Config.Disk")
+			if r := put(); r.Code != http.StatusOK {
+				t.Errorf("%s", r.Status)
+			}
+		})
+	})
+	t.Run("no more of who has lost the VM's ACL with the VM", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			id := s.newVM()
+			token := s.only(fmt.Sprintf("/vms/%d", id), role()...)
+			wantExit(t, s.wait(s.as(token, http.MethodDelete, s.vm(id, ""))), "OK")
+			wantRefusal(t, s.as(token, http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...), "403 Permission check failed", nil)
+		})
+	})
+}

@@ -1,0 +1,185 @@
+package contract
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// TestPermissions is what /access/permissions says: all that doctor relies on.
+func TestPermissions(t *testing.T) {
+	t.Run("a path that does not exist has what comes from above", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.freeID()
+			for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
+				answer := object(t, s.get("/access/permissions", "path="+path))
+				held, there := answer[path]
+				if len(answer) != 1 || !there {
+					t.Fatalf("asked about %s: %v", path, answer)
+				}
+				for privilege, propagates := range object(t, held) {
+					if p := text(propagates); p != "0" && p != "1" {
+						t.Errorf("%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
+					}
+				}
+			}
+		})
+	})
+	t.Run("a token with nothing is shown an empty object at a path", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			r := s.poor(http.MethodGet, "/access/permissions", "path=/vms")
+			want := map[string]any{"/vms": map[string]any{}}
+			if diff := cmp.Diff(want, r.Data); r.Code != http.StatusOK || diff != "" {
+				t.Errorf("%s\n%s", r.Status, diff)
+			}
+		})
+	})
+	t.Run("the list leaves out paths where nothing is held", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			r := s.poor(http.MethodGet, "/access/permissions")
+			if diff := cmp.Diff(map[string]any{}, r.Data); r.Code != http.StatusOK || diff != "" {
+				t.Errorf("%s\n%s", r.Status, diff)
+			}
+		})
+	})
+	t.Run("somebody else's take Sys.Audit on /access", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
+			if r.Code != http.StatusForbidden || !strings.Contains(r.Status, "Permission check failed (/access, Sys.Audit)") {
+				t.Errorf("%s", r.Status)
+			}
+		})
+	})
+	t.Run("lists are empty for a token with nothing, without an error", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			s.newVM("scsi0=" + s.place.storage + ":1")
+			for _, path := range []string{"/cluster/resources?type=vm", "/storage", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/access/acl"} {
+				r := s.poor(http.MethodGet, path)
+				if list, ok := r.Data.([]any); r.Code != http.StatusOK || !ok || len(list) > 0 {
+					t.Errorf("GET %s: %s %s", path, r.Status, r.Body)
+				}
+			}
+		})
+	})
+	t.Run("the state of the cluster is not shown without Sys.Audit", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			if r := s.poor(http.MethodGet, "/cluster/status"); r.Code != http.StatusForbidden {
+				t.Errorf("%s", r.Status)
+			}
+			if r := s.poor(http.MethodGet, "/nodes/"+s.place.node+"/time"); r.Code != http.StatusForbidden {
+				t.Errorf("%s", r.Status)
+			}
+			for _, path := range []string{"/version", "/nodes", "/nodes/" + s.place.node + "/version"} {
+				if r := s.poor(http.MethodGet, path); r.Code != http.StatusOK {
+					t.Errorf("GET %s, which everybody may see: %s", path, r.Status)
+				}
+			}
+		})
+	})
+}
+
+// poorAccess is what the token with nothing is told.
+type poorAccess struct{ s *server }
+
+func (poorAccess) TokenID() string { return "poor@pve!token" }
+
+func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
+	r := a.s.poor(http.MethodGet, "/access/permissions", "path="+path)
+	var answer struct{ Data map[string]map[string]int }
+	if err := json.Unmarshal(r.Body, &answer); err != nil || r.Code != http.StatusOK {
+		return nil, errors.Join(errors.New(r.Status), err)
+	}
+	out := cluster.Privileges{}
+	for privilege, propagates := range answer.Data[path] {
+		out[privilege] = propagates != 0
+	}
+	return out, nil
+}
+
+// TestDoctor is the half of recast doctor that needs no Talos, on the recreate of
+// a VM of these tests.
+func TestDoctor(t *testing.T) {
+	t.Run("a token with nothing lacks all of it", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			needs := cluster.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
+			missing, err := needs.Missing(t.Context(), poorAccess{s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(missing.Lacks) != len(needs) {
+				t.Errorf("it lacks %d of %d: %s", len(missing.Lacks), len(needs), missing)
+			}
+		})
+	})
+	t.Run("what a recreate takes is compared with what the token has", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "scsi1="+s.place.storage+":1,serial=data", "net0=virtio,bridge="+s.place.bridge)
+			res := s.doctor(id)
+			for _, n := range res.Needs {
+				has := slices.Contains(s.privileges(n.Path), n.Privilege)
+				if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it has to propagate as well
+					t.Errorf("%s on %s: granted %v, has %v", n.Privilege, n.Path, n.Granted, has)
+				}
+			}
+			for _, want := range []string{
+				"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
+				"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
+			} {
+				if !slices.ContainsFunc(res.Needs, func(n pipeline.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
+					t.Errorf("%s is not said to be needed", want)
+				}
+			}
+			if major, _, _ := strings.Cut(res.Version, "."); major != "8" && major != "9" {
+				t.Errorf("version %q", res.Version)
+			}
+		})
+	})
+	t.Run("nothing but what the token lacks is in the way", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
+			for _, c := range s.doctor(id).Checks {
+				if c.State == pipeline.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == pipeline.GroupProxmox || c.Group == pipeline.GroupStorage) {
+					t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
+				}
+			}
+		})
+	})
+	t.Run("a VM that is protected can't be recreated", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
+			res := s.doctor(id)
+			against := res.Nodes[0].Against[cluster.Recreate]
+			if !slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protected from being deleted") }) {
+				t.Errorf("against recreate: %q", against)
+			}
+		})
+	})
+}
+
+// doctor looks at a project whose only node is that VM.
+func (s *server) doctor(id int) pipeline.DoctorResult {
+	s.t.Helper()
+	c := &config.Config{
+		Cluster: "contract", Dir: s.t.TempDir(), Talos: config.Talos{Version: "v1.13.9"},
+		Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: s.place.last, Last: s.place.last}},
+		Nodes:   []config.Node{{Name: "n1", Schematic: "default", VMID: id, Strategy: "recreate"}},
+	}
+	c.Images.ISO = config.ISO{Storage: []string{s.place.isoStorage}, Delivery: "auto"}
+	c.Roll.MaxUnavailable.PerHost = 1
+	absent := fault.Configf("there is none here")
+	return pipeline.Doctor(s.t.Context(), pipeline.Project{Config: c}, pipeline.DoctorSources{
+		Proxmox: s.client, Endpoints: []pipeline.Endpoint{{URL: s.place.endpoint, Hosts: s.client.Hosts}},
+		ErrTalos: absent, ErrKube: absent, ErrImages: absent,
+	})
+}

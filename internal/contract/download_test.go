@@ -1,0 +1,359 @@
+package contract
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// image is a small file that every Proxmox VE serves to anybody.
+const image = "/pve2/images/logo-128.png"
+
+// fetches skips a test unless the token may have the node fetch URLs.
+func (s *server) fetches() {
+	s.t.Helper()
+	node, root := s.privileges("/nodes/"+s.place.node), s.privileges("/")
+	if !slices.Contains(node, "Sys.AccessNetwork") && (!slices.Contains(root, "Sys.Audit") || !slices.Contains(root, "Sys.Modify")) {
+		s.t.Skipf("needs Sys.AccessNetwork on /nodes/%s", s.place.node)
+	}
+	if s.sim != nil {
+		s.sim.world.SetDial(s.sim.network.Dialer().DialContext)
+	}
+}
+
+// download has the node fetch a URL; the certificate may be any.
+func (s *server) download(url, name string, form ...string) reply {
+	s.t.Helper()
+	path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/download-url"
+	return s.do(http.MethodPost, path, append([]string{"content=iso", "verify-certificates=0", "url=" + url, "filename=" + name}, form...)...)
+}
+
+func (s *server) downloadOK(name string, form ...string) ended {
+	s.t.Helper()
+	e := s.wait(s.download(s.place.endpoint+image, name, form...))
+	if e.Exit != "OK" {
+		s.t.Fatalf("download ended with %q: %q", e.Exit, e.Log)
+	}
+	return e
+}
+
+func TestDownload(t *testing.T) {
+	t.Run("stores what a URL points at", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			name := s.isoName()
+			e := s.downloadOK(name)
+			if kind := strings.Split(e.UPID, ":")[5]; kind != "download" {
+				t.Errorf("task %s", kind)
+			}
+			if got := s.isoSize(s.place.node, s.place.isoStorage, name); got <= 0 {
+				t.Errorf("%d bytes", got)
+			}
+		})
+	})
+	t.Run("refuses to replace a file", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, "mine"))
+			got := s.wait(s.download(s.place.endpoint+image, name)).Exit
+			if !regexp.MustCompile(`^refusing to override existing file '/.*/` + name + `'$`).MatchString(got) {
+				t.Error(got)
+			}
+			s.wantISO(name, 4)
+		})
+	})
+	t.Run("is done where the file with that sum is there already", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, "mine"))
+			e := s.downloadOK(name, "checksum-algorithm=sha256", "checksum="+sum("mine"))
+			if !strings.Contains(strings.Join(e.Log, "\n"), "no need to download") {
+				t.Errorf("log %q", e.Log)
+			}
+			s.wantISO(name, 4)
+		})
+	})
+	t.Run("leaves a file with another sum alone", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, "mine"))
+			got := s.wait(s.download(s.place.endpoint+image, name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
+			if !strings.HasPrefix(got, fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("mine"), sum("theirs"))) {
+				t.Error(got)
+			}
+			s.wantISO(name, 4)
+		})
+	})
+	t.Run("keeps nothing of a file with another sum", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			name := s.isoName()
+			got := s.wait(s.download(s.place.endpoint+image, name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
+			if !strings.HasPrefix(got, "checksum mismatch: got '") {
+				t.Error(got)
+			}
+			s.wantISO(name, -1)
+		})
+	})
+}
+
+func TestDownloadFails(t *testing.T) {
+	for what, path := range map[string]string{"does not listen": "http://127.0.0.1:1/x.iso", "has no such file": image + ".nosuch"} {
+		t.Run("where the server "+what, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				s.fetches()
+				url := path
+				if strings.HasPrefix(url, "/") {
+					url = s.place.endpoint + path
+				}
+				name := s.isoName()
+				if got := s.wait(s.download(url, name)).Exit; !strings.HasPrefix(got, "download failed: ") {
+					t.Error(got)
+				}
+				s.wantISO(name, -1)
+			})
+		})
+	}
+	t.Run("where the certificate is nobody's, unless told not to look", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.fetches()
+			path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/download-url"
+			got := s.task(http.MethodPost, path, "content=iso", "url="+s.place.endpoint+image, "filename="+s.isoName()).Exit
+			if !strings.HasPrefix(got, "download failed: ") {
+				t.Error(got)
+			}
+		})
+	})
+	t.Run("without a way out", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.fetches()
+			s.sim.world.SetWayOut(s.place.node, false)
+			if got := s.wait(s.download(s.place.endpoint+image, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
+				t.Error(got)
+			}
+		})
+	})
+}
+
+func TestDownloadRefused(t *testing.T) {
+	tests := map[string]struct {
+		form   []string
+		errors map[string]string
+	}{
+		"another extension": {[]string{"filename=x.txt", "url=http://127.0.0.1:1/"}, map[string]string{"filename": "wrong file extension"}},
+		"another protocol":  {[]string{"filename=x.iso", "url=ftp://127.0.0.1/x.iso"}, map[string]string{"url": "value does not match the regex pattern"}},
+		"no URL":            {[]string{"filename=x.iso"}, map[string]string{"url": missing}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				s.fetches()
+				got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/download-url", append([]string{"content=iso"}, test.form...)...)
+				if got.Status != refused || len(got.Errors) != 1 {
+					t.Errorf("%s %v", got.Status, got.Errors)
+				}
+				for param, want := range test.errors {
+					if !strings.HasPrefix(got.Errors[param], want) {
+						t.Errorf("%s: %q, want %q", param, got.Errors[param], want)
+					}
+				}
+			})
+		})
+	}
+	t.Run("a storage that is not for ISOs", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			got := s.do(http.MethodPost, "/nodes/pve1/storage/data/download-url", "content=iso", "filename=x.iso", "url=http://127.0.0.1/x.iso")
+			wantRefusal(t, got, "500 storage 'data' is not configured for content-type 'iso'", nil)
+		})
+	})
+	t.Run("without the right to the node's network", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			got := s.poor(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url="+s.place.endpoint+image)
+			wantRefusal(t, got, "403 Permission check failed", nil)
+			got = s.poor(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/download-url", "content=iso", "filename=x.iso", "url=http://127.0.0.1:1/")
+			wantRefusal(t, got, "403 Permission check failed (/storage/"+s.place.isoStorage+", Datastore.AllocateTemplate)", nil)
+		})
+	})
+	t.Run("with only one half of the old right", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			for _, role := range []string{"Contract", "DeletesISOs"} {
+				s.sim.world.AddRole(role, "Sys.Modify", "Datastore.AllocateTemplate", "Datastore.Audit", "VM.Audit")
+			}
+			wantRefusal(t, s.download(s.place.endpoint+image, "x.iso"), "403 Permission check failed", nil)
+		})
+	})
+}
+
+// web serves files on the simulated network; "/slow.iso" never ends, "/silent.iso" never begins.
+func web(t *testing.T, s *server) (url string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	ended := make(chan struct{})
+	mux.HandleFunc("/talos.iso", func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "application/octet-stream; charset=binary")
+		rw.Header().Set("Content-Disposition", `attachment; filename="metal-amd64.iso"`)
+		_, _ = rw.Write([]byte("talos"))
+	})
+	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = rw.Write([]byte("half"))
+		_ = http.NewResponseController(rw).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	})
+	mux.HandleFunc("/silent.iso", func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	})
+	const addr = "127.42.9.200:80"
+	listener, err := s.sim.network.Listen(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func(l net.Listener) { served <- server.Serve(l) }(listener)
+	t.Cleanup(func() {
+		close(ended)
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		<-served
+	})
+	return "http://" + addr
+}
+
+func TestDownloadInterrupted(t *testing.T) {
+	tests := map[string]struct {
+		end  func(s *server, upid string)
+		exit string
+		left int64 // bytes on the storage
+	}{
+		"stopped":           {func(s *server, upid string) { s.do(http.MethodDelete, "/nodes/pve1/tasks/"+escape(upid)) }, "download failed: received interrupt", 0},
+		"killed":            {func(s *server, upid string) { s.sim.world.KillTask(upid) }, "unexpected status", 4},
+		"by its node's end": {func(s *server, _ string) { s.sim.world.RebootHost("pve1", time.Minute) }, "unexpected status", 4},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			run(t, simulated, func(t *testing.T, s *server) {
+				s.fetches()
+				r := s.download(web(t, s)+"/slow.iso", "slow.iso")
+				upid := text(r.Data)
+				time.Sleep(3 * time.Second)
+				test.end(s, upid)
+				if got := s.wait(r).Exit; got != test.exit {
+					t.Errorf("ended with %q, want %q", got, test.exit)
+				}
+				if left := s.used("local"); left != test.left {
+					t.Errorf("%d bytes are left, want %d", left, test.left)
+				}
+				s.wantISO("slow.iso", -1)
+			})
+		})
+	}
+}
+
+func (s *server) used(storage string) int64 {
+	s.t.Helper()
+	return int64(object(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/status"))["used"].(float64))
+}
+
+func TestQueryURLMetadata(t *testing.T) {
+	t.Run("is what the server says of a file", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.fetches()
+			got := object(t, s.get("/nodes/pve1/query-url-metadata", "url="+web(t, s)+"/talos.iso"))
+			if got["filename"] != "metal-amd64.iso" || got["mimetype"] != "application/octet-stream" {
+				t.Error(got)
+			}
+		})
+	})
+	t.Run("gives up after three minutes", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.fetches()
+			url, began := web(t, s)+"/silent.iso", time.Now()
+			want := "500 invalid server response: '500 Can't connect to 127.42.9.200:80 (Connection timed out)'"
+			wantRefusal(t, s.do(http.MethodGet, "/nodes/pve1/query-url-metadata", "url="+url), want, nil)
+			if took := time.Since(began); took != 3*time.Minute {
+				t.Errorf("after %v", took)
+			}
+		})
+	})
+	t.Run("passes a refusal on", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "verify-certificates=0", "url="+s.place.endpoint+"/nosuch/file.iso")
+			if !strings.HasPrefix(got.Status, "500 invalid server response: '501 ") {
+				t.Error(got.Status)
+			}
+		})
+	})
+	t.Run("passes a failed connection on", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.fetches()
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url=http://127.0.0.1:1/x.iso")
+			if !strings.HasPrefix(got.Status, "500 invalid server response: '500 Can't connect to 127.0.0.1:1") {
+				t.Error(got.Status)
+			}
+		})
+	})
+}
+
+func TestDeleteISO(t *testing.T) {
+	path := func(s *server, name string) string {
+		return "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/content/" + escape(s.place.isoStorage+":iso/"+name)
+	}
+	t.Run("asks nobody who has it mounted", func(t *testing.T) {
+		run(t, deleteISOs, func(t *testing.T, s *server) {
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, strings.Repeat("x", 2048)))
+			id := s.newVM("ide2=" + s.place.isoStorage + ":iso/" + name + ",media=cdrom")
+			s.start(id)
+			s.taskOK(http.MethodDelete, path(s, name))
+			s.wantISO(name, -1)
+			s.stop(id)
+			want := fmt.Sprintf("volume '%s:iso/%s' does not exist", s.place.isoStorage, name)
+			if got := s.task(http.MethodPost, s.vm(id, "status/start")).Exit; got != want {
+				t.Errorf("start without it: %q, want %q", got, want)
+			}
+		})
+	})
+	t.Run("is fine with one that is not there", func(t *testing.T) {
+		run(t, deleteISOs, func(t *testing.T, s *server) { s.taskOK(http.MethodDelete, path(s, s.isoName())) })
+	})
+	t.Run("needs Datastore.Allocate", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			got := s.poor(http.MethodDelete, path(s, "nosuch.iso"))
+			wantRefusal(t, got, "403 Permission check failed (/storage/"+s.place.isoStorage+", Datastore.Allocate)", nil)
+		})
+	})
+}
+
+func TestStorageOffline(t *testing.T) {
+	run(t, simulated, func(t *testing.T, s *server) {
+		s.sim.world.AddStorage(world.Storage{ID: "offline", Type: "nfs", Shared: true, Content: []string{"iso"}})
+		s.sim.world.SetStorageActive("offline", "pve1", false)
+		status := object(t, s.get("/nodes/pve1/storage/offline/status"))
+		if text(status["active"]) != "0" || text(status["total"]) != "0" {
+			t.Error(status)
+		}
+		wantRefusal(t, s.do(http.MethodGet, "/nodes/pve1/storage/offline/content"), "500 storage 'offline' is not online", nil)
+		wantRefusal(t, s.uploadTo("pve1", "offline", iso(), file("x.iso", "x")), "500 storage 'offline' is not online", nil)
+		if e := s.wait(s.uploadTo("pve2", "offline", iso(), file("x.iso", "x"))); e.Exit != "OK" {
+			t.Error(e.Exit)
+		}
+	})
+}

@@ -1,0 +1,324 @@
+package contract
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+const (
+	boundary  = "recast-boundary"
+	multipart = "multipart/form-data; boundary=" + boundary
+	missing   = "property is missing and it is not optional"
+	refused   = "400 Parameter verification failed."
+)
+
+// part is one part of a multipart body; with a file name it is the file's.
+type part struct{ name, value, file string }
+
+func iso() part                      { return part{name: "content", value: "iso"} }
+func file(name, content string) part { return part{"filename", content, name} }
+
+func form(parts ...part) []byte {
+	var b bytes.Buffer
+	for _, p := range parts {
+		fmt.Fprintf(&b, "--%s\r\nContent-Disposition: form-data; name=%q", boundary, p.name)
+		if p.file != "" {
+			fmt.Fprintf(&b, "; filename=%q\r\nContent-Type: application/octet-stream", p.file)
+		}
+		fmt.Fprintf(&b, "\r\n\r\n%s\r\n", p.value)
+	}
+	fmt.Fprintf(&b, "--%s--\r\n", boundary)
+	return b.Bytes()
+}
+
+func (s *server) uploadTo(node, storage string, parts ...part) reply {
+	s.t.Helper()
+	return s.raw(http.MethodPost, "/nodes/"+node+"/storage/"+storage+"/upload", multipart, form(parts...))
+}
+
+// upload sends parts to the ISO storage.
+func (s *server) upload(parts ...part) reply {
+	s.t.Helper()
+	return s.uploadTo(s.place.node, s.place.isoStorage, parts...)
+}
+
+func sum(content string) string {
+	h := sha256.Sum256([]byte(content))
+	return hex.EncodeToString(h[:])
+}
+
+// isoSize is how large an ISO is that a node sees; -1: there is none.
+func (s *server) isoSize(node, storage, name string) int {
+	s.t.Helper()
+	for _, r := range list(s.t, s.get("/nodes/"+node+"/storage/"+storage+"/content", "content=iso")) {
+		if row := object(s.t, r); row["volid"] == storage+":iso/"+name {
+			return int(row["size"].(float64))
+		}
+	}
+	return -1
+}
+
+func (s *server) wantISO(name string, size int) {
+	s.t.Helper()
+	if got := s.isoSize(s.place.node, s.place.isoStorage, name); got != size {
+		s.t.Errorf("%s has %d bytes, want %d", name, got, size)
+	}
+}
+
+func (s *server) uploadOK(parts ...part) ended {
+	s.t.Helper()
+	e := s.wait(s.upload(parts...))
+	if e.Exit != "OK" {
+		s.t.Fatalf("upload ended with %q: %q", e.Exit, e.Log)
+	}
+	return e
+}
+
+func TestUpload(t *testing.T) {
+	t.Run("stores any bytes as an ISO, after it has checked their sum", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			name := s.isoName()
+			e := s.uploadOK(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: strings.ToUpper(sum("any bytes"))}, file(name, "any bytes"))
+			if kind := strings.Split(e.UPID, ":")[5]; kind != "imgcopy" {
+				t.Errorf("task %s", kind)
+			}
+			if !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") || !slices.Contains(e.Log, "file size is: 9") {
+				t.Errorf("log %q", e.Log)
+			}
+			s.wantISO(name, 9)
+		})
+	})
+	t.Run("replaces a file of that name without a word", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, "first"))
+			s.uploadOK(iso(), file(name, "the second one"))
+			s.wantISO(name, 14)
+		})
+	})
+	t.Run("verifies the sum in the task", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			name, wrong := s.isoName(), strings.Repeat("0", 64)
+			e := s.wait(s.upload(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: wrong}, file(name, "bytes")))
+			if want := fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("bytes"), wrong); e.Exit != want {
+				t.Errorf("ended with %q, want %q", e.Exit, want)
+			}
+			s.wantISO(name, -1)
+		})
+	})
+	t.Run("takes fields from the query string", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			name := s.isoName()
+			path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/upload?content=iso"
+			if e := s.wait(s.raw(http.MethodPost, path, multipart, form(file(name, "bytes")))); e.Exit != "OK" {
+				t.Errorf("ended with %q", e.Exit)
+			}
+			s.wantISO(name, 5)
+		})
+	})
+	t.Run("goes to another node through the one that was asked", func(t *testing.T) {
+		run(t, secondNode, func(t *testing.T, s *server) {
+			name := s.isoName()
+			e := s.wait(s.uploadTo(s.place.node2, s.place.isoStorage, iso(), file(name, "bytes")))
+			if e.Exit != "OK" {
+				t.Fatalf("ended with %q", e.Exit)
+			}
+			if node := strings.Split(e.UPID, ":")[1]; node != s.place.node {
+				t.Errorf("a task of %s", node)
+			}
+			if got := s.isoSize(s.place.node2, s.place.isoStorage, name); got != 5 {
+				t.Errorf("%d bytes on %s", got, s.place.node2)
+			}
+			if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
+				s.wait(r)
+			}
+		})
+	})
+}
+
+func TestUploadCopy(t *testing.T) {
+	t.Run("is not atomic", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			name, content := s.isoName(), strings.Repeat("x", 1<<20)
+			s.uploadOK(iso(), file(name, "first"))
+			r := s.upload(iso(), file(name, content))
+			time.Sleep(time.Second + 500*time.Microsecond) // a second to begin, then one for each GiB
+			s.sim.world.KillTask(text(r.Data))
+			if got := s.wait(r).Exit; got != "unexpected status" {
+				t.Error(got)
+			}
+			s.wantISO(name, len(content)/2)
+		})
+	})
+	t.Run("takes the old file away when there is no room for the new one", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			name := s.isoName()
+			s.uploadOK(iso(), file(name, "first"))
+			s.sim.world.FillStorage("local")
+			want := "import failed: cp: error writing '/var/lib/vz/template/iso/" + name + "': No space left on device"
+			if got := s.wait(s.upload(iso(), file(name, "second"))).Exit; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			s.wantISO(name, -1)
+		})
+	})
+	t.Run("needs room on the disk of the node that was asked", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.sim.world.SetRootDisk(s.place.node, 1<<30, 1<<30)
+			wantRefusal(t, s.upload(iso(), file(s.isoName(), "bytes")), "501 write to temporary file failed - No space left on device", nil)
+			s.sim.world.SetRootDisk(s.place.node, 1<<30, 1<<30-5)
+			s.uploadOK(iso(), file(s.isoName(), "bytes"))
+			if _, used := s.sim.world.RootDisk(s.place.node); used != 1<<30-5 {
+				t.Errorf("%d bytes in use: the spooled file is still there", used)
+			}
+		})
+	})
+}
+
+func TestUploadNames(t *testing.T) {
+	tests := map[string]struct{ name, want string }{
+		"the base name counts":           {"../../etc/%s.iso", "%s.iso"},
+		"the one after a backslash too":  {`C:\images\%s.iso`, "%s.iso"},
+		"what is odd becomes underscore": {"%s bad name!.iso", "%s_bad_name_.iso"},
+		"images may be .img":             {"%s.img", "%s.img"},
+		"case does not matter":           {"%s.ISO", "%s.ISO"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				stem := strings.TrimSuffix(s.isoName(), ".iso")
+				want := fmt.Sprintf(test.want, stem)
+				s.ownISO(s.place.isoStorage + ":iso/" + want)
+				s.uploadOK(iso(), part{"filename", "bytes", fmt.Sprintf(test.name, stem)})
+				s.wantISO(want, 5)
+			})
+		})
+	}
+}
+
+func TestUploadRefused(t *testing.T) {
+	early := func(name string, want string, parts func(name string) []part) {
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				name := s.isoName()
+				got := s.upload(parts(name)...)
+				if got.Status != want || len(got.Body) > 0 {
+					t.Errorf("%s, body %q; want %s and none", got.Status, got.Body, want)
+				}
+				s.wantISO(name, -1)
+			})
+		})
+	}
+	early("checksum before its algorithm", "400 Bad Request", func(name string) []part {
+		return []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file(name, "bytes")}
+	})
+	early("a field that is none", "400 Bad Request", func(name string) []part {
+		return []part{iso(), {name: "nosuch", value: "1"}, file(name, "bytes")}
+	})
+	params := map[string]struct {
+		parts  func(name string) []part
+		errors map[string]string
+	}{
+		"content after the file": {
+			func(name string) []part { return []part{file(name, "bytes"), iso()} }, map[string]string{"content": missing},
+		},
+		"another extension": {
+			func(name string) []part { return []part{iso(), file(name+".txt", "bytes")} }, map[string]string{"filename": "wrong file extension"},
+		},
+		"a name of more than 255 characters": {
+			func(string) []part { return []part{iso(), file(strings.Repeat("x", 252)+".iso", "bytes")} },
+			map[string]string{"filename": "value may only be 255 characters long"},
+		},
+	}
+	for name, test := range params {
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				wantRefusal(t, s.upload(test.parts(s.isoName())...), refused, test.errors)
+			})
+		})
+	}
+	t.Run("chunked", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			req := s.request(s.place.token, http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload", multipart, nil)
+			req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(form(iso(), file(s.isoName(), "bytes")))), -1
+			if got := s.send(req); got.Status != "501 chunked transfer encoding not supported" || len(got.Body) > 0 {
+				t.Errorf("%s, body %q", got.Status, got.Body)
+			}
+		})
+	})
+	t.Run("without a body", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload")
+			if got.Code < 400 {
+				t.Error(got.Status)
+			}
+		})
+	})
+}
+
+func TestUploadStorages(t *testing.T) {
+	t.Run("one that is not there", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			s.holds("/storage/nosuch", "Datastore.AllocateTemplate")
+			wantRefusal(t, s.uploadTo(s.place.node, "nosuch", iso(), file(s.isoName(), "bytes")), "500 storage 'nosuch' does not exist", nil)
+		})
+	})
+	t.Run("one that is not for ISOs", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) {
+			if content := s.storageConfig(s.place.storage); content["path"] == nil || strings.Contains(text(content["content"]), "iso") {
+				t.Skipf("needs PVE_STORAGE to be one of files, but not for ISOs")
+			}
+			wantRefusal(t, s.uploadTo(s.place.node, s.place.storage, iso(), file(s.isoName(), "bytes")),
+				fmt.Sprintf("500 storage '%s' does not support 'iso' content", s.place.storage), nil)
+		})
+	})
+	t.Run("one without files", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.sim.world.AddStorage(world.Storage{ID: "thin", Type: "lvmthin", Content: []string{"images"}})
+			wantRefusal(t, s.uploadTo(s.place.node, "thin", iso(), file(s.isoName(), "bytes")), "500 can't upload to storage type 'lvmthin'", nil)
+		})
+	})
+	t.Run("one for disks to import", func(t *testing.T) {
+		run(t, simulated, func(t *testing.T, s *server) {
+			s.sim.world.AddStorage(world.Storage{ID: "import", Type: "dir", Content: []string{"import"}})
+			content := part{name: "content", value: "import"}
+			wantRefusal(t, s.uploadTo(s.place.node, "import", content, file("disk.iso", "bytes")), refused, map[string]string{"filename": "invalid filename or wrong extension"})
+			for _, name := range []string{"disk.qcow2", "disk.raw", "disk.vmdk", "disk.ova"} {
+				if e := s.wait(s.uploadTo(s.place.node, "import", content, file(name, "bytes"))); e.Exit != "OK" {
+					t.Errorf("%s: %s", name, e.Exit)
+				}
+			}
+		})
+	})
+	t.Run("without Datastore.AllocateTemplate", func(t *testing.T) {
+		run(t, poorToken, func(t *testing.T, s *server) {
+			req := s.request(s.place.poor, http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
+			got := s.send(req)
+			if want := "403 Permission check failed (/storage/" + s.place.isoStorage + ", Datastore.AllocateTemplate)"; got.Status != want {
+				t.Errorf("%s, want %s", got.Status, want)
+			}
+		})
+	})
+}
+
+// storageConfig is a storage as it is defined for all nodes.
+func (s *server) storageConfig(id string) map[string]any {
+	s.t.Helper()
+	for _, row := range list(s.t, s.get("/storage")) {
+		if entry := object(s.t, row); entry["storage"] == id {
+			return entry
+		}
+	}
+	s.t.Fatalf("no storage %s", id)
+	return nil
+}

@@ -1,0 +1,257 @@
+package pve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// dead is an address whose packets nobody answers; deaf one where somebody
+// accepts connections and never speaks.
+func (s *site) dialing(dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		switch {
+		case dead[addr]:
+			<-ctx.Done()
+			return nil, ctx.Err()
+		case deaf[addr]:
+			return silentDial(ctx, network, addr)
+		}
+		return s.net.Dialer().DialContext(ctx, network, addr)
+	}
+}
+
+// TestReadsAreBounded holds reads to a time within which they have asked
+// everybody who may know, or give up.
+func TestReadsAreBounded(t *testing.T) {
+	t.Parallel()
+	const config = "GET /nodes/pve9/qemu/101/config"
+	ok := data(`{"digest":"d"}`)
+	downAfter30s := after(30*time.Second, raw("595 Connection timed out", ""))
+	cases := map[string]struct {
+		dead, deaf map[string]bool
+		answers    map[string]route // of the hosts that live
+		within     time.Duration
+		err        string
+		asked      int // hosts that were asked
+	}{
+		"the first endpoint is without power": {
+			dead: map[string]bool{"pve1:8006": true}, answers: map[string]route{"pve2": ok, "pve3": ok}, within: dialTimeout + time.Second, asked: 1,
+		},
+		"two are without power": {
+			dead: map[string]bool{"pve1:8006": true, "pve2:8006": true}, answers: map[string]route{"pve3": ok}, within: 2*dialTimeout + time.Second, asked: 1,
+		},
+		"the first hangs before the handshake": {
+			deaf: map[string]bool{"pve1:8006": true}, answers: map[string]route{"pve2": ok, "pve3": ok}, within: dialTimeout + time.Second, asked: 1,
+		},
+		"the first hangs": {
+			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": ok, "pve3": ok}, within: readTimeout + time.Second, asked: 2,
+		},
+		"all hang": {
+			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": after(time.Hour, ok), "pve3": after(time.Hour, ok)},
+			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no whole answer within 40s",
+		},
+		"the host asked about is down": {
+			answers: map[string]route{"pve1": downAfter30s, "pve2": downAfter30s, "pve3": downAfter30s},
+			within:  61 * time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: 595 Connection timed out",
+		},
+		"all are without power": {
+			dead:   map[string]bool{"pve1:8006": true, "pve2:8006": true, "pve3:8006": true},
+			within: retryBudget + dialTimeout + time.Second,
+			err:    "GET /nodes/pve9/qemu/101/config: reach Proxmox: pve1:8006: context deadline exceeded; pve2:8006: context deadline exceeded",
+		},
+		"no token any more": {
+			answers: map[string]route{"pve1": after(3*time.Second, raw("401 invalid token value!", "")), "pve2": ok, "pve3": ok},
+			within:  4 * time.Second, asked: 1, err: "GET /nodes/pve9/qemu/101/config: 401 invalid token value!",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				var hosts []*fake
+				for host, answer := range tc.answers {
+					f := s.node(t, host)
+					f.on(config, answer)
+					hosts = append(hosts, f)
+				}
+				c := s.clientWith(t, Options{Fingerprint: s.fingerprint(), Dial: s.dialing(tc.dead, tc.deaf)}, "pve1", "pve2", "pve3")
+				start := time.Now()
+				var raw rawConfig
+				err := c.get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
+				if took := time.Since(start); took > tc.within {
+					t.Errorf("took %s, more than %s", took, tc.within)
+				}
+				if tc.err == "" && err != nil || tc.err != "" && fmt.Sprint(err) != tc.err {
+					t.Errorf("error is %v\nwant     %s", err, tc.err)
+				}
+				asked := 0
+				for _, f := range hosts {
+					if len(f.requests()) > 0 {
+						asked++
+					}
+				}
+				if asked != tc.asked {
+					t.Errorf("%d hosts were asked, want %d", asked, tc.asked)
+				}
+			})
+		})
+	}
+}
+
+// TestAnEndpointIsNotBlamedForAnother has a read about a host that is down leave
+// the endpoint that said so the first to be asked.
+func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1, pve2 := s.node(t, "pve1"), s.node(t, "pve2")
+		for _, f := range []*fake{pve1, pve2} {
+			f.on("GET /nodes/pve9/tasks", raw("595 No route to host", ""))
+			f.on("GET /version", data(`{}`))
+		}
+		c := s.client(t, "pve1", "pve2")
+		var out any
+		err := c.get(t.Context(), "/nodes/pve9/tasks", &out)
+		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
+			t.Errorf("error %v, hints %s", err, hints)
+		}
+		must(t, c.get(t.Context(), "/version", &out))
+		if diff := cmp.Diff("GET /version", pve1.requests()[len(pve1.requests())-1]); diff != "" {
+			t.Errorf("last asked of pve1 (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// slowBody is a body that takes its time.
+type slowBody struct {
+	left  int
+	pause time.Duration
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, io.EOF
+	}
+	time.Sleep(b.pause)
+	n := min(len(p), b.left, 1<<16)
+	b.left -= n
+	return n, nil
+}
+
+// TestABodyMayTakeItsTime sends a body for an hour, and to a server that stops taking it.
+func TestABodyMayTakeItsTime(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		taken int64
+		want  time.Duration
+		err   bool
+	}{
+		"taken slowly": {taken: 64 << 20, want: 1000 * 4 * time.Second},
+		"not taken":    {taken: 1 << 20, want: 5 * time.Minute, err: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				release := make(chan struct{})
+				pve1.on("POST /x", func(w http.ResponseWriter, r *http.Request) {
+					n, _ := io.CopyN(io.Discard, r.Body, tc.taken)
+					if n < 64<<20 && tc.taken < 64<<20 {
+						<-release
+						return
+					}
+					data(`"x"`)(w, r)
+				})
+				c := s.client(t, "pve1")
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
+				must(t, err)
+				req.ContentLength = 64 << 20
+				start := time.Now()
+				resp, err := c.http.Do(req)
+				if err == nil {
+					must(t, resp.Body.Close())
+				}
+				close(release)
+				if took := time.Since(start); (err != nil) != tc.err || tc.err == (took > tc.want) {
+					t.Errorf("error %v after %s", err, took)
+				}
+				if tc.err && !errors.Is(err, cluster.ErrLostAnswer) {
+					t.Errorf("error is %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestAnAnswerThatDoesNotEnd bounds the reading of an answer that has begun.
+func TestAnAnswerThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.node(t, "pve1").on("PUT /x", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = io.WriteString(w, `{"da`)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+		start := time.Now()
+		err := s.client(t, "pve1").change(t.Context(), http.MethodPut, "/x", nil, nil)
+		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
+			t.Errorf("error %v after %s", err, took)
+		}
+	})
+}
+
+// TestPasswordIsNeverShown has a server that repeats what it does not like.
+func TestPasswordIsNeverShown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.node(t, "pve1").on("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
+		err := s.client(t, "pve1").change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
+		if got := fmt.Sprint(err); got != "PUT /x: 400 [redacted]: cipassword: got '[redacted]'" {
+			t.Errorf("error is %s", got)
+		}
+	})
+}
+
+// TestHTTP2IsNotSpoken offers it: its answers have no reason phrase.
+func TestHTTP2IsNotSpoken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		l, err := s.net.Listen("pve1:8006")
+		must(t, err)
+		srv := &http.Server{Handler: http.HandlerFunc(raw("500 no options specified", ""))}
+		srv.Protocols = new(http.Protocols)
+		srv.Protocols.SetHTTP1(true)
+		srv.Protocols.SetHTTP2(true)
+		var wg sync.WaitGroup
+		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.cert}}
+		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
+		c := s.client(t, "pve1")
+		err = c.change(t.Context(), http.MethodPut, "/x", nil, nil)
+		if got := fmt.Sprint(err); got != "PUT /x: 500 no options specified" {
+			t.Errorf("error is %s", got)
+		}
+		must(t, srv.Close())
+		wg.Wait()
+	})
+}

@@ -1,0 +1,71 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+
+	"github.com/recast-sh/recast/images"
+)
+
+// MayDownload implements images.Store. It is what API2/Storage/Status.pm,
+// download_url, and API2/Nodes.pm, query_url_metadata, check.
+func (c *Client) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
+	on, node, root := "/storage/"+storage, "/nodes/"+host, "/"
+	has := func(path, privilege string) bool {
+		held, askErr := c.Permissions(ctx, path)
+		err = errors.Join(err, askErr)
+		_, is := held[privilege]
+		return is
+	}
+	switch {
+	case !has(on, "Datastore.AllocateTemplate"):
+		why = "the token has no Datastore.AllocateTemplate on " + on
+	case !has(node, "Sys.AccessNetwork") && !(has(root, "Sys.Audit") && has(root, "Sys.Modify")):
+		why = "the token has no Sys.AccessNetwork on " + node
+	}
+	return why, err
+}
+
+// URLSize implements images.Store.
+func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
+	var told struct{ Size flexInt }
+	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
+	err = c.get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &told)
+	return int64(told.Size), err
+}
+
+// otherContent is what a download says of a file whose checksum is not the one
+// that was asked for, downloaded or there already (Tools.pm, download_file_from_url).
+var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
+
+// Download implements images.Store.
+func (c *Client) Download(ctx context.Context, d images.Download) error {
+	if err := checkISOName(d.Name); err != nil {
+		return err
+	}
+	err := c.carryOut(ctx, mutation{
+		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
+		params: map[string]string{
+			"content": "iso", "filename": d.Name, "url": d.URL, "verify-certificates": "1",
+			"checksum": d.SHA256, "checksum-algorithm": "sha256",
+		},
+		worker: worker{d.Host, "download", d.Name},
+		// Sent twice, the second one finds the file of the first one, or loads the same.
+		repeatable: true,
+		look: func(ctx context.Context) (sight, error) {
+			size, found, err := c.ISO(ctx, d.Host, d.Storage, d.Name)
+			if err == nil && found && size == d.SizeBytes {
+				return sight{state: reached, what: d.Name + " is there"}, nil
+			}
+			return sight{state: untouched, what: d.Name + " is not there"}, err
+		},
+	})
+	if e, ok := errors.AsType[*TaskError](err); ok && otherContent.MatchString(e.Exit) {
+		return fmt.Errorf("%w: %w", images.ErrOtherContent, err)
+	}
+	return err
+}

@@ -1,0 +1,85 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/images"
+)
+
+// Nodes implements images.Shelf.
+func (c *Client) Nodes(ctx context.Context) (online, offline []string, err error) {
+	var rows []struct{ Node, Status string }
+	if err := c.get(ctx, "/nodes", &rows); err != nil {
+		return nil, nil, fmt.Errorf("list hosts: %w", err)
+	}
+	for _, r := range rows {
+		if r.Status == "offline" {
+			offline = append(offline, r.Node)
+		} else {
+			online = append(online, r.Node)
+		}
+	}
+	slices.Sort(online)
+	slices.Sort(offline)
+	return online, offline, nil
+}
+
+// ISOs implements images.Shelf. What a download has not finished is not among
+// them: it is called <name>.iso.tmp_dwnl.<pid>, and not listed as an ISO.
+func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	var rows []struct {
+		Volid string
+		Size  json.Number
+		CTime flexInt
+	}
+	if err := c.get(ctx, contentPath(host, storage)+"?content=iso", &rows); err != nil {
+		return nil, err
+	}
+	var isos []images.StoredISO
+	for _, r := range rows {
+		name, is := strings.CutPrefix(r.Volid, storage+":iso/")
+		if !is {
+			continue
+		}
+		size, err := r.Size.Int64()
+		if err != nil {
+			return nil, fmt.Errorf("size of %s: %w", r.Volid, err)
+		}
+		iso := images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: size}
+		if r.CTime > 0 {
+			iso.Changed = time.Unix(int64(r.CTime), 0).UTC()
+		}
+		isos = append(isos, iso)
+	}
+	slices.SortFunc(isos, func(a, b images.StoredISO) int { return cmp.Compare(a.Name, b.Name) })
+	return isos, nil
+}
+
+// DeleteISO implements images.Shelf. Proxmox's task ends well for a file that is
+// not there, too.
+func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
+	volid := iso.Storage + ":iso/" + iso.Name
+	err := c.carryOut(ctx, mutation{
+		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
+		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
+		look: func(ctx context.Context) (sight, error) {
+			_, found, err := c.ISO(ctx, iso.Host, iso.Storage, iso.Name)
+			if err == nil && !found {
+				return sight{state: reached, what: volid + " is gone"}, nil
+			}
+			return sight{state: untouched, what: volid + " is there"}, err
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", iso, err)
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+const (
+	// lockTime bounds how long a change is tried again because of somebody's lock.
+	lockTime = 2 * time.Minute
+	// lockPause is added to the 10 s that Proxmox itself waits for most locks.
+	lockPause = 3 * time.Second
+)
+
+var (
+	// lockTimeout is a lock that was not to be had in time (PVE/Tools.pm,
+	// lock_file_full; pve-cluster, Cluster.pm, cfs_lock). Only as the whole message:
+	// in the middle of one, or for one parameter of several, other work was done.
+	lockTimeout = regexp.MustCompile(`^(?:unable to create VM \d+ - )?(?:can't lock file '[^']+' - got timeout|cfs-lock '[^']+' error: got lock request timeout)\s*$`)
+	// vmLocked is the lock that a VM's configuration carries (AbstractConfig.pm, check_lock).
+	vmLocked = regexp.MustCompile(`^(?:VM|CT) is locked(?: \([^()]*\))?\s*$`)
+)
+
+// isLock says whether nothing was done because of a lock.
+func isLock(err error, what *regexp.Regexp) bool {
+	if errors.Is(err, cluster.ErrLostAnswer) {
+		return false
+	}
+	if e, ok := errors.AsType[*TaskError](err); ok {
+		return what.MatchString(e.Exit)
+	}
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == http.StatusInternalServerError && len(e.Params) == 0 && what.MatchString(e.said())
+}
+
+// pastLocks repeats a change for as long as it is refused because of a lock, if
+// all else is as it was.
+func (c *Client) pastLocks(ctx context.Context, m mutation, do func() error) error {
+	start := time.Now()
+	for {
+		err := do()
+		if !isLock(err, lockTimeout) && !(m.lockable && isLock(err, vmLocked)) || time.Since(start) >= lockTime {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(lockPause):
+		}
+		seen, lookErr := m.look(ctx)
+		switch {
+		case lookErr != nil:
+			return errors.Join(err, lookErr)
+		case seen.state == reached && m.lockable:
+			return nil // the VM is on, or off, whoever has switched it
+		case seen.is != nil:
+			return fmt.Errorf("%w; %w: %s", err, seen.is, seen.what)
+		case seen.state != untouched:
+			return fmt.Errorf("%w; since then: %s", err, seen.what)
+		}
+	}
+}
+
+// hintLock says what to do about a lock.
+func hintLock(err error) error {
+	switch {
+	case isLock(err, vmLocked):
+		return fault.WithHint(err, "a backup, a migration or a snapshot is at work on the VM, or died over it: wait for it; "+
+			"qm unlock takes the lock away, which is right only if no task of the VM runs any more")
+	case isLock(err, lockTimeout):
+		return fault.WithHint(err, "Proxmox is at work on the same VM or storage: see its running tasks, then run this again")
+	}
+	return err
+}

@@ -1,0 +1,335 @@
+package pve
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/pveapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// loss is what becomes of a change on its way.
+type loss struct {
+	before bool                                     // it does not reach Proxmox
+	then   func(t *testing.T, l lab)                // what happens when it has
+	answer func(http.ResponseWriter, *http.Request) // instead of a broken connection
+	every  bool                                     // not only the first time
+}
+
+// losing is a way to Proxmox on which the answers to changes are lost.
+type losing struct {
+	t    *testing.T
+	lab  lab
+	api  http.Handler
+	loss loss
+
+	mu    sync.Mutex
+	armed bool
+}
+
+// newLosing is a lab of which the client only has that way.
+func newLosing(t *testing.T, how loss) *losing {
+	t.Helper()
+	l := newLab(t)
+	s := newSite(t)
+	w := &losing{t: t, lab: l, api: pveapi.New(l.world, l.recorder, "pve1"), loss: how}
+	s.serve(t, "pve1", w)
+	w.lab.Client = s.client(t, "pve1")
+	l.world.AddPool("lab")
+	l.world.AddRole("HA", "Sys.Console")
+	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
+		l.world.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
+	}
+	return w
+}
+
+func (w *losing) arm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = true
+}
+
+// loses says whether the answer to this change is lost.
+func (w *losing) loses() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.armed
+	w.armed = now && w.loss.every
+	return now
+}
+
+func (w *losing) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodGet || !w.loses() {
+		w.api.ServeHTTP(rw, r)
+		return
+	}
+	if !w.loss.before {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		func() {
+			defer func() { _ = recover() }() // a refusal's status line needs a connection
+			w.api.ServeHTTP(httptest.NewRecorder(), r)
+		}()
+		if w.loss.then != nil {
+			w.loss.then(w.t, w.lab)
+		}
+	}
+	if w.loss.answer != nil {
+		w.loss.answer(rw, r)
+		return
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// killWorker ends the task that runs, as the death of its host does.
+func killWorker(_ *testing.T, l lab) {
+	for _, task := range l.world.Tasks() {
+		if task.Running {
+			l.world.KillTask(task.UPID)
+		}
+	}
+}
+
+// lostChange is a change and the world that it needs.
+type lostChange struct {
+	prepare func(*testing.T, lab)
+	do      func(*testing.T, lab) error
+	done    func(lab) bool // whether it has happened, exactly once
+	again   bool           // it may be sent twice
+	atOnce  bool           // it has no worker
+}
+
+func lostChanges() map[string]lostChange {
+	all := lostEdits()
+	maps.Copy(all, lostSwitches())
+	return all
+}
+
+// lostSwitches turn the VM on and off, and Proxmox HA.
+func lostSwitches() map[string]lostChange {
+	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
+	start := func(t *testing.T, l lab) { must(t, l.Start(t.Context(), l.read(t, 9011))) }
+	resource := cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"max_restart": "2"}}
+	return map[string]lostChange{
+		"start": {
+			do:   func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) },
+			done: running, again: true,
+		},
+		"stop": {
+			prepare: start,
+			do:      func(t *testing.T, l lab) error { return l.Stop(t.Context(), l.read(t, 9011)) },
+			done:    func(l lab) bool { return !running(l) },
+		},
+		"shut down": {
+			prepare: start,
+			do:      func(t *testing.T, l lab) error { return l.Shutdown(t.Context(), l.read(t, 9011), time.Minute) },
+			done:    func(l lab) bool { return !running(l) },
+		},
+		"put into HA": {
+			do:    func(t *testing.T, l lab) error { return l.AddHA(t.Context(), resource) },
+			done:  func(l lab) bool { return len(l.world.HA()) == 1 },
+			again: true, atOnce: true,
+		},
+		"take out of HA": {
+			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			do:      func(t *testing.T, l lab) error { return l.RemoveHA(t.Context(), 9011) },
+			done:    func(l lab) bool { return len(l.world.HA()) == 0 },
+			atOnce:  true,
+		},
+	}
+}
+
+func lostEdits() map[string]lostChange {
+	config := func(l lab, id int, key string) string {
+		vm, err := l.world.LookupVM("pve1", id)
+		if err != nil {
+			return ""
+		}
+		return vm.Merged()[key]
+	}
+	return map[string]lostChange{
+		"create": {
+			do: func(t *testing.T, l lab) error {
+				return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{
+					"name": "new", "description": "made by me\n", "tags": "b;a", "net0": "virtio,bridge=vmbr0", "scsi0": "fast:1,serial=a,discard=on", "onboot": "0", "pool": "lab",
+				})
+			},
+			done:  func(l lab) bool { return strings.Contains(config(l, 9090, "scsi0"), "serial=a") },
+			again: true,
+		},
+		"set": {
+			do: func(t *testing.T, l lab) error {
+				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1", "boot": "order=scsi0"}, []string{"agent"})
+			},
+			done:  func(l lab) bool { return config(l, 9011, "onboot") == "1" && config(l, 9011, "agent") == "" },
+			again: true, atOnce: true,
+		},
+		"set a drive": {
+			do: func(t *testing.T, l lab) error {
+				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1,serial=b"}, []string{"ide2"})
+			},
+			done: func(l lab) bool {
+				return strings.Contains(config(l, 9011, "scsi5"), "serial=b") && config(l, 9011, "ide2") == ""
+			},
+			again: true,
+		},
+		"free a disk": {
+			do:    func(t *testing.T, l lab) error { return l.FreeDisk(t.Context(), l.read(t, 9011), "scsi1") },
+			done:  func(l lab) bool { return config(l, 9011, "scsi1") == "" },
+			again: true,
+		},
+		"move a disk": {
+			prepare: func(t *testing.T, l lab) { must(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },
+			do: func(t *testing.T, l lab) error {
+				return l.MoveDisk(t.Context(), l.read(t, 9011), "scsi1", 9090, "scsi4")
+			},
+			done:  func(l lab) bool { return config(l, 9011, "scsi1") == "" && config(l, 9090, "scsi4") != "" },
+			again: true,
+		},
+		"delete": {
+			do:   func(t *testing.T, l lab) error { return l.DeleteVM(t.Context(), l.read(t, 9011)) },
+			done: func(l lab) bool { _, err := l.world.LookupVM("pve1", 9011); return err != nil },
+		},
+	}
+}
+
+// TestLostAnswer loses the answer to each change, before or after Proxmox has
+// taken it: what has happened counts as done, what has not is sent again where
+// that is safe, and is an error that says so otherwise.
+func TestLostAnswer(t *testing.T) {
+	t.Parallel()
+	ways := map[string]struct {
+		loss loss
+		want func(lostChange) (done, lost bool)
+	}{
+		"before it arrives": {loss{before: true}, func(c lostChange) (bool, bool) { return c.again, !c.again }},
+		"after it was done": {loss{}, func(lostChange) (bool, bool) { return true, false }},
+		"595, nothing done": {loss{before: true, answer: raw("595 Connection refused", "")}, func(c lostChange) (bool, bool) { return c.again, !c.again }},
+		"596, all done":     {loss{answer: raw("596 Connection timed out", "")}, func(lostChange) (bool, bool) { return true, false }},
+		"each time":         {loss{before: true, every: true}, func(lostChange) (bool, bool) { return false, true }},
+		"worker killed":     {loss{then: killWorker}, func(c lostChange) (bool, bool) { return c.atOnce, !c.atOnce }},
+	}
+	for way, w := range ways {
+		for name, tc := range lostChanges() {
+			t.Run(way+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					lossy := newLosing(t, w.loss)
+					if tc.prepare != nil {
+						tc.prepare(t, lossy.lab)
+					}
+					lossy.arm()
+					began := time.Now()
+					err := tc.do(t, lossy.lab)
+					done, lost := w.want(tc)
+					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
+						t.Errorf("error is %v; want a lost answer: %v", err, lost)
+					}
+					if tc.done(lossy.lab) != done {
+						t.Errorf("done: %v, want %v; error %v", !done, done, err)
+					}
+					if took := time.Since(began); took > 5*time.Minute {
+						t.Errorf("took %s", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestLostAnswerOfAFailure has the worker fail whose name was never told: its own
+// words come back, and nothing is sent again.
+func TestLostAnswerOfAFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lossy := newLosing(t, loss{})
+		l := lossy.lab
+		l.world.FailNext("qmcreate", "no space left on device")
+		lossy.arm()
+		err := l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
+		e, ok := errors.AsType[*TaskError](err)
+		if !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, ErrNoSpace) {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+// TestLostAnswerAndSomebodyElse has another process with the same token do
+// something else meanwhile: that is never taken for our own work.
+func TestLostAnswerAndSomebodyElse(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		meanwhile func(*testing.T, lab)
+		do        func(*testing.T, lab) error
+		is        error
+	}{
+		"VM of the same number": {
+			func(t *testing.T, l lab) {
+				_, err := l.world.CreateVM("recast@pve!roll", "pve1", world.CreateRequest{ID: 9090, Config: map[string]string{"name": "theirs"}})
+				must(t, err)
+			},
+			func(t *testing.T, l lab) error {
+				return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"name": "mine"})
+			},
+			cluster.ErrExists,
+		},
+		"another configuration": {
+			func(t *testing.T, l lab) {
+				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
+			},
+			func(t *testing.T, l lab) error {
+				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1"}, nil)
+			},
+			cluster.ErrChanged,
+		},
+		"another configuration, not the drive": {
+			func(t *testing.T, l lab) {
+				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
+			},
+			func(t *testing.T, l lab) error {
+				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi1": "fast:2,serial=data-wk1,discard=on"}, nil)
+			},
+			cluster.ErrChanged,
+		},
+		"another configuration, by a worker": {
+			func(t *testing.T, l lab) {
+				_, err := l.world.SetConfigTask("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}})
+				must(t, err)
+			},
+			func(t *testing.T, l lab) error {
+				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"ide2": "none,media=cdrom"}, []string{"scsi1"})
+			},
+			cluster.ErrChanged,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				lossy := newLosing(t, loss{before: true})
+				l := lossy.lab
+				lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
+					tc.meanwhile(t, l)
+					lost(w, r)
+				}
+				lossy.arm()
+				if err := tc.do(t, l); !errors.Is(err, tc.is) {
+					t.Errorf("error is %v, want %v", err, tc.is)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package pve
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// TestLostAnswerOfALateChange has a change arrive after we have stopped waiting
+// for its answer.
+func TestLostAnswerOfALateChange(t *testing.T) {
+	t.Parallel()
+	for name, tc := range lostChanges() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				lossy := newLosing(t, loss{before: true})
+				if tc.prepare != nil {
+					tc.prepare(t, lossy.lab)
+				}
+				var wg sync.WaitGroup
+				lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
+					body, err := io.ReadAll(r.Body)
+					must(t, err)
+					later := r.Clone(t.Context())
+					later.Body = io.NopCloser(bytes.NewReader(body))
+					wg.Go(func() {
+						defer func() { _ = recover() }()
+						time.Sleep(12 * time.Second)
+						lossy.api.ServeHTTP(httptest.NewRecorder(), later)
+					})
+					panic(http.ErrAbortHandler)
+				}
+				lossy.arm()
+				if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
+					t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// TestLostAnswerIsOvertaken has a change arrive only when it was sent again, just
+// before the second one: that is refused, and the change is done.
+func TestLostAnswerIsOvertaken(t *testing.T) {
+	t.Parallel()
+	for name, tc := range lostChanges() {
+		if !tc.again {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				lossy := newLosing(t, loss{before: true, every: true})
+				if tc.prepare != nil {
+					tc.prepare(t, lossy.lab)
+				}
+				second := false
+				lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
+					if !second {
+						second = true
+						lost(rw, r)
+					}
+					body, err := io.ReadAll(r.Body)
+					must(t, err)
+					first := r.Clone(r.Context())
+					first.Body, r.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
+					lossy.api.ServeHTTP(httptest.NewRecorder(), first)
+					lossy.api.ServeHTTP(rw, r)
+				}
+				lossy.arm()
+				if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
+					t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
+				}
+			})
+		})
+	}
+}
+
+// TestLostAnswerRightAfterAnother has a change of the same kind and object end
+// just before: its task is not taken for that of the one whose answer is lost.
+func TestLostAnswerRightAfterAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lossy := newLosing(t, loss{before: true})
+		l := lossy.lab
+		must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
+		vm := l.read(t, 9011)
+		lossy.arm()
+		must(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
+		if now := l.read(t, 9011); now.Config["scsi6"] == "" {
+			t.Errorf("now: %v", now.Config)
+		}
+	})
+}
+
+// TestNothingCanBeLookedUp bounds how long Proxmox is looked for after an answer was lost.
+func TestNothingCanBeLookedUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("POST /nodes/pve1/qemu", lost)
+		pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmcreate", lost)
+		start := time.Now()
+		err := s.client(t, "pve1").CreateVM(t.Context(), "pve1", 101, nil)
+		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
+			t.Errorf("error %v after %s", err, took)
+		}
+		if got := fmt.Sprint(changes(pve1.requests())); got != "[POST /nodes/pve1/qemu]" {
+			t.Errorf("sent %s", got)
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package pve
+
+import (
+	"bytes"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// changeKind is a kind of request that changes something.
+type changeKind struct {
+	request string // method and path; "*" for what differs from one to the next
+	send    func(*testing.T, lab) error
+}
+
+// kindsOfChange are all of them, by the function that names their method.
+func kindsOfChange() map[string][]changeKind {
+	return maps.Collect(func(yield func(string, []changeKind) bool) {
+		for _, of := range []map[string][]changeKind{configChanges(), powerChanges(), isoChanges(), haChanges()} {
+			for name, list := range of {
+				if !yield(name, list) {
+					return
+				}
+			}
+		}
+	})
+}
+
+const onVM = "/nodes/*/qemu/*"
+
+func configChanges() map[string][]changeKind {
+	set := func(key, value string) func(*testing.T, lab) error {
+		return func(t *testing.T, l lab) error {
+			return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{key: value}, []string{"tags"})
+		}
+	}
+	return map[string][]changeKind{
+		"CreateVM": {{"POST /nodes/*/qemu", func(t *testing.T, l lab) error {
+			return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"name": "new", "scsi0": "fast:10,serial=a,discard=on"})
+		}}},
+		"configChange": {
+			{"PUT " + onVM + "/config", set("onboot", "1")},
+			{"POST " + onVM + "/config", set("scsi5", "fast:1")},
+		},
+		"DeleteVM": {{"DELETE " + onVM, func(t *testing.T, l lab) error {
+			return l.DeleteVM(t.Context(), l.read(t, 9011))
+		}}},
+		"MoveDisk": {{"POST " + onVM + "/move_disk", func(t *testing.T, l lab) error {
+			must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+			return l.MoveDisk(t.Context(), l.read(t, 9011), "scsi1", 9090, "scsi7")
+		}}},
+	}
+}
+
+func powerChanges() map[string][]changeKind {
+	return map[string][]changeKind{
+		"power": {
+			{"POST " + onVM + "/status/start", func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) }},
+			{"POST " + onVM + "/status/stop", func(t *testing.T, l lab) error { return l.Stop(t.Context(), l.read(t, 9011)) }},
+			{"POST " + onVM + "/status/shutdown", func(t *testing.T, l lab) error {
+				return l.Shutdown(t.Context(), l.read(t, 9011), time.Minute)
+			}},
+		},
+	}
+}
+
+func isoChanges() map[string][]changeKind {
+	content := []byte("talos")
+	upload := func(t *testing.T, l lab) error {
+		return l.Upload(t.Context(), images.Upload{
+			Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: int64(len(content)), SHA256: world.NewMedia(content).SHA256(),
+			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil },
+		})
+	}
+	return map[string][]changeKind{
+		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
+		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
+			err := l.Download(t.Context(), images.Download{
+				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: world.NewMedia(content).SHA256(),
+			})
+			if err == nil {
+				return errors.New("a host without a network has downloaded something")
+			}
+			return nil
+		}}},
+		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
+			must(t, upload(t, l))
+			l.may("Datastore.Allocate")
+			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso"})
+		}}},
+	}
+}
+
+func haChanges() map[string][]changeKind {
+	return map[string][]changeKind{
+		"AddHA": {{"POST /cluster/ha/resources", func(t *testing.T, l lab) error {
+			l.may("Sys.Console")
+			return l.AddHA(t.Context(), cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"max_restart": "3", "comment": "two words"}})
+		}}},
+		"removeResource": {{"DELETE /cluster/ha/resources/*", func(t *testing.T, l lab) error {
+			l.may("Sys.Console")
+			l.world.AddHA(world.HAResource{SID: "vm:9011", State: "stopped"})
+			return l.RemoveHA(t.Context(), 9011)
+		}}},
+	}
+}
+
+// may gives the token a privilege that an ordinary one has not.
+func (l lab) may(privilege string) {
+	l.world.AddRole("More", privilege)
+	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
+		l.world.Grant(world.ACL{Path: "/", Who: who, Role: "More", Propagate: true})
+	}
+}
+
+// TestEveryKindOfChange sends every kind of change that this package knows, so
+// that each is held against the schema of Proxmox's API where there is one.
+func TestEveryKindOfChange(t *testing.T) {
+	t.Parallel()
+	for _, list := range kindsOfChange() {
+		for _, c := range list {
+			t.Run(c.request, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					l := newLab(t)
+					must(t, c.send(t, l))
+					if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
+						t.Error("no such request was sent")
+					}
+				})
+			})
+		}
+	}
+}
+
+func (c changeKind) is(call record.Call) bool {
+	asked, _, _ := strings.Cut(call.Path, "?")
+	ok, err := path.Match(c.request, call.Method+" "+strings.TrimPrefix(asked, apiPrefix))
+	return ok && err == nil
+}
+
+// TestEveryKindOfChangeIsKnown looks for the functions of this package that name
+// a method which changes something: each needs an entry above.
+func TestEveryKindOfChangeIsKnown(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*.go")
+	must(t, err)
+	var found []string
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		must(t, err)
+		for _, decl := range parsed.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && namesMethod(f) {
+				found = append(found, f.Name.Name)
+			}
+		}
+	}
+	// These pass on what others name.
+	want := append(slices.Collect(maps.Keys(kindsOfChange())), "change", "Upload")
+	slices.Sort(found)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("functions that name such a method (-known +found):\n%s", diff)
+	}
+}
+
+func namesMethod(f *ast.FuncDecl) bool {
+	found := false
+	ast.Inspect(f, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok {
+			x, isName := s.X.(*ast.Ident)
+			found = found || isName && x.Name == "http" && slices.Contains([]string{"MethodPost", "MethodPut", "MethodDelete", "MethodPatch"}, s.Sel.Name)
+		}
+		return !found
+	})
+	return found
+}

@@ -1,0 +1,200 @@
+package pve
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// seeCreated looks whether the VM is there as it was to be made. A VM that is
+// not is somebody else's, though their token may be ours too.
+func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
+	want = maps.Clone(want)
+	delete(want, "pool") // is no part of the configuration
+	return func(ctx context.Context) (sight, error) {
+		vm := cluster.VM{ID: id, Host: host}
+		err := c.readConfig(ctx, &vm)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, id, sight{state: untouched, what: fmt.Sprintf("there is no VM %d", id)})
+		case err != nil:
+			return sight{}, err
+		case vm.Lock == "create":
+			return sight{state: between, what: fmt.Sprintf("VM %d is being made", id)}, nil
+		}
+		if differs := differing(want, vm.Config); len(differs) > 0 {
+			return sight{foreign, fmt.Sprintf("VM %d is there, but not as it was to be made: %v differ", id, differs), cluster.ErrExists}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("VM %d is there", id)}, nil
+	}
+}
+
+// seeAbsent gives the sight of a VM that its host does not have, if no other host
+// has it either.
+func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
+	free, err := c.isFree(ctx, id)
+	if err != nil || free {
+		return absent, err
+	}
+	return sight{between, fmt.Sprintf("VMID %d is taken, but not on that host", id), cluster.ErrExists}, nil
+}
+
+// seeConfig looks whether a configuration has the keys as they were to be set.
+func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range del {
+			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
+				return changedOtherwise(vm, key), nil
+			}
+		}
+		if differs := differing(set, now.Config); len(differs) > 0 {
+			return changedOtherwise(vm, differs...), nil
+		}
+		// A drive that is allocated anew is only told from the one before by its volume.
+		for key, value := range set {
+			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
+				return changedOtherwise(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: vm.String() + " is as wanted"}, nil
+	})
+}
+
+// seeReverted looks whether nothing of these keys is pending any more.
+func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range keys {
+			if slices.Contains(now.Pending, key) {
+				return changedOtherwise(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: "nothing of it is pending"}, nil
+	})
+}
+
+// seeFreed looks whether a disk is freed.
+func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
+		if err := c.checkFreed(ctx, vm, disk); err != nil {
+			return sight{state: between, what: err.Error()}, nil
+		}
+		return sight{state: reached, what: disk.Volid + " is freed"}, nil
+	})
+}
+
+// seeMoved looks whether the drive is the other VM's.
+func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
+		if now.Config[key] != "" {
+			return changedOtherwise(vm, key), nil
+		}
+		target := cluster.VM{ID: to, Host: vm.Host}
+		if err := c.readConfig(ctx, &target); err != nil {
+			return sight{}, err
+		}
+		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
+		if err != nil || disk.Owner != to || !hasOptions(vm.Config[key], target.Config[toKey]) {
+			return sight{state: between, what: fmt.Sprintf("%s is gone from %s, and VM %d does not have it as %s", key, vm, to, toKey)}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("it is %s of VM %d", toKey, to)}, nil
+	})
+}
+
+// seeDeleted looks whether a VM is gone.
+func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host}
+		err := c.readConfig(ctx, &now)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, vm.ID, sight{state: reached, what: vm.String() + " is gone"})
+		case err != nil:
+			return sight{}, err
+		case now.Digest != vm.Digest:
+			return changedOtherwise(vm), nil
+		}
+		return sight{state: untouched, what: vm.String() + " is there"}, nil
+	}
+}
+
+// seeState looks whether a VM is on or off.
+func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		s, err := c.vmStatus(ctx, vm)
+		if err != nil {
+			return sight{}, err
+		}
+		seen := sight{state: untouched, what: vm.String() + " is " + s.Status}
+		if s.Status == state {
+			seen.state = reached
+		}
+		return seen, nil
+	}
+}
+
+// seeHA looks whether a VM is in Proxmox HA as wanted; nil is out of it.
+func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.haResource(ctx, id)
+		switch {
+		case err != nil:
+			return sight{}, err
+		case now == nil && want == nil:
+			return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}, nil
+		case now == nil:
+			return sight{state: untouched, what: sid(id) + " is not in Proxmox HA"}, nil
+		case want == nil:
+			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
+		}
+		if err := sameHA(*now, *want); err != nil {
+			return sight{foreign, err.Error(), cluster.ErrExists}, nil
+		}
+		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
+	}
+}
+
+// seeVM looks at a VM whose configuration was read before: untouched while its
+// digest is the same, what look says when it is another one.
+func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
+		if err := c.readConfig(ctx, &now); err != nil {
+			if isNoConfig(err) {
+				return sight{foreign, vm.String() + " is gone", cluster.ErrChanged}, nil
+			}
+			return sight{}, err
+		}
+		if now.Digest == vm.Digest {
+			return sight{state: untouched, what: "the configuration of " + vm.String() + " is as before"}, nil
+		}
+		return look(ctx, now)
+	}
+}
+
+func changedOtherwise(vm cluster.VM, keys ...string) sight {
+	what := "the configuration of " + vm.String() + " is another one"
+	if len(keys) > 0 {
+		what += fmt.Sprintf(", but not as wanted: %v", keys)
+	}
+	return sight{foreign, what, cluster.ErrChanged}
+}
+
+// differing lists the keys, sorted, whose value is not what was asked for.
+func differing(want, now map[string]string) []string {
+	var differ []string
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if !sameValue(key, want[key], now[key]) {
+			differ = append(differ, key)
+		}
+	}
+	return differ
+}
+
+// moveWorker is the worker of a move, which is named after both drives (Qemu.pm, move_vm_disk).
+func moveWorker(vm cluster.VM, key string, to cluster.VMID, toKey string) worker {
+	return worker{vm.Host, "qmmove", strconv.Itoa(int(vm.ID)) + "-" + key + ">" + strconv.Itoa(int(to)) + "-" + toKey}
+}

@@ -1,0 +1,42 @@
+package pve
+
+import (
+	"context"
+	"sync"
+)
+
+// slotsPerHost is how many tasks of ours may change storages and configurations
+// on one host at a time. They wait for each other's locks, and Proxmox gives up
+// on a lock after 10 s (pve-cluster, Cluster.pm, cfs_lock): more of them would
+// fail, not be faster. Proxmox's own bulk actions take 4 (datacenter.cfg,
+// max_workers).
+const slotsPerHost = 4
+
+// slots counts our tasks on each host. It is safe for concurrent use.
+type slots struct {
+	mu    sync.Mutex
+	hosts map[string]chan struct{}
+}
+
+func (s *slots) of(host string) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hosts == nil {
+		s.hosts = map[string]chan struct{}{}
+	}
+	if s.hosts[host] == nil {
+		s.hosts[host] = make(chan struct{}, slotsPerHost)
+	}
+	return s.hosts[host]
+}
+
+// take waits for a free slot. The caller gives it back with release.
+func (s *slots) take(ctx context.Context, host string) (release func(), err error) {
+	slot := s.of(host)
+	select {
+	case slot <- struct{}{}:
+		return func() { <-slot }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,168 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Uses implements images.Users: every VM of the whole Proxmox cluster, with what
+// waits for its next start, and every snapshot. Containers have no ISOs.
+func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
+	if err := c.seesEveryVM(ctx); err != nil {
+		return nil, err
+	}
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]images.Use, len(rows))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce)
+	for i, row := range rows {
+		g.Go(func() error {
+			vm := fromResource(row)
+			var err error
+			found[i], err = c.usesOf(ctx, vm)
+			if isNoConfig(err) {
+				// Deleted or moved since the list was made: ask about this one alone.
+				if vm, err = c.VM(ctx, vm.ID); errors.Is(err, cluster.ErrNotFound) {
+					return nil
+				}
+				if err == nil {
+					found[i], err = c.usesOf(ctx, vm)
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("read what VM %d refers to: %w", vm.ID, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(found...), nil
+}
+
+// usesOf reads one VM. Its configuration as GET config gives it has pending
+// changes merged in, and so leaves out what a running VM has in a drive that is
+// to be removed; the list of pending changes has both.
+func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
+	var rows []struct {
+		Key            string
+		Value, Pending json.RawMessage
+	}
+	if err := c.get(ctx, vmPath(vm, "pending"), &rows); err != nil {
+		return nil, err
+	}
+	var own images.Use
+	for _, r := range rows {
+		switch r.Key {
+		case "description":
+			continue
+		case "name": // the cluster's list may not have it yet
+			vm.Name = cmp.Or(scalar(r.Value), vm.Name)
+		}
+		for _, value := range []json.RawMessage{r.Value, r.Pending} {
+			if len(value) > 0 {
+				own.Values = append(own.Values, scalar(value))
+			}
+		}
+	}
+	own.By = vm.String()
+	uses := []images.Use{own}
+	snapshots, err := c.snapshots(ctx, vm)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range snapshots {
+		var config rawConfig
+		if err := c.get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
+			return nil, err
+		}
+		use := images.Use{By: fmt.Sprintf("snapshot %s of %s", name, vm)}
+		for key, value := range config {
+			if key != "description" {
+				use.Values = append(use.Values, scalar(value))
+			}
+		}
+		slices.Sort(use.Values)
+		uses = append(uses, use)
+	}
+	return uses, nil
+}
+
+const seeVM = "VM.Audit"
+
+// seesEveryVM refuses unless the token provably sees every VM. Where it does not,
+// lists are short without an error. What it may do everywhere is not enough to
+// know: paths where it may do nothing are left out of /access/permissions
+// (RPCEnvironment.pm, get_effective_permissions), so that a hole below /vms shows
+// only beside the access control list, which has to be whole itself.
+func (c *Client) seesEveryVM(ctx context.Context) error {
+	var held map[string]map[string]json.RawMessage
+	if err := c.get(ctx, "/access/permissions", &held); err != nil {
+		return err
+	}
+	if !truth(held["/vms"][seeVM]) {
+		return c.blind("/vms", seeVM, " that propagates")
+	}
+	if held["/access"]["Sys.Audit"] == nil {
+		return c.blind("/access", "Sys.Audit", ", without which gaps in VM.Audit do not show")
+	}
+	var acl []aclEntry
+	if err := c.get(ctx, "/access/acl", &acl); err != nil {
+		return err
+	}
+	paths := map[string]bool{}
+	for path := range held {
+		paths[path] = true
+	}
+	for _, entry := range acl {
+		paths[entry.Path] = true
+		if c.hidesPool(entry) {
+			return c.blind(entry.Path, seeVM, ": the role NoAccess is given there")
+		}
+	}
+	for path := range paths {
+		if strings.HasPrefix(path, "/vms/") && held[path][seeVM] == nil {
+			return c.blind(path, seeVM, "")
+		}
+	}
+	return nil
+}
+
+// aclEntry is one entry of Proxmox's access control list.
+type aclEntry struct{ Path, UGID, RoleID, Type string }
+
+// hidesPool says whether an entry takes from us what we may do on the VMs of a
+// pool: NoAccess there is the one role that wins over entries elsewhere
+// (RPCEnvironment.pm, compile_acl_path). Who is in a group is not known.
+func (c *Client) hidesPool(e aclEntry) bool {
+	switch {
+	case e.RoleID != "NoAccess":
+		return false
+	case e.UGID == c.tokenID, e.UGID == userOf(c.tokenID):
+		return e.Path == "/" || e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/")
+	}
+	return e.Type == "group" && (e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/"))
+}
+
+// blind refuses because of what a VM that is not seen may use.
+func (c *Client) blind(path, privilege, note string) error {
+	err := fault.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.tokenID, privilege, path, note)
+	return fault.WithHint(err, "what a VM that it does not see uses would be taken for unused. It needs VM.Audit on /vms and Sys.Audit on /, "+
+		"both propagated, and no entry below that takes them away: pveum acl list; recast doctor says what else is missing")
+}

@@ -1,0 +1,72 @@
+package pve
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// allocation is a drive's value that makes Proxmox allocate a volume: "fast:10", in GiB.
+var allocation = regexp.MustCompile(`^[^:,=]+:\d+(?:\.\d+)?$`)
+
+func volid(value string) string {
+	first, _, _ := strings.Cut(value, ",")
+	return strings.TrimPrefix(first, "file=")
+}
+
+func allocates(key, value string) bool {
+	return cluster.IsDiskKey(key) && allocation.MatchString(volid(value))
+}
+
+// sameValue says whether a key holds what was asked for, in Proxmox's own
+// spelling: it writes the options of a drive and of a network card in an order
+// of its own, adds sizes and MAC addresses, and sorts tags.
+func sameValue(key, want, now string) bool {
+	switch {
+	case want == now:
+		return true
+	case now == "":
+		return false
+	case key == "cipassword": // shown as asterisks
+		return true
+	case key == "tags":
+		return slices.Equal(sortedParts(want, isListMark), sortedParts(now, isListMark))
+	case key == "description":
+		return strings.TrimRight(want, " \t\r\n") == strings.TrimRight(now, " \t\r\n")
+	case allocates(key, want):
+		storage, _, _ := strings.Cut(volid(want), ":")
+		return strings.HasPrefix(volid(now), storage+":") && hasOptions(want, now)
+	case cluster.IsDiskKey(key):
+		return volid(want) == volid(now) && hasOptions(want, now)
+	case strings.HasPrefix(key, "net"):
+		wantModel, nowModel := volid(want), volid(now)
+		return (strings.EqualFold(wantModel, nowModel) || strings.HasPrefix(nowModel, wantModel+"=")) && hasOptions(want, now)
+	}
+	return slices.Equal(sortedParts(want, isComma), sortedParts(now, isComma))
+}
+
+// hasOptions says whether all options that were asked for are there; those that
+// only say how to allocate are gone afterwards.
+func hasOptions(want, now string) bool {
+	_, rest, _ := strings.Cut(want, ",")
+	_, have, _ := strings.Cut(now, ",")
+	options := strings.Split(have, ",")
+	for _, o := range strings.FieldsFunc(rest, isComma) {
+		name, _, _ := strings.Cut(o, "=")
+		if !slices.Contains(options, o) && name != "size" && name != "format" && name != "import-from" {
+			return false
+		}
+	}
+	return true
+}
+
+func isComma(r rune) bool    { return r == ',' }
+func isListMark(r rune) bool { return strings.ContainsRune(",; ", r) }
+
+func sortedParts(s string, mark func(rune) bool) []string {
+	parts := strings.FieldsFunc(s, mark)
+	slices.Sort(parts)
+	return slices.Compact(parts)
+}

@@ -1,0 +1,76 @@
+package pveapi
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
+// booleans are parameters that are 1 or 0 and nothing else: on, yes and true are
+// for the values of property strings (check_type in JSONSchema.pm).
+var booleans = []string{
+	"current", "destroy-unreferenced-disks", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
+	"keepActive", "live-restore", "new-format", "overrule-shutdown", "purge", "skiplock", "unique", "verify-certificates", "vmstate",
+}
+
+// bounds are the least and the greatest value of a number.
+type bounds struct{ from, to int }
+
+var (
+	unbounded = bounds{math.MinInt, math.MaxInt}
+	natural   = bounds{0, math.MaxInt}
+	anyVMID   = bounds{100, 999999999}
+)
+
+// integers are parameters that are whole numbers.
+var integers = map[string]bounds{
+	"background_delay": {1, 30}, "bwlimit": natural, "delay": {1, 30}, "guest": anyVMID, "limit": natural, "max_relocate": natural, "max_restart": natural,
+	"newid": anyVMID, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
+}
+
+// isBoolean says whether a parameter of the route is a boolean. Some names are
+// one thing here and another there.
+func (r route) isBoolean(name string) bool {
+	switch r.method + " " + r.path + " " + name {
+	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "GET /nodes/{node}/storage format":
+		return true
+	}
+	return slices.Contains(booleans, name)
+}
+
+// isInteger is isBoolean for whole numbers.
+func (r route) isInteger(name string) (bounds, bool) {
+	within, is := integers[name]
+	return within, is && !r.isBoolean(name)
+}
+
+var (
+	wholeNumber = regexp.MustCompile(`^[+-]?\d+$`)
+	vmidForm    = regexp.MustCompile(`^[1-9][0-9]{2,8}$`)
+)
+
+// wrongType says what of a parameter's type is wrong; "" if nothing is.
+func (r route) wrongType(name, value string) string {
+	if r.isBoolean(name) && value != "0" && value != "1" {
+		return fmt.Sprintf("type check ('boolean') failed - got '%s'", value)
+	}
+	within, is := r.isInteger(name)
+	if !is {
+		return ""
+	}
+	if !wholeNumber.MatchString(value) {
+		return fmt.Sprintf("type check ('integer') failed - got '%s'", value)
+	}
+	if within == anyVMID && !vmidForm.MatchString(value) {
+		return "invalid format - value does not look like a valid VM ID\n"
+	}
+	switch n, err := strconv.Atoi(value); {
+	case err != nil || n > within.to:
+		return fmt.Sprintf("value must have a maximum value of %d", within.to)
+	case n < within.from:
+		return fmt.Sprintf("value must have a minimum value of %d", within.from)
+	}
+	return ""
+}

@@ -1,0 +1,160 @@
+package pveapi
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// authenticate is auth_handler of HTTPServer.pm: a ticket in the cookie, with a
+// CSRF prevention token for what changes something, or else an API token. Whoever
+// uploads must be allowed to before the file is read.
+func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
+	if q.open() {
+		return "", nil
+	}
+	ticket := credential(r, "PVEAuthCookie")
+	token := credential(r, "PVEAPIToken")
+	switch {
+	case ticket != "":
+		if user, err = s.world.VerifyTicket(ticket); err != nil {
+			return "", err
+		}
+	case token != "":
+		i := strings.LastIndex(token, "=")
+		if i < 0 {
+			return "", unauthorized("no tokenid specified")
+		}
+		user = token[:i]
+		if err := s.world.VerifyToken(user, token[i+1:]); err != nil {
+			return "", err
+		}
+	default:
+		return "", unauthorized("No ticket")
+	}
+	if q.isUpload() {
+		return user, s.world.Check(user, "/storage/"+q.path[3], "Datastore.AllocateTemplate")
+	}
+	if ticket != "" && q.method != http.MethodGet {
+		return user, s.world.VerifyCSRF(user, r.Header.Get("CSRFPreventionToken"))
+	}
+	return user, nil
+}
+
+// open says that a request needs no authentication.
+func (q *request) open() bool {
+	path := "/" + strings.Join(q.path, "/")
+	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost) || path == "/access/domains" && q.method == http.MethodGet
+}
+
+func unauthorized(message string) error {
+	return &world.Error{Status: http.StatusUnauthorized, Message: message}
+}
+
+// credential reads "name=value" or "name:value" from the cookie or, failing that, from the Authorization header.
+func credential(r *http.Request, name string) string {
+	for _, header := range []string{"Cookie", "Authorization"} {
+		if header == "Cookie" && name == "PVEAPIToken" {
+			continue
+		}
+		for part := range strings.SplitSeq(r.Header.Get(header), ";") {
+			part = strings.TrimSpace(part)
+			value, ok := strings.CutPrefix(part, name)
+			if !ok || value == "" || value[0] != '=' && value[0] != ':' {
+				continue
+			}
+			if plain, err := url.PathUnescape(value[1:]); err == nil {
+				return plain
+			}
+		}
+	}
+	return ""
+}
+
+func sessionRoutes() []route {
+	return []route{
+		{
+			method: "POST", path: "/access/ticket", params: []string{"username", "password", "realm", "otp", "path", "privs", "tfa-challenge", "new-format"},
+			need: []string{"username", "password"}, handle: login,
+		},
+		{method: "GET", path: "/access/ticket", handle: func(*call) (any, error) { return nil, nil }},
+		{method: "GET", path: "/access/domains", handle: domains},
+		{
+			method: "PUT", path: "/access/password", params: []string{"userid", "password", "confirmation-password"},
+			need: []string{"userid", "password"}, noToken: true, handle: changePassword,
+		},
+	}
+}
+
+func login(c *call) (any, error) {
+	user := c.params["username"]
+	if c.params["realm"] != "" {
+		user += "@" + c.params["realm"]
+	}
+	t, err := c.Login(user, c.params["password"])
+	if err != nil {
+		return nil, err
+	}
+	out := object{"username": user, "ticket": t.Ticket, "CSRFPreventionToken": t.CSRF, "cap": c.capabilities(user)}
+	if name := c.Cluster(); name != "" && c.Check(user, "/", "Sys.Audit") == nil {
+		out["clustername"] = name
+	}
+	return out, nil
+}
+
+// capabilities is compute_api_permission of RPCEnvironment.pm: what the web interface shows.
+func (c *call) capabilities(user string) object {
+	out := object{}
+	for kind, path := range map[string]string{
+		"vms": "/vms", "storage": "/storage", "access": "/access", "nodes": "/nodes", "dc": "/", "sdn": "/sdn", "mapping": "/mapping",
+	} {
+		held := object{}
+		for privilege := range c.Permissions(user, path) {
+			held[privilege] = 1
+		}
+		out[kind] = held
+	}
+	return out
+}
+
+func domains(*call) (any, error) {
+	return []object{
+		{"realm": "pam", "type": "pam", "comment": "Linux PAM standard authentication"},
+		{"realm": "pve", "type": "pve", "comment": "Proxmox VE authentication server"},
+	}, nil
+}
+
+// changePassword is open to everybody for themselves.
+func changePassword(c *call) (any, error) {
+	user := c.params["userid"]
+	if user != c.user && c.user != "root@pam" {
+		if err := c.Check(c.user, "/access", "User.Modify"); err != nil {
+			return nil, err
+		}
+	}
+	c.SetPassword(user, c.params["password"])
+	return nil, nil
+}
+
+// refuseToken is for calls that want a person.
+func (c *call) refuseToken(r route) error {
+	if !r.noToken || !strings.Contains(c.user, "!") {
+		return nil
+	}
+	return &world.Error{Status: http.StatusForbidden, Message: fmt.Sprintf("Permission check failed (URI '%s' not available with API token, need proper ticket.\n)", r.path)}
+}
+
+// late says that a refusal to let somebody in is answered after three seconds,
+// with an empty body: it comes from auth_handler.
+func late(err error) *earlyError {
+	e, ok := errors.AsType[*world.Error](err)
+	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {
+		return &earlyError{http.StatusUnauthorized, err.Error()}
+	}
+	return &earlyError{e.Status, e.Message}
+}

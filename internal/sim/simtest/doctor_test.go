@@ -1,0 +1,238 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Doctor is recast doctor.
+func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.DoctorResult{}, err
+	}
+	defer s.end()
+	px := s.machines.Proxmox.(interface {
+		pipeline.Hypervisor
+		cluster.Proxmox
+	})
+	src := pipeline.DoctorSources{
+		Proxmox: px, Talos: s.machines.Talos, Kube: s.machines.Kube, Images: s.images,
+		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.Hosts}},
+	}
+	return pipeline.Doctor(ctx, s.project, src), nil
+}
+
+func doctor(t *testing.T, c *Client) pipeline.DoctorResult {
+	t.Helper()
+	res, err := c.Doctor(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+// problems lists the problems of a diagnosis, "group: what: seen".
+func problems(res pipeline.DoctorResult) []string {
+	var out []string
+	for _, c := range res.Checks {
+		if c.State == pipeline.Problem {
+			out = append(out, c.Group+": "+c.What+": "+c.Seen)
+		}
+	}
+	return out
+}
+
+func TestDoctorInAHealthyLab(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		res := doctor(t, lab.Client())
+		if err := res.Err(); err != nil {
+			t.Errorf("%v:\n%s", err, strings.Join(problems(res), "\n"))
+		}
+		for _, group := range []string{
+			pipeline.GroupProxmox, pipeline.GroupPrivileges, pipeline.GroupStorage, pipeline.GroupTalos, pipeline.GroupKubernetes,
+			pipeline.GroupImages, pipeline.GroupNodes,
+		} {
+			if !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return c.Group == group }) {
+				t.Errorf("nothing was looked at in group %s", group)
+			}
+		}
+	})
+}
+
+// administrator obeys pveum, with the roles that it made.
+type administrator struct {
+	w     *world.World
+	roles map[string][]string
+	acls  []world.ACL
+}
+
+// run carries out one line of doctor's.
+func (a *administrator) run(t *testing.T, line string) {
+	t.Helper()
+	words := strings.Fields(line)
+	if len(words) < 4 || words[0] != "pveum" {
+		t.Fatalf("no line for a shell: %q", line)
+	}
+	flags := map[string][]string{}
+	for i := 4; i+1 < len(words); i += 2 {
+		flags[words[i]] = strings.Split(strings.Trim(words[i+1], "'"), ",")
+	}
+	switch strings.Join(words[1:3], " ") {
+	case "role add":
+		a.setRole(words[3])
+	case "role modify":
+		a.setRole(words[3], append(a.roles[words[3]], flags["--privs"]...)...)
+	case "acl modify":
+		for _, who := range slices.Concat(flags["--users"], flags["--tokens"]) {
+			acl := world.ACL{Path: words[3], Who: who, Role: flags["--roles"][0], Propagate: true}
+			a.acls = append(a.acls, acl)
+			a.w.Grant(acl)
+		}
+	default:
+		t.Fatalf("unknown command: %q", line)
+	}
+}
+
+func (a *administrator) setRole(name string, privileges ...string) {
+	a.roles[name] = privileges
+	a.w.AddRole(name, privileges...)
+}
+
+// TestDoctorForATokenWithNothing is the way of somebody with a new token: what
+// doctor prints is enough for a roll, and none of it is too much.
+func TestDoctorForATokenWithNothing(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		c := lab.Client()
+		c.Token = cluster.Secret(sim.PoorToken)
+		res := doctor(t, c)
+		if fault.KindOf(res.Err()) != fault.Refused || len(res.Grants) == 0 {
+			t.Fatalf("%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
+		}
+		admin := &administrator{w: lab.World, roles: map[string][]string{}}
+		for _, line := range res.Grants {
+			admin.run(t, line)
+		}
+		if res := doctor(t, c); res.Err() != nil {
+			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
+		}
+		requireEachIsNamed(t, c, admin)
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// requireEachIsNamed takes each privilege away at each path and wants doctor to say so.
+func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
+	t.Helper()
+	for _, acl := range admin.acls {
+		if !strings.Contains(acl.Who, "!") {
+			continue
+		}
+		for _, taken := range admin.roles[acl.Role] {
+			role := "Without"
+			fewer := acl
+			fewer.Role = role
+			admin.w.AddRole(role, slices.DeleteFunc(slices.Clone(admin.roles[acl.Role]), func(p string) bool { return p == taken })...)
+			admin.w.Revoke(acl)
+			admin.w.Grant(fewer)
+			res := doctor(t, c)
+			if named := lacks(res); !onlyNames(named, taken, acl.Path) || fault.KindOf(res.Err()) != fault.Refused {
+				t.Errorf("without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
+			}
+			admin.w.Revoke(fewer)
+			admin.w.Grant(acl)
+		}
+	}
+	if res := doctor(t, c); res.Err() != nil {
+		t.Errorf("all is granted again: %v", res.Err())
+	}
+}
+
+// lacks are the privileges that doctor misses, "privilege on path".
+func lacks(res pipeline.DoctorResult) []string {
+	var out []string
+	for _, c := range res.Checks {
+		if c.Group == pipeline.GroupPrivileges && c.State == pipeline.Problem {
+			out = append(out, c.What)
+		}
+	}
+	return out
+}
+
+// onlyNames: doctor names that one, at its path or, where it sees now which
+// storages and bridges the nodes use, at those below.
+func onlyNames(named []string, privilege, path string) bool {
+	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
+		at, ok := strings.CutPrefix(n, privilege+" on ")
+		return !ok || at != path && !strings.HasPrefix(at, strings.TrimSuffix(path, "/")+"/")
+	})
+}
+
+// TestDoctorGoesOn: whatever can't be reached, the rest is looked at.
+func TestDoctorGoesOn(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.EditVM(9031, "args", "-x") // that only root@pam may write
+		lab.World.SetQuorum(false)
+		c := lab.Client()
+		wk1 := lab.Nodes[1].Addr.String()
+		c.Reroute = func(addr string) string {
+			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // where nobody is
+		}
+		lab.Replace("recast.lock", "", "")
+		res := doctor(t, c)
+		if fault.KindOf(res.Err()) != fault.Config { // of the lock
+			t.Errorf("it ends with %v", res.Err())
+		}
+		got := problems(res)
+		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
+			if !slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }) {
+				t.Errorf("no problem %q", want)
+			}
+		}
+		if len(got) != 3 {
+			t.Errorf("problems:\n%s", strings.Join(got, "\n"))
+		}
+		wk := res.Nodes[1]
+		if !wk.Unread || !slices.ContainsFunc(wk.Against[cluster.Recreate], func(r string) bool { return strings.Contains(r, "its setting args") }) {
+			t.Errorf("of wk1 it says %+v", wk)
+		}
+		if cp := res.Nodes[0]; cp.Unread || cp.Strategy != cluster.InPlace {
+			t.Errorf("of cp1 it says %+v", cp)
+		}
+	})
+}
+
+// TestRegisteredTags: a new VM with such a tag takes Sys.Modify, which has to be
+// found out while the old one is there.
+func TestRegisteredTags(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.World.RegisterTags("talos", "other")
+		if named := lacks(doctor(t, lab.Client())); !slices.Equal(named, []string{"Sys.Modify on /"}) {
+			t.Errorf("doctor names %q", named)
+		}
+		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
+		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}

@@ -1,0 +1,95 @@
+package simtest
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// loseEvery breaks the connection instead of answering every k-th change that
+// Proxmox has carried out, and returns how many answers were lost.
+func (l *Lab) loseEvery(k int64) *atomic.Int64 {
+	var changes, lost atomic.Int64
+	l.Recorder.Hooks(nil, func(c record.Call) {
+		if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+			lost.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+	})
+	return &lost
+}
+
+// TestRollWithLostAnswers rolls two workers while Proxmox's answers to changes
+// are lost: it ends in sync all the same, without a second run.
+func TestRollWithLostAnswers(t *testing.T) {
+	for _, k := range []int64{1, 2, 3, 7} {
+		t.Run("every "+strconv.FormatInt(k, 10), func(t *testing.T) {
+			if k > 1 {
+				long(t)
+			}
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+				before := lab.Disks()
+				lab.Patch(sim.PatchedExtension)
+				lost := lab.loseEvery(k)
+				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				lab.Recorder.Hooks(nil, nil)
+				if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
+					t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+				}
+				requireDrift(t, lab)
+				lab.requireKept(2)
+				lab.RequireIntact()
+				for serial, sum := range lab.Disks() {
+					if was, persistent := before[serial]; persistent && was != sum {
+						t.Errorf("disk %s: %s before, %s after", serial, was, sum)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestRollWithLostChanges rolls a worker while changes do not reach Proxmox:
+// those that may be sent twice are, any other ends the run, and the next one
+// goes on.
+func TestRollWithLostChanges(t *testing.T) {
+	long(t)
+	for _, k := range []int{3, 5, 7} {
+		t.Run("every "+strconv.Itoa(k), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				var changes, lost atomic.Int64
+				lab.Recorder.Hooks(func(c record.Call) error {
+					if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%int64(k) == 0 {
+						lost.Add(1)
+						return errKilled
+					}
+					return nil
+				}, nil)
+				var err error
+				for run := range 20 {
+					_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), cluster.Policy{})
+					if !errors.Is(err, cluster.ErrLostAnswer) {
+						break
+					}
+				}
+				if err != nil {
+					t.Fatalf("%d changes lost: %v", lost.Load(), err)
+				}
+				lab.Recorder.Hooks(nil, nil)
+				if lost.Load() == 0 {
+					t.Error("nothing was lost")
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}

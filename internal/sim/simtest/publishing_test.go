@@ -1,0 +1,79 @@
+package simtest
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Prune is recast prune --yes.
+func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.PruneReport{}, err
+	}
+	defer s.end()
+	px := s.machines.Proxmox.(*pve.Client)
+	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
+		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
+	})
+}
+
+// TestPublishAndPrune brings ISOs to the storage by each way of delivery, and
+// removes the one that the present lock and the one before do not need.
+func TestPublishAndPrune(t *testing.T) {
+	t.Parallel()
+	for _, delivery := range []string{"upload", "download-url"} {
+		t.Run(delivery, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "iso: {storage", "iso: {delivery: "+delivery+", storage")
+				lab.World.AddRole("Publishes", "Sys.AccessNetwork", "Datastore.Allocate")
+				for _, who := range lab.World.ACLs() {
+					lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Publishes", Propagate: true})
+				}
+				for range 3 { // the lock before the present one is the way back and stays
+					lab.Patch(sim.PatchedExtension)
+					if err := lab.Client().Publish(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if lab.asked("POST", "/"+delivery) == 0 {
+					t.Errorf("nothing was published by %s", delivery)
+				}
+				rep, err := lab.Client().Prune(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				removed := 0
+				for _, v := range rep.ISOs {
+					if v.Removed {
+						removed++
+					}
+				}
+				if deletes := lab.asked("DELETE", "/content/"); removed == 0 || removed != deletes {
+					t.Errorf("%d removed by %d requests: %q", removed, deletes, rep.ISOs)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// asked counts the requests to Proxmox of that method and with part in their path.
+func (l *Lab) asked(method, part string) int {
+	n := 0
+	for _, c := range l.Recorder.Calls() {
+		if c.Proto == "proxmox" && c.Method == method && strings.Contains(c.Path, part) {
+			n++
+		}
+	}
+	return n
+}

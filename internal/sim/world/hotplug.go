@@ -1,0 +1,182 @@
+package world
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// hotplugTime is how long plugging a device into or out of a running VM takes.
+	hotplugTime = 1200 * time.Millisecond
+	// busyTime is how long Proxmox asks for a device that the guest does not let go of.
+	busyTime = 6200 * time.Millisecond
+	// controllerTime is what a SCSI disk with a controller of its own takes where no guest lets go of the latter.
+	controllerTime = 12 * time.Second
+)
+
+// plugTime is how long plugging takes what a change asks for; mu must be held.
+func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
+	if v.proc == nil {
+		return 0
+	}
+	for _, key := range slices.Concat(slices.Sorted(maps.Keys(r.Set)), r.Delete) {
+		_, set := r.Set[key]
+		switch {
+		case !isDevice(key) || v.isBootDisk(key):
+		case set:
+			takes += hotplugTime
+		case !v.has(key) || strings.HasPrefix(key, "unused"):
+		case w.busyInGuest(key):
+			takes += busyTime
+		case optionName(key) == "scsi" && v.config["scsihw"] == "virtio-scsi-single" && !w.guestCooperates():
+			takes += controllerTime
+		default:
+			takes += hotplugTime
+		}
+	}
+	return takes
+}
+
+// isDevice says that a key is a device that can be plugged while the VM runs.
+func isDevice(key string) bool {
+	return slices.Contains([]string{"scsi", "virtio", "net"}, optionName(key))
+}
+
+// guestCooperates says that a system runs in the guests that lets go of a PCI
+// device when asked to. Without a firmware there is none.
+func (w *World) guestCooperates() bool { return w.firmware != nil }
+
+// busyInGuest says that a device can't be unplugged: a network card and a virtio
+// disk are PCI devices, which the guest has to let go of. Nobody asks for a SCSI disk.
+func (w *World) busyInGuest(key string) bool {
+	return !w.guestCooperates() && slices.Contains([]string{"net", "virtio"}, optionName(key))
+}
+
+// isBootDisk says that a drive is in the boot order (get_bootdisks in Drive.pm).
+func (v *vm) isBootDisk(key string) bool {
+	return isDriveKey(key) && slices.Contains(bootOrder(v.config["boot"]), key)
+}
+
+// hotplug applies what a running VM can take of the pending changes: of the keys
+// that were just modified, and every one that has no effect on the process. What
+// fails is said and stays pending: a deletion will then happen when the VM stops
+// (vmconfig_hotplug_pending in QemuServer.pm).
+func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map[string]string) {
+	wrong = map[string]string{}
+	problem := func(key string, err error) { wrong[key] = fmt.Sprintf("hotplug problem - %v\n", err) }
+	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
+		if fastPlugged(key) {
+			w.applySet(v, key)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
+		if !modified[key] || !isDevice(key) && !fastPlugged(key) {
+			continue
+		}
+		if err := w.unplug(v, key); err != nil {
+			problem(key, err)
+		} else if err := w.applyDelete(user, v, key); err != nil {
+			problem(key, err)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
+		if !modified[key] {
+			continue
+		}
+		if now, err := w.plug(v, key, v.pending[key]); err != nil {
+			problem(key, err)
+		} else if now {
+			w.applySet(v, key)
+		}
+	}
+	return wrong
+}
+
+// unplug takes a device out of the running process.
+func (w *World) unplug(v *vm, key string) error {
+	if v.isBootDisk(key) {
+		return fmt.Errorf("can't unplug bootdisk '%s'", key)
+	}
+	if w.busyInGuest(key) {
+		return fmt.Errorf("error on hot-unplugging device '%s' - still busy in guest?", key)
+	}
+	return nil
+}
+
+// fastPlugged lists the options that mean nothing to a running process.
+func fastPlugged(key string) bool {
+	return isCloudInitOption(key) || slices.Contains([]string{
+		"description", "hookscript", "lock", "migrate_downtime", "migrate_speed", "name", "onboot", "protection", "shares",
+		"startup", "tags", "vmstatestorage",
+	}, key)
+}
+
+// plug says whether a value is applied while the VM runs, at once.
+func (w *World) plug(v *vm, key, value string) (now bool, err error) {
+	old, had := v.config[key]
+	switch {
+	case key == "cpuunits" || key == "cpulimit":
+		return true, nil
+	case key == "balloon":
+		return had && (old == "0") == (value == "0") || !had && value != "0", nil
+	case optionName(key) == "net":
+		return w.plugNet(v, key, old, value)
+	case !isDriveKey(key) || key == "efidisk0" || key == "tpmstate0":
+		return false, nil
+	case had && isCDROM(key, old) != isCDROM(key, value):
+		return false, fmt.Errorf("unable to change media type")
+	case had && isCDROM(key, old):
+		return true, nil // another medium
+	case had && driveVolid(key, old) == driveVolid(key, value):
+		return !changesDevice(key, old, value), nil
+	case had:
+		if err := w.unplug(v, key); err != nil {
+			return false, err
+		}
+	}
+	return isDevice(key), nil
+}
+
+// plugNet: another bridge is a matter of the host's; another card has to be
+// unplugged first.
+func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
+	model := func(card string) string { first, _, _ := strings.Cut(card, ","); return first }
+	if old != "" && model(old) != model(value) {
+		if err := w.unplug(v, key); err != nil {
+			return false, err
+		}
+	}
+	if bridge := property(value, "bridge"); bridge != "" && !hasBridge(bridge) {
+		return false, fmt.Errorf("bridge '%s' does not exist", bridge)
+	}
+	return true, nil
+}
+
+// hasBridge says that the hosts have a bridge: the one that every installation begins with.
+func hasBridge(name string) bool { return name == "vmbr0" }
+
+// checkNetworks is what makes a start fail that no create and no change minded.
+func (v *vm) checkNetworks() error {
+	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
+		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !hasBridge(bridge) {
+			return failf("bridge '%s' does not exist", bridge)
+		}
+	}
+	return nil
+}
+
+// changesDevice says that two values differ in what vmconfig_update_disk in
+// QemuServer.pm leaves to the next start. A serial is not among it: it is written
+// at once, and the guest goes on with the one from before.
+func changesDevice(key, old, value string) bool {
+	a, errA := parseDrive(key, old)
+	b, errB := parseDrive(key, value)
+	if errA != nil || errB != nil {
+		return true
+	}
+	fixed := []string{"aio", "cache", "discard", "iothread", "product", "queues", "ro", "ssd", "vendor"}
+	return slices.ContainsFunc(fixed, func(o string) bool { return a.options[o] != b.options[o] })
+}

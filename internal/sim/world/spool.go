@@ -1,0 +1,78 @@
+package world
+
+import (
+	"crypto/md5"
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// spoolInMemory is the most that a spool keeps in memory.
+const spoolInMemory = 1 << 20
+
+// Spool is a file on its way to a storage. It takes room on the host it is
+// written on, and that host may have none left. The caller closes it.
+type Spool struct {
+	// Name is what the file is called on its host: "/var/tmp/pveupload-0123…".
+	Name string
+
+	media *Media
+	room  func(more int64) bool // takes that much room; nothing is taken when it is false
+}
+
+// NewSpool makes a file in /var/tmp of a host, on the host's root disk.
+func (w *World) NewSpool(host string) *Spool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lastPID++
+	name := fmt.Sprintf("/var/tmp/pveupload-%x", md5.Sum(fmt.Append(nil, host, w.lastPID)))
+	return &Spool{Name: name, media: NewMedia(nil), room: func(more int64) bool { return w.takeRoot(host, more) }}
+}
+
+// Write appends p. On a full disk it appends nothing.
+func (s *Spool) Write(p []byte) (int, error) {
+	if !s.room(int64(len(p))) {
+		return 0, syscall.ENOSPC
+	}
+	m := s.media
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file == nil && m.size+int64(len(p)) <= spoolInMemory {
+		m.bytes, m.size = append(m.bytes, p...), m.size+int64(len(p))
+		return len(p), nil
+	}
+	if m.file == nil {
+		if err := m.toFile(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := m.file.WriteAt(p, m.size)
+	m.size += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write spool: %w", err)
+	}
+	return n, nil
+}
+
+// toFile moves the content to a file without a name, which is gone when nobody
+// holds it any more; mu must be held.
+func (m *Media) toFile() error {
+	f, err := os.CreateTemp("", "recast-lab-spool-*")
+	if err != nil {
+		return fmt.Errorf("make spool: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return fmt.Errorf("make spool: %w", err)
+	}
+	if _, err := f.WriteAt(m.bytes, 0); err != nil {
+		return fmt.Errorf("write spool: %w", err)
+	}
+	m.bytes, m.file = nil, f
+	return nil
+}
+
+// Size is how much was written.
+func (s *Spool) Size() int64 { return s.media.Size() }
+
+// Close gives the room back. What was copied elsewhere stays.
+func (s *Spool) Close() { s.room(-s.media.Size()) }

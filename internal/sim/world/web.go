@@ -1,0 +1,109 @@
+package world
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+	"time"
+)
+
+// DialFunc connects to "host:port", as net.Dialer.DialContext does.
+type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+// SetDial says how hosts connect to what lies outside of the datacentre. Without
+// it they don't.
+func (w *World) SetDial(dial DialFunc) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dial = dial
+}
+
+// SetWayOut says whether a host reaches what lies outside of the datacentre.
+func (w *World) SetWayOut(host string, open bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.walled[host] = !open
+}
+
+// webRequest is what a host asks of a web server.
+type webRequest struct {
+	host, method, url string
+	insecure          bool            // any certificate will do
+	stop              <-chan struct{} // ends it early
+	patience          time.Duration   // how long to wait for an answer; 0: for ever
+}
+
+// fetch sends a request. The caller closes the body and calls done.
+func (w *World) fetch(r webRequest) (res *http.Response, done func(), err error) {
+	w.mu.Lock()
+	dial := w.dial
+	if w.walled[r.host] {
+		dial = nil
+	}
+	w.mu.Unlock()
+	if dial == nil {
+		return nil, nil, syscall.ENETUNREACH
+	}
+	req, err := http.NewRequest(r.method, r.url, nil)
+	if err != nil {
+		return nil, nil, fmt.Errorf("fetch %s: %w", r.url, err)
+	}
+	ctx, cancel := context.WithCancel(req.Context())
+	w.mu.Lock()
+	spawned := w.spawn(func() {
+		var late <-chan time.Time
+		if r.patience > 0 {
+			late = time.After(w.scaled(r.patience))
+		}
+		select {
+		case <-late:
+		case <-r.stop:
+		case <-w.done:
+		case <-ctx.Done():
+		}
+		cancel()
+	})
+	w.mu.Unlock()
+	if !spawned {
+		cancel()
+		return nil, nil, ErrClosed
+	}
+	transport := &http.Transport{
+		DialContext: dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: r.insecure},
+	}
+	res, err = (&http.Client{Transport: transport}).Do(req.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, nil, plain(err)
+	}
+	return res, cancel, nil
+}
+
+// plain leaves out what net/http says about the request.
+func plain(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// reason is what the C library says of a failed connection.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "Connection refused"
+	case errors.Is(err, syscall.ENETUNREACH):
+		return "Network is unreachable"
+	case errors.Is(err, context.Canceled):
+		return "Connection timed out"
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return "certificate verify failed"
+	}
+	return err.Error()
+}

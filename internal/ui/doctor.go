@@ -1,0 +1,88 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteDoctor prints what was looked at, group by group, and what to do about it.
+func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
+	return write(w, format, res, func(p *page) {
+		group := ""
+		count := map[pipeline.State]int{}
+		for _, c := range res.Checks {
+			if c.Group != group {
+				if group != "" {
+					p.line("")
+				}
+				group = c.Group
+				p.line("%s", p.paint(bold, group))
+			}
+			count[c.State]++
+			drawCheck(p, c)
+			if c.Group == pipeline.GroupNodes {
+				drawAssessment(p, c, res.Nodes)
+			}
+		}
+		drawGrants(p, res)
+		p.line("")
+		p.line("%d checks: %s, %s", len(res.Checks), counted(count[pipeline.Problem], "problem"), counted(count[pipeline.Warning], "warning"))
+	})
+}
+
+func drawCheck(p *page, c pipeline.Check) {
+	colour := map[pipeline.State]string{pipeline.OK: green, pipeline.Warning: yellow, pipeline.Problem: red}[c.State]
+	p.wrapped("  "+p.paint(colour, fmt.Sprintf("%-8s", c.State))+c.What+": ", "            ", c.Seen)
+	if c.State == pipeline.OK {
+		return // what could be granted besides is in the JSON
+	}
+	for _, r := range c.Remedy {
+		p.wrapped("            → ", "              ", r)
+	}
+}
+
+// drawAssessment says what forbids each strategy for the node of a check.
+func drawAssessment(p *page, c pipeline.Check, nodes []cluster.Assessment) {
+	for _, a := range nodes {
+		if a.Node != c.What || a.Unread || a.VMID == 0 {
+			continue
+		}
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+			text := "possible"
+			if against := a.Against[s]; len(against) > 0 {
+				text = "impossible: " + strings.Join(against, "; ")
+			}
+			p.wrapped(fmt.Sprintf("            %s: ", s), "              ", text)
+		}
+	}
+}
+
+// drawGrants prints the commands as they are to be pasted: never wrapped.
+func drawGrants(p *page, res pipeline.DoctorResult) {
+	if len(res.Grants) == 0 {
+		return
+	}
+	on := "any Proxmox node (VE 8 and 9 take the same)"
+	if res.Version != "" {
+		on = "a Proxmox VE " + res.Version + " node"
+	}
+	p.line("")
+	p.line("%s, as root on %s:", p.paint(bold, "To grant what is missing"), on)
+	for _, line := range res.Grants {
+		p.line("  %s", line)
+	}
+	p.line("A token with privilege separation has what both it and its user were granted, so both get the role.")
+	p.line("An entry of the access control list takes the place of those above it: each role holds all that is needed")
+	p.line("at its path. Then run recast doctor again: what can't be seen now could not be checked.")
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,308 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// DoctorResult is what stands between here and a roll.
+type DoctorResult struct {
+	Cluster string  `json:"cluster"`
+	Checks  []Check `json:"checks"`
+	// Needs is what a roll takes of the token, and Grants the commands that give it what is missing.
+	Needs   []NeedStatus         `json:"needs"`
+	Version string               `json:"proxmoxVersion,omitempty"` // of the node that was asked; "": it could not be read
+	Grants  []string             `json:"grants,omitempty"`
+	Nodes   []cluster.Assessment `json:"nodes"`
+}
+
+// State is how a check came out.
+type State string
+
+// The states of a check.
+const (
+	OK      State = "ok"
+	Warning State = "warning"
+	Problem State = "problem"
+)
+
+// Groups of checks, in the order in which they are shown.
+const (
+	GroupProxmox    = "Proxmox"
+	GroupPrivileges = "privileges"
+	GroupStorage    = "storage"
+	GroupTalos      = "Talos"
+	GroupKubernetes = "Kubernetes"
+	GroupImages     = "images"
+	GroupNodes      = "nodes"
+)
+
+// Check is one thing that was looked at.
+type Check struct {
+	Group  string   `json:"group"`
+	What   string   `json:"what"`
+	State  State    `json:"state"`
+	Seen   string   `json:"seen"`
+	Remedy []string `json:"remedy,omitempty"`
+
+	kind fault.Kind // of a problem
+}
+
+// NeedStatus is a privilege that a roll takes, and whether the token has it.
+type NeedStatus struct {
+	cluster.Need
+	Granted bool `json:"granted"`
+}
+
+// Hypervisor is what doctor reads of Proxmox.
+type Hypervisor interface {
+	cluster.Access
+	cluster.Inventory
+	// Hosts lists the nodes of the Proxmox cluster.
+	Hosts(ctx context.Context) ([]cluster.Host, error)
+	// Storage, ISO and MayDownload are those of images.Store.
+	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
+	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	// MayDownload says why the token may not have a host download to a storage; "" if it may.
+	MayDownload(ctx context.Context, host, storage string) (why string, err error)
+}
+
+// DoctorSources is where Doctor looks. What could not even be opened is nil, and
+// has its reason beside it.
+type DoctorSources struct {
+	Proxmox      Hypervisor
+	ErrProxmox   error
+	Endpoints    []Endpoint
+	Talos        cluster.Talos
+	ErrTalos     error
+	TalosExpires time.Time // of our certificate; zero: it has none
+	Kube         cluster.Kube
+	ErrKube      error
+	KubeExpires  time.Time
+	Images       Images
+	ErrImages    error
+	// Say is told what is being looked at; may be nil.
+	Say func(text string)
+}
+
+// Endpoint is one of the configured API addresses by itself.
+type Endpoint struct {
+	URL   string
+	Hosts func(ctx context.Context) ([]cluster.Host, error)
+}
+
+// How long each part may take.
+const (
+	askEndpoint = 20 * time.Second
+	askWorld    = 90 * time.Second
+	askImages   = 30 * time.Second
+)
+
+// checkup is a diagnosis in progress.
+type checkup struct {
+	Project
+	src    DoctorSources
+	res    DoctorResult
+	wanted []cluster.Wanted
+	lock   schematics.Lock
+	hosts  []cluster.Host
+
+	survey  cluster.Survey
+	missing cluster.Missing // of the token's privileges
+}
+
+// Doctor looks at everything that a roll takes and says what is in its way. It
+// goes on wherever something can't be read, and changes nothing.
+func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
+	d := &checkup{Project: p, src: src, res: DoctorResult{Cluster: p.Config.Cluster, Nodes: []cluster.Assessment{}, Needs: []NeedStatus{}}}
+	errLock := d.readLock()
+	d.say("the Proxmox API")
+	reached := d.endpoints(ctx)
+	d.say("Proxmox, Talos and Kubernetes")
+	d.lookAround(ctx, reached)
+	if reached {
+		d.proxmox()
+		d.res.Nodes = d.survey.Assess(d.wanted, d.policy(cluster.Policy{}))
+		d.privileges(ctx)
+		d.say("the storages")
+		d.storages(ctx)
+	}
+	d.talos()
+	d.kubernetes()
+	d.say("the Image Factory and the registry")
+	d.images(ctx, errLock)
+	if reached {
+		d.nodes()
+	}
+	return d.res
+}
+
+func (d *checkup) say(text string) {
+	if d.src.Say != nil {
+		d.src.Say("looking at " + text)
+	}
+}
+
+func (d *checkup) readLock() error {
+	lock, err := d.Project.lock()
+	if err == nil {
+		d.lock = lock
+	}
+	d.wanted = d.Project.wanted(d.lock)
+	return err
+}
+
+func (d *checkup) lookAround(ctx context.Context, reached bool) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	src := cluster.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster}
+	if !reached {
+		src.Proxmox = nil
+	}
+	d.survey = cluster.LookAround(ctx, src, d.wanted)
+}
+
+func (d *checkup) add(c Check) { d.res.Checks = append(d.res.Checks, c) }
+
+func (d *checkup) ok(group, what, format string, args ...any) {
+	d.add(Check{Group: group, What: what, State: OK, Seen: fmt.Sprintf(format, args...)})
+}
+
+func (d *checkup) warn(group, what, remedy, format string, args ...any) {
+	d.add(Check{Group: group, What: what, State: Warning, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy)})
+}
+
+// refuse is a problem for which a roll would refuse to start.
+func (d *checkup) refuse(group, what, remedy, format string, args ...any) {
+	d.add(Check{Group: group, What: what, State: Problem, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy), kind: fault.Refused})
+}
+
+// fail is a problem that an error tells, with its hints.
+func (d *checkup) fail(group, what string, err error) {
+	d.add(Check{Group: group, What: what, State: Problem, Seen: err.Error(), Remedy: fault.Hints(err), kind: fault.KindOf(err)})
+}
+
+func remedies(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return []string{text}
+}
+
+// Err says how a diagnosis ends: with the kind of its worst problem. What could
+// not be read comes before what would be refused, as more may be behind it.
+func (r DoctorResult) Err() error {
+	problems, kind := 0, fault.Refused
+	for _, c := range r.Checks {
+		if c.State != Problem {
+			continue
+		}
+		problems++
+		if severity(c.kind) > severity(kind) {
+			kind = c.kind
+		}
+	}
+	if problems == 0 {
+		return nil
+	}
+	return fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, plural(problems, "problem")))
+}
+
+func severity(k fault.Kind) int {
+	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return what
+	}
+	return what + "s"
+}
+
+// endpoints asks every configured address by itself: a roll that fails over to
+// one must find the same cluster there. It says whether any answers.
+func (d *checkup) endpoints(ctx context.Context) (reached bool) {
+	if d.src.ErrProxmox != nil {
+		d.fail(GroupProxmox, "API", d.src.ErrProxmox)
+		return false
+	}
+	type answer struct {
+		hosts []cluster.Host
+		err   error
+	}
+	answers := make([]answer, len(d.src.Endpoints))
+	var asking sync.WaitGroup
+	for i, e := range d.src.Endpoints {
+		asking.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, askEndpoint)
+			defer cancel()
+			answers[i].hosts, answers[i].err = e.Hosts(ctx)
+		})
+	}
+	asking.Wait()
+	var first []string
+	for i, e := range d.src.Endpoints {
+		a := answers[i]
+		names := hostNames(a.hosts)
+		switch {
+		case a.err != nil:
+			d.fail(GroupProxmox, e.URL, a.err)
+			continue
+		case first == nil:
+			first, d.hosts = names, a.hosts
+		case !slices.Equal(first, names):
+			d.add(Check{
+				Group: GroupProxmox, What: e.URL, State: Problem, kind: fault.Config,
+				Seen:   fmt.Sprintf("belongs to another cluster: it knows %s, the first one %s", strings.Join(names, ", "), strings.Join(first, ", ")),
+				Remedy: []string{"proxmox.endpoints are nodes of one Proxmox cluster"},
+			})
+			continue
+		}
+		reached = true
+		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "a node of "+strings.Join(names, ", ")))
+	}
+	return reached
+}
+
+func hostNames(hosts []cluster.Host) []string {
+	var names []string
+	for _, h := range hosts {
+		names = append(names, h.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func entry(hosts []cluster.Host) string {
+	for _, h := range hosts {
+		if h.Entry {
+			return h.Name
+		}
+	}
+	return ""
+}
+
+// errsOf flattens what errors.Join has put together.
+func errsOf(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var out []error
+		for _, e := range joined.Unwrap() {
+			out = append(out, errsOf(e)...)
+		}
+		return out
+	}
+	return []error{err}
+}

@@ -1,0 +1,298 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// site is a Proxmox cluster as doctor sees it.
+type site struct {
+	cluster.Inventory // the rest is not asked
+
+	hosts    []cluster.Host
+	vms      []cluster.VM
+	quorate  bool
+	storages []cluster.Storage
+	seen     map[string]images.StorageInfo // by storage
+	isos     map[string]int64              // by name
+	denied   map[string]bool               // "privilege path"
+	err      error                         // of the inventory
+
+	downloads bool // hosts may fetch ISOs
+}
+
+func (*site) TokenID() string { return "recast@pve!roll" }
+
+func (s *site) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
+	all := cluster.Privileges{}
+	for _, p := range []string{
+		"Sys.Audit", "Sys.Modify", "Sys.Console", "VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU",
+		"VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "Datastore.AllocateSpace", "Datastore.Audit",
+		"Datastore.AllocateTemplate", "SDN.Use",
+	} {
+		if !s.denied[p+" "+path] {
+			all[p] = true
+		}
+	}
+	return all, nil
+}
+
+func (s *site) VMs(context.Context) ([]cluster.VM, error)           { return s.vms, s.err }
+func (s *site) Quorate(context.Context) (bool, error)               { return s.quorate, s.err }
+func (s *site) Storages(context.Context) ([]cluster.Storage, error) { return s.storages, s.err }
+func (s *site) Hosts(context.Context) ([]cluster.Host, error)       { return s.hosts, nil }
+
+func (*site) Ties(context.Context, cluster.VM) (cluster.Ties, error) { return cluster.Ties{}, nil }
+
+func (s *site) Storage(_ context.Context, _, storage string) (images.StorageInfo, error) {
+	info, found := s.seen[storage]
+	if !found {
+		return info, images.ErrNoStorage
+	}
+	return info, nil
+}
+
+func (s *site) ISO(_ context.Context, _, _, name string) (int64, bool, error) {
+	size, found := s.isos[name]
+	return size, found, nil
+}
+
+func (s *site) MayDownload(context.Context, string, string) (string, error) {
+	return map[bool]string{false: "it may not"}[s.downloads], nil
+}
+
+func newSite() *site {
+	now := time.Now()
+	host := func(name string) cluster.Host {
+		return cluster.Host{Name: name, Online: true, Entry: name == "pve1", Version: "9.2.11", Clock: now, Asked: now, SpoolFree: 9 << 30}
+	}
+	return &site{
+		hosts: []cluster.Host{host("pve1"), host("pve2")}, quorate: true,
+		vms: []cluster.VM{{ID: 9011, Host: "pve1", Config: map[string]string{
+			"scsi0": "fast:vm-9011-disk-0,serial=sys,size=10G", "net0": "virtio=AA,bridge=vmbr0", "smbios1": "uuid=a",
+		}}},
+		storages: []cluster.Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "cephfs", Shared: true}},
+		seen: map[string]images.StorageInfo{
+			"fast": {Active: true, Content: []string{"images"}, FreeBytes: 50 << 30},
+			"isos": {Active: true, Shared: true, Content: []string{"iso"}, FreeBytes: 50 << 30},
+		},
+	}
+}
+
+// diagnose runs doctor without Talos, Kubernetes and images.
+func diagnose(t *testing.T, s *site, endpoints ...Endpoint) DoctorResult {
+	t.Helper()
+	c := &config.Config{
+		Cluster: "c1", Dir: t.TempDir(), Talos: config.Talos{Version: "v1.13.9"}, Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9000, Last: 9010}},
+		Nodes: []config.Node{{Name: "wk1", Schematic: "default", VMID: 9011, Strategy: "auto"}},
+	}
+	c.Images.ISO = config.ISO{Storage: []string{"isos"}, Delivery: "auto"}
+	if len(endpoints) == 0 {
+		endpoints = []Endpoint{{URL: "https://pve1", Hosts: s.Hosts}}
+	}
+	absent := errors.New("absent")
+	return Doctor(t.Context(), Project{Config: c}, DoctorSources{Proxmox: s, Endpoints: endpoints, ErrTalos: absent, ErrKube: absent, ErrImages: absent})
+}
+
+func TestDoctorFinds(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(*site)
+		what   string
+		state  State
+		seen   string // part of it
+	}{
+		"all well: quorum":      {func(*site) {}, "quorum", OK, "quorate"},
+		"all well: version":     {func(*site) {}, "node pve2", OK, "Proxmox VE 9.2.11"},
+		"all well: ISO storage": {func(*site) {}, "ISO storage isos on pve1", OK, "50 GiB free"},
+		"all well: disks":       {func(*site) {}, "disk storage fast on pve1", OK, "50 GiB free"},
+		"all well: spool":       {func(*site) {}, "upload spool", OK, "pve1 has 9216 MiB free"},
+		"all well: privileges":  {func(*site) {}, "/storage/fast", OK, "Datastore.AllocateSpace, Datastore.Audit"},
+		"no quorum":             {func(s *site) { s.quorate = false }, "quorum", Problem, "no quorum"},
+		"an old version":        {func(s *site) { s.hosts[1].Version = "7.4-17" }, "node pve2", Problem, "runs Proxmox VE 7.4-17"},
+		"mixed versions":        {func(s *site) { s.hosts[1].Version = "8.4.1" }, "versions", Warning, "different major versions"},
+		"a newer version":       {func(s *site) { s.hosts[1].Version = "10.0.1" }, "node pve2", Warning, "newer than what recast knows"},
+		"an offline node":       {func(s *site) { s.hosts[1] = cluster.Host{Name: "pve2"} }, "node pve2", Warning, "is offline"},
+		"a clock off":           {func(s *site) { s.hosts[1].Clock = s.hosts[1].Clock.Add(-5 * time.Second) }, "clock of pve2", Warning, "is 5s off"},
+		"a clock far off":       {func(s *site) { s.hosts[0].Clock = s.hosts[0].Clock.Add(2 * time.Minute) }, "clock of pve1", Problem, "is 2m0s off"},
+		"a full spool":          {func(s *site) { s.hosts[0].SpoolFree = 1 << 20 }, "upload spool", Problem, "1 MiB free"},
+		"a full thin pool": {func(s *site) {
+			s.hosts[0].ThinPools = []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 20, MetaSize: 100, MetaUsed: 95}}
+		}, "thin pool pve/data on pve1", Warning, "metadata 95%"},
+		"thin pools that can't be read": {func(s *site) { s.hosts[0].ErrPools = errors.New("no lvs") }, "thin pools on pve1", Warning, "no lvs"},
+		"no ISO content":                {func(s *site) { s.change("isos", func(i *images.StorageInfo) { i.Content = []string{"backup"} }) }, "ISO storage isos on pve1", Problem, "does not take ISOs"},
+		"an ISO storage that is away":   {func(s *site) { s.change("isos", func(i *images.StorageInfo) { i.Active = false }) }, "ISO storage isos on pve1", Problem, "not active"},
+		"a full ISO storage":            {func(s *site) { s.change("isos", func(i *images.StorageInfo) { i.FreeBytes = 3 << 20 }) }, "ISO storage isos on pve1", Problem, "3 MiB free"},
+		"an unknown ISO storage":        {func(s *site) { delete(s.seen, "isos") }, "ISO storage isos on pve1", Problem, "no such storage"},
+		"no disk content":               {func(s *site) { s.change("fast", func(i *images.StorageInfo) { i.Content = []string{"rootdir"} }) }, "disk storage fast on pve1", Problem, "does not take disks"},
+		"a storage that can't reassign": {func(s *site) { s.storages[0].Type = "iscsi" }, "disk storage fast on pve1", Warning, "can't hand a disk"},
+		"a missing privilege":           {func(s *site) { s.denied = map[string]bool{"VM.Config.Disk /vms": true} }, "VM.Config.Disk on /vms", Problem, "hand disks over"},
+		"one that a VM's entry takes":   {func(s *site) { s.denied = map[string]bool{"VM.PowerMgmt /vms/9011": true} }, "VM.PowerMgmt on /vms/9011", Problem, "stop and start"},
+		"downloads":                     {func(s *site) { s.downloads = true }, "download-url (optional)", OK, "it is granted"},
+		"no downloads":                  {func(*site) {}, "download-url (optional)", OK, "not granted (Sys.AccessNetwork on /nodes/pve1; Sys.AccessNetwork on /nodes/pve2)"},
+		"an unseen storage":             {func(s *site) { s.denied = map[string]bool{"Datastore.Audit /storage/isos": true} }, "ISO storage isos", Warning, "can't be seen"},
+		"a bridge of a zone":            {func(s *site) { s.vms[0].Config["net1"] = "virtio=BB,bridge=vnet7" }, "SDN.Use for vnet7", Warning, "zone can't be told"},
+		"a VM that can't be recreated":  {func(s *site) { s.vms[0].Config["args"] = "-x" }, "wk1", Warning, "against recreate: its setting args"},
+		"a VM that can't be replaced":   {func(s *site) { s.vms[0].Lock = "backup" }, "wk1", Warning, "against reimage: the VM is locked (backup)"},
+		"an inventory that fails":       {func(s *site) { s.err = errors.New("boom") }, "inventory", Problem, "boom"},
+		"a stranger as the claim": {func(s *site) {
+			s.vms = append(s.vms, cluster.VM{ID: 9000, Config: map[string]string{}})
+		}, "claim", Problem, "has the number that recast needs for its claim"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { // for the clocks
+				s := newSite()
+				tc.change(s)
+				res := diagnose(t, s)
+				i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == tc.what })
+				if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
+					t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
+				}
+				if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
+					t.Errorf("looked at %q only", groups)
+				}
+			})
+		})
+	}
+}
+
+func (s *site) change(storage string, f func(*images.StorageInfo)) {
+	info := s.seen[storage]
+	f(&info)
+	s.seen[storage] = info
+}
+
+func printed(res DoctorResult) string {
+	var b strings.Builder
+	for _, c := range res.Checks {
+		b.WriteString(c.Group + "/" + c.What + " " + string(c.State) + ": " + c.Seen + "\n")
+	}
+	return b.String()
+}
+
+func seenGroups(res DoctorResult) []string {
+	var out []string
+	for _, c := range res.Checks {
+		if !slices.Contains(out, c.Group) {
+			out = append(out, c.Group)
+		}
+	}
+	return out
+}
+
+func TestDoctorAsksEveryEndpoint(t *testing.T) {
+	t.Parallel()
+	s := newSite()
+	away := Endpoint{URL: "https://away", Hosts: func(context.Context) ([]cluster.Host, error) { return nil, errors.New("no route") }}
+	other := Endpoint{URL: "https://other", Hosts: func(context.Context) ([]cluster.Host, error) {
+		return []cluster.Host{{Name: "elsewhere"}}, nil
+	}}
+	mine := Endpoint{URL: "https://pve1", Hosts: s.Hosts}
+	for name, tc := range map[string]struct {
+		endpoints []Endpoint
+		states    []State
+		proxmox   bool // is looked at beyond that
+	}{
+		"all":             {[]Endpoint{mine, mine}, []State{OK, OK}, true},
+		"one away":        {[]Endpoint{away, mine}, []State{Problem, OK}, true},
+		"another cluster": {[]Endpoint{mine, other}, []State{OK, Problem}, true},
+		"none":            {[]Endpoint{away}, []State{Problem}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			res := diagnose(t, s, tc.endpoints...)
+			for i, want := range tc.states {
+				if c := res.Checks[i]; c.What != tc.endpoints[i].URL || c.State != want {
+					t.Errorf("%s is %s, want %s", c.What, c.State, want)
+				}
+			}
+			if looked := slices.Contains(seenGroups(res), GroupPrivileges); looked != tc.proxmox {
+				t.Errorf("Proxmox looked at: %v\n%s", looked, printed(res))
+			}
+		})
+	}
+}
+
+// TestDoctorEnds: what could not be read comes before what would be refused.
+func TestDoctorEnds(t *testing.T) {
+	t.Parallel()
+	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }
+	for name, tc := range map[string]struct {
+		checks []Check
+		want   string
+		kind   fault.Kind
+	}{
+		"well":               {[]Check{{State: OK}, {State: Warning}}, "", fault.Failed},
+		"refused":            {[]Check{problem(fault.Refused)}, "1 problem between here and a roll", fault.Refused},
+		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems between here and a roll", fault.Failed},
+		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems between here and a roll", fault.Config},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := DoctorResult{Checks: tc.checks}.Err()
+			if got := text(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
+				t.Errorf("%q of kind %v, want %q of %v", got, fault.KindOf(err), tc.want, tc.kind)
+			}
+		})
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestDoctorOnVersions(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		runs, wanted string
+		want         State
+		seen         string
+	}{
+		"the same":         {"v1.13.9", "v1.13.9", OK, "runs Talos v1.13.9"},
+		"the next minor":   {"v1.12.3", "v1.13.9", OK, "runs"},
+		"a minor skipped":  {"v1.11.0", "v1.13.9", Warning, "skips a minor"},
+		"back":             {"v1.14.1", "v1.13.9", Warning, "v1.13.9 is wanted"},
+		"not a version":    {"dev", "v1.13.9", Warning, "runs Talos dev"},
+		"across the major": {"v1.13.9", "v2.0.0", Warning, "skips"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := checkup{Project: Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
+			d.talosVersion("wk1", tc.runs)
+			if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
+				t.Errorf("%s: %s", c.State, c.Seen)
+			}
+		})
+	}
+}
+
+func TestDoctorOnCertificates(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		left time.Duration
+		want State
+	}{"fresh": {90 * 24 * time.Hour, OK}, "soon": {5 * 24 * time.Hour, Warning}, "over": {-time.Hour, Problem}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var d checkup
+			d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
+			if c := d.res.Checks[0]; c.State != tc.want {
+				t.Errorf("%s: %s", c.State, c.Seen)
+			}
+		})
+	}
+}

@@ -1,0 +1,193 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// expiresSoon is when a certificate's end is worth a word.
+const expiresSoon = 30 * 24 * time.Hour
+
+func (d *checkup) certificate(group, what, remedy string, expires time.Time) {
+	left := time.Until(expires)
+	switch {
+	case expires.IsZero():
+	case left < 0:
+		d.add(Check{Group: group, What: what, State: Problem, Seen: "expired on " + expires.Format(time.DateOnly), Remedy: []string{remedy}, kind: fault.Config})
+	case left < expiresSoon:
+		d.warn(group, what, remedy, "expires on %s", expires.Format(time.DateOnly))
+	default:
+		d.ok(group, what, "valid until %s", expires.Format(time.DateOnly))
+	}
+}
+
+func (d *checkup) talos() {
+	d.certificate(GroupTalos, "talosconfig", "an admin of the cluster makes a new one with talosctl config new", d.src.TalosExpires)
+	if d.src.ErrTalos != nil {
+		d.fail(GroupTalos, "talosconfig", d.src.ErrTalos)
+		return
+	}
+	if d.survey.Talos != nil {
+		d.fail(GroupTalos, "API", d.survey.Talos)
+	} else {
+		d.ok(GroupTalos, "API", "answers")
+	}
+	for _, f := range d.survey.Found {
+		for _, err := range f.Errs {
+			if d.survey.Talos == nil || f.Addr.IsValid() {
+				d.fail(GroupTalos, f.Name, err)
+			}
+		}
+		if f.Machine != nil {
+			d.talosVersion(f.Name, f.Machine.TalosVersion)
+		}
+	}
+}
+
+// talosVersion holds a machine against the configuration. Talos is upgraded one
+// minor version at a time, and never goes back.
+func (d *checkup) talosVersion(node, runs string) {
+	wanted := d.Config.Talos.Version
+	a, aKnown := minorOf(runs)
+	b, bKnown := minorOf(wanted)
+	switch {
+	case !aKnown || !bKnown:
+		d.warn(GroupTalos, node, "", "runs Talos %s", runs)
+	case b < a:
+		d.warn(GroupTalos, node, "give talos.version a newer one: Talos does not support going back", "runs Talos %s, and %s is wanted", runs, wanted)
+	case b > a+1:
+		d.warn(GroupTalos, node, "go through the versions between, one minor at a time", "runs Talos %s, and %s is wanted: that skips a minor version", runs, wanted)
+	default:
+		d.ok(GroupTalos, node, "runs Talos %s", runs)
+	}
+}
+
+// minorOf turns "v1.13.9" into 1013.
+func minorOf(version string) (int, bool) {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(parts) < 3 {
+		return 0, false
+	}
+	major, errMajor := strconv.Atoi(parts[0])
+	minor, errMinor := strconv.Atoi(parts[1])
+	return major*1000 + minor, errMajor == nil && errMinor == nil
+}
+
+func (d *checkup) kubernetes() {
+	d.certificate(GroupKubernetes, "kubeconfig", "fetch a fresh one: talosctl kubeconfig", d.src.KubeExpires)
+	switch {
+	case d.src.ErrKube != nil:
+		d.fail(GroupKubernetes, "kubeconfig", d.src.ErrKube)
+		return
+	case d.survey.Kubernetes != nil:
+		d.fail(GroupKubernetes, "API", d.survey.Kubernetes)
+		return
+	}
+	versions := map[string]int{}
+	for _, n := range d.survey.Observation.Nodes {
+		versions[n.KubeletVersion]++
+		if !n.Ready {
+			d.warn(GroupKubernetes, n.Name, "a roll starts only while the others are healthy", "is not Ready")
+		}
+	}
+	var seen []string
+	for _, v := range slices.Sorted(maps.Keys(versions)) {
+		seen = append(seen, fmt.Sprintf("%s on %d", v, versions[v]))
+	}
+	if len(versions) > 1 {
+		d.warn(GroupKubernetes, "API", "talosctl upgrade-k8s brings all to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
+		return
+	}
+	d.ok(GroupKubernetes, "API", "answers; kubelets run %s", strings.Join(seen, ", "))
+}
+
+// images says whether the lock is there, and what makes images of it.
+func (d *checkup) images(ctx context.Context, errLock error) {
+	if errLock != nil {
+		d.fail(GroupImages, "lock", errLock)
+	} else {
+		d.ok(GroupImages, "lock", "%s, %d schematics", d.lock.Talos, len(d.lock.Schematics))
+	}
+	if d.src.ErrImages != nil {
+		d.fail(GroupImages, "clients", d.src.ErrImages)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askImages)
+	defer cancel()
+	version := cmp.Or(d.lock.Talos, d.Config.Talos.Version)
+	if list, err := d.src.Images.Factory.Extensions(ctx, version); err != nil {
+		d.fail(GroupImages, "factory", err)
+	} else {
+		d.ok(GroupImages, "factory", "%s has %d extensions for Talos %s", d.Config.Images.Factory, len(list), version)
+	}
+	if list, err := d.src.Images.Catalog.Official(ctx, version); err != nil {
+		d.fail(GroupImages, "registry", err)
+	} else {
+		d.ok(GroupImages, "registry", "%s lists %d extensions for Talos %s", d.Config.Images.Extensions, len(list), version)
+	}
+}
+
+// nodes says of each node what could be done to it.
+func (d *checkup) nodes() {
+	for _, err := range d.survey.Shared {
+		d.fail(GroupNodes, "VMs", err)
+	}
+	for i, a := range d.res.Nodes {
+		if err := d.survey.Unread[i]; err != nil {
+			d.unreadNode(a, err)
+		}
+		d.node(a)
+	}
+}
+
+// unreadNode is a problem of its own unless it follows from what is told elsewhere.
+func (d *checkup) unreadNode(a cluster.Assessment, err error) {
+	blind := slices.ContainsFunc(d.missing.Lacks, func(l cluster.Lack) bool { return l.Privilege == "VM.Audit" })
+	switch {
+	case blind && a.VMID == 0:
+		d.warn(GroupNodes, a.Node, "", "its VM can't be seen without VM.Audit on /vms")
+	case fault.KindOf(err) == fault.Refused && len(d.missing.Lacks) > 0, d.survey.Kubernetes != nil:
+		d.warn(GroupNodes, a.Node, "", "%s", err)
+	default:
+		d.fail(GroupNodes, a.Node, err)
+	}
+}
+
+func (d *checkup) node(a cluster.Assessment) {
+	if a.VMID == 0 {
+		return // told already
+	}
+	vm := fmt.Sprintf("VM %d on %s", a.VMID, a.Host)
+	switch {
+	case a.Unread:
+		d.warn(GroupNodes, a.Node, "", "%s: its machine could not be read%s", vm, against(a))
+	case len(a.Refused) > 0:
+		d.refuse(GroupNodes, a.Node, "", "%s: %s", vm, strings.Join(a.Refused, "; "))
+	default:
+		notes := ""
+		if more := slices.Concat(a.WillLose, a.Notes); len(more) > 0 {
+			notes = "; " + strings.Join(more, "; ")
+		}
+		d.ok(GroupNodes, a.Node, "%s: %s%s", vm, a.Why, notes)
+	}
+}
+
+// against lists what forbids which strategy, for a node of which no more is known.
+func against(a cluster.Assessment) string {
+	var out strings.Builder
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		if len(a.Against[s]) > 0 {
+			fmt.Fprintf(&out, "; against %s: %s", s, strings.Join(a.Against[s], "; "))
+		}
+	}
+	return out.String()
+}

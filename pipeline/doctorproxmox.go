@@ -1,0 +1,208 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// proxmox holds the hosts and their cluster against what a roll relies on.
+func (d *checkup) proxmox() {
+	d.versions()
+	for _, err := range errsOf(d.survey.Proxmox) {
+		if fault.KindOf(err) == fault.Refused {
+			d.warn(GroupProxmox, "inventory", "", "not all can be read without the privileges below: %s", err)
+			continue
+		}
+		d.fail(GroupProxmox, "inventory", err)
+	}
+	if d.survey.Proxmox == nil {
+		if d.survey.Quorate {
+			d.ok(GroupProxmox, "quorum", "the cluster is quorate")
+		} else {
+			d.refuse(GroupProxmox, "quorum", "bring the other nodes back (pvecm status): without quorum Proxmox deletes disks and then fails", "the cluster has no quorum")
+		}
+	}
+	d.clocks()
+	d.claim()
+}
+
+// Hosts of other versions were never tried with recast: what it relies on came
+// with 7.1 (move_disk to another VM) and 8.0 (resize as a task).
+const oldestMajor, newestMajor = 8, 9
+
+func (d *checkup) versions() {
+	majors := map[int]bool{}
+	for _, h := range d.hosts {
+		if h.Entry || d.res.Version == "" {
+			d.res.Version = h.Version
+		}
+		major, _ := strconv.Atoi(strings.SplitN(h.Version, ".", 2)[0])
+		switch {
+		case !h.Online:
+			d.warn(GroupProxmox, "node "+h.Name, "bring it back, or leave its nodes out of a roll", "is offline")
+			continue
+		case h.Version == "":
+			d.warn(GroupProxmox, "node "+h.Name, "", "its version could not be read")
+		case major < oldestMajor:
+			d.refuse(GroupProxmox, "node "+h.Name, "upgrade it to Proxmox VE 8 or 9", "runs Proxmox VE %s", h.Version)
+		case major > newestMajor:
+			d.warn(GroupProxmox, "node "+h.Name, "see whether there is a newer recast", "runs Proxmox VE %s, which is newer than what recast knows", h.Version)
+		default:
+			d.ok(GroupProxmox, "node "+h.Name, "Proxmox VE %s", h.Version)
+		}
+		majors[major] = true
+		d.hostErrors(h)
+	}
+	if len(majors) > 1 {
+		d.warn(GroupProxmox, "versions", "finish the upgrade of the Proxmox cluster first", "the nodes run different major versions")
+	}
+}
+
+// hostErrors is what could not be read of a host. What the token may not read is
+// told once, among the privileges.
+func (d *checkup) hostErrors(h cluster.Host) {
+	forbidden := false
+	for _, err := range h.Errs {
+		if fault.KindOf(err) == fault.Refused {
+			forbidden = true
+			continue
+		}
+		d.fail(GroupProxmox, "node "+h.Name, err)
+	}
+	if forbidden {
+		d.warn(GroupProxmox, "node "+h.Name, "", "its clock, space and thin pools can't be read without Sys.Audit on /nodes/%s", h.Name)
+	}
+}
+
+// A clock this far off is worth a word, or breaks certificates and tokens.
+const (
+	skewWorthAWord = 2 * time.Second
+	skewTooMuch    = time.Minute
+)
+
+// clocks compares every host with us. Proxmox tells whole seconds.
+func (d *checkup) clocks() {
+	for _, h := range d.hosts {
+		if h.Clock.IsZero() {
+			continue
+		}
+		skew := h.Clock.Sub(h.Asked.Truncate(time.Second))
+		seen := fmt.Sprintf("is %s off this machine's clock", skew.Abs())
+		const remedy = "see chronyc tracking on both"
+		switch {
+		case skew.Abs() > skewTooMuch:
+			d.refuse(GroupProxmox, "clock of "+h.Name, remedy, "%s", seen)
+		case skew.Abs() > skewWorthAWord:
+			d.warn(GroupProxmox, "clock of "+h.Name, remedy, "%s", seen)
+		}
+	}
+}
+
+func (d *checkup) claim() {
+	state, held, err := cluster.PeekClaim(d.survey.VMs, d.Config.Cluster, d.claimID())
+	switch {
+	case err != nil:
+		d.fail(GroupProxmox, "claim", err)
+	case held:
+		d.warn(GroupProxmox, "claim", "recast status says who that is; recast roll takes a claim over that stands still", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
+	}
+	for _, p := range d.survey.Parking {
+		if p.Record.Open {
+			d.warn(GroupProxmox, "unfinished", "recast status says where every disk is; recast roll finishes it", "the replacement of %s by run %s", p.Record.Node, p.Record.Run)
+		}
+	}
+}
+
+// privileges compares what the token may do with what a roll takes.
+func (d *checkup) privileges(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	needs := d.survey.Needs(d.wanted, d.res.Nodes)
+	missing, err := needs.Missing(ctx, d.src.Proxmox)
+	if err != nil {
+		d.fail(GroupPrivileges, "token", err)
+		return
+	}
+	d.missing = missing
+	for _, n := range needs {
+		_, lacks := missing.Lack(n)
+		d.res.Needs = append(d.res.Needs, NeedStatus{n, !lacks})
+	}
+	for _, path := range needs.Paths() {
+		if held := missing.Held(path); len(held) > 0 {
+			d.ok(GroupPrivileges, path, "%s", strings.Join(held, ", "))
+		}
+	}
+	for _, l := range missing.Lacks {
+		d.refuse(GroupPrivileges, l.Privilege+" on "+l.At, l.Remedy(), "missing; needed to %s", strings.Join(l.Why, "; to "))
+	}
+	if len(missing.Lacks) > 0 {
+		d.res.Grants = missing.Grants().Lines(missing.Token)
+	}
+	d.options(ctx, needs)
+	d.foreignBridges()
+}
+
+// options are what a roll does without: never more than a word.
+func (d *checkup) options(ctx context.Context, needs cluster.Needs) {
+	for _, o := range cluster.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)) {
+		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
+		if err != nil {
+			d.fail(GroupPrivileges, o.Name, err)
+			continue
+		}
+		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == cluster.DownloadURL && d.mayDownload(ctx) {
+			d.ok(GroupPrivileges, o.Name+" (optional)", "it is granted")
+			continue
+		}
+		d.add(Check{
+			Group: GroupPrivileges, What: o.Name + " (optional)", State: OK,
+			Seen:   fmt.Sprintf("not granted (%s): %s", missing, o.Without),
+			Remedy: missing.Grants().Lines(missing.Token),
+		})
+	}
+}
+
+// mayDownload says whether every host may fetch ISOs to every storage for them.
+func (d *checkup) mayDownload(ctx context.Context) bool {
+	for _, host := range hostNames(d.hosts) {
+		for _, storage := range d.Config.Images.ISO.Storage {
+			if why, err := d.src.Proxmox.MayDownload(ctx, host, storage); why != "" || err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// foreignBridges are VNets, whose zone the VM's configuration does not name.
+func (d *checkup) foreignBridges() {
+	for i, f := range d.survey.Found {
+		if f.VM == nil {
+			continue
+		}
+		for _, bridge := range cluster.ForeignBridges(*f.VM) {
+			d.warn(GroupPrivileges, "SDN.Use for "+bridge, "see that the token has SDN.Use on /sdn/zones/<its zone>/"+bridge,
+				"%s is connected to a VNet, whose zone can't be told: recreating it takes SDN.Use there", d.wanted[i].Name)
+		}
+	}
+}
+
+// hostsOfNodes are the hosts on which nodes live, sorted.
+func (d *checkup) hostsOfNodes() []string {
+	var out []string
+	for _, f := range d.survey.Found {
+		if host := f.Host(); host != "" && !slices.Contains(out, host) {
+			out = append(out, host)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

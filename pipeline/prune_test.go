@@ -1,0 +1,313 @@
+package pipeline
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// pruneSite is a Proxmox cluster with one storage for ISOs; what is not asked of it is nil.
+type pruneSite struct {
+	cluster.Proxmox
+	mu       sync.Mutex // the claim's heartbeat comes in between
+	vms      map[cluster.VMID]cluster.VM
+	isos     map[string]time.Time // name → when it came
+	uses     []images.Use
+	blind    error
+	lacks    string // a privilege
+	noQuorum bool
+	busy     func() []string // tasks of an earlier run; nil: none
+	changes  []string
+}
+
+func (s *pruneSite) TokenID() string                            { return "recast@pve!t" }
+func (s *pruneSite) Quorate(context.Context) (bool, error)      { return !s.noQuorum, nil }
+func (s *pruneSite) Uses(context.Context) ([]images.Use, error) { return s.uses, s.blind }
+
+func (s *pruneSite) Permissions(context.Context, string) (cluster.Privileges, error) {
+	all := cluster.Privileges{}
+	for _, p := range []string{
+		"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.Allocate", "Datastore.AllocateTemplate",
+	} {
+		if p != s.lacks {
+			all[p] = true
+		}
+	}
+	return all, nil
+}
+
+func (s *pruneSite) OwnTasks(context.Context) ([]string, error) {
+	if s.busy == nil {
+		return nil, nil
+	}
+	return s.busy(), nil
+}
+
+func (s *pruneSite) VMs(context.Context) ([]cluster.VM, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var vms []cluster.VM
+	for _, id := range slices.Sorted(maps.Keys(s.vms)) {
+		vm := s.vms[id]
+		vm.Config = maps.Clone(vm.Config)
+		vms = append(vms, vm)
+	}
+	return vms, nil
+}
+
+func (s *pruneSite) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	vm, ok := s.vms[id]
+	if !ok {
+		return vm, cluster.ErrNotFound
+	}
+	vm.Config = maps.Clone(vm.Config)
+	return vm, nil
+}
+
+func (s *pruneSite) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vms[id] = cluster.VM{ID: id, Name: config["name"], Host: host, Config: maps.Clone(config)}
+	s.changes = append(s.changes, "claim")
+	return nil
+}
+
+func (s *pruneSite) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, _ []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.Copy(s.vms[vm.ID].Config, set)
+	return nil
+}
+
+func (s *pruneSite) DeleteVM(_ context.Context, vm cluster.VM) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.vms, vm.ID)
+	s.changes = append(s.changes, "give back")
+	return nil
+}
+
+func (s *pruneSite) Nodes(context.Context) (online, offline []string, err error) {
+	return []string{"pve1"}, []string{"pve2"}, nil
+}
+
+func (s *pruneSite) Storage(context.Context, string, string) (images.StorageInfo, error) {
+	return images.StorageInfo{Active: true, Shared: true, Content: []string{"iso"}}, nil
+}
+
+func (s *pruneSite) ISOs(_ context.Context, host, storage string) ([]images.StoredISO, error) {
+	var isos []images.StoredISO
+	for _, name := range slices.Sorted(maps.Keys(s.isos)) {
+		isos = append(isos, images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: 1 << 20, Changed: s.isos[name]})
+	}
+	return isos, nil
+}
+
+func (s *pruneSite) DeleteISO(_ context.Context, iso images.StoredISO) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.isos, iso.Name)
+	s.changes = append(s.changes, "delete "+iso.Name)
+	return nil
+}
+
+// park puts the record of an unfinished replacement there that brings openBuild;
+// memory is what it remembers, as cluster packs it.
+func (s *pruneSite) park(memory string) {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err := io.WriteString(w, memory)
+	rec := cluster.Record{
+		Cluster: "other", Node: "wk9", Run: "r9", Build: openBuild, VMID: 9, Open: true,
+	}
+	err = errors.Join(err, w.Close())
+	rec.Memory = base64.RawURLEncoding.EncodeToString(packed.Bytes())
+	description, errRecord := rec.Description()
+	if err := errors.Join(err, errRecord); err != nil {
+		panic(err)
+	}
+	s.vms[9090] = cluster.VM{ID: 9090, Name: "recast-parking-wk9", Host: "pve1", Config: map[string]string{"description": description}}
+}
+
+func isoNamed(build string) string {
+	return "recast-v1.13.9-" + schematics.Short(build) + "-nocloud-amd64.iso"
+}
+
+// Builds that no lock here has.
+var (
+	goneBuild = strings.Repeat("a", 64)
+	openBuild = strings.Repeat("b", 64)
+	runBuild  = strings.Repeat("c", 64)
+)
+
+// pruneProject has a lock, one before it, and an ISO of each and of the builds above, all old.
+func pruneProject(t *testing.T) (Project, *pruneSite) {
+	t.Helper()
+	p, build := project(t)
+	p.Config.Images.ISO.Storage = []string{"isos"}
+	p.Config.Roll.Poll = config.Duration(time.Second)
+	before, _, err := schematics.Resolve(t.Context(), schematics.Request{
+		Talos: "v1.13.8", Arch: "amd64", Platform: "nocloud",
+		Files: map[string]schematics.File{"default": {Path: "default.yaml", Data: []byte("customization: {}\n")}},
+	}, noExtensions{}, nil)
+	if err == nil {
+		err = schematics.Archive(p.pastLocks(), before)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &pruneSite{vms: map[cluster.VMID]cluster.VM{
+		101: {ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"description": "recast: run=r0 build=" + runBuild}},
+	}, isos: map[string]time.Time{}}
+	for _, name := range []string{before.Schematics["default"].ISO.Name, isoNamed(build), isoNamed(goneBuild), isoNamed(openBuild), isoNamed(runBuild)} {
+		s.isos[name] = time.Now().Add(-1000 * time.Hour)
+	}
+	return p, s
+}
+
+func (s *pruneSite) prune(t *testing.T, p Project, confirm bool) (PruneReport, error) {
+	t.Helper()
+	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
+		OlderThan: 168 * time.Hour, Holder: cluster.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+		Confirm: func(rep PruneReport) (bool, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.changes = append(s.changes, "ask")
+			return confirm, nil
+		},
+	})
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		prepare func(*pruneSite)
+		no      bool // the answer
+		want    []string
+		fails   string
+		kind    fault.Kind
+	}{
+		"what nothing needs": {want: []string{"claim", "ask", "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), "give back"}},
+		"an open record, of another cluster": {
+			prepare: func(s *pruneSite) {
+				// A VM that had an ISO of another build in its drive, and has to be put back perhaps.
+				s.park(`{"VM":{"ID":9,"Name":"wk9","Host":"pve1","Config":{"ide2":"isos:iso/` + isoNamed(goneBuild) + `,media=cdrom"}}}`)
+			},
+		},
+		"an open record that can't be read": {
+			prepare: func(s *pruneSite) { s.park("{") },
+			fails:   `VM 9090 "recast-parking-wk9" on pve1: record of node wk9: what it remembers of VM 9 can't be read`, kind: fault.Refused,
+		},
+		"a task of a run that was killed": {
+			prepare: func(s *pruneSite) {
+				until := time.Now().Add(time.Minute)
+				s.busy = func() []string {
+					if time.Now().Before(until) {
+						return []string{"qmcreate 7 on pve1"}
+					}
+					s.uses = []images.Use{{By: "VM 7", Values: []string{"isos:iso/" + isoNamed(goneBuild)}}}
+					return nil
+				}
+			}, want: []string{"claim", "ask", "delete " + isoNamed(openBuild), "give back"},
+		},
+		"nothing to do": {
+			prepare: func(s *pruneSite) {
+				s.uses = []images.Use{{By: "VM 7", Values: []string{"isos:iso/" + isoNamed(goneBuild), "isos:iso/" + isoNamed(openBuild)}}}
+			},
+		},
+		"no":          {no: true, want: []string{"claim", "ask", "give back"}, fails: "not confirmed; nothing was removed", kind: fault.Interrupted},
+		"no quorum":   {prepare: func(s *pruneSite) { s.noQuorum = true }, fails: "the Proxmox cluster has no quorum", kind: fault.Refused},
+		"no right":    {prepare: func(s *pruneSite) { s.lacks = "Datastore.Allocate" }, fails: "Datastore.Allocate on /storage/isos", kind: fault.Refused},
+		"half a view": {prepare: func(s *pruneSite) { s.blind = fault.Refusedf("sees half") }, fails: "sees half", kind: fault.Refused},
+		"another run": {
+			prepare: func(s *pruneSite) {
+				s.vms[9089] = cluster.VM{ID: 9089, Name: "recast-claim", Host: "pve1", Config: map[string]string{"description": claimText}}
+				time.AfterFunc(time.Second, func() { // it is alive
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					s.vms[9089].Config["description"] = strings.Replace(claimText, `"beat":7`, `"beat":8`, 1)
+				})
+			}, fails: "held by run r1", kind: fault.Claimed,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, s := pruneProject(t)
+				if tc.prepare != nil {
+					tc.prepare(s)
+				}
+				rep, err := s.prune(t, p, !tc.no)
+				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
+					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+				}
+				if diff := cmp.Diff(tc.want, s.changes); diff != "" {
+					t.Errorf("changes (-want +got):\n%s", diff)
+				}
+				for _, v := range rep.ISOs {
+					if _, there := s.isos[v.Name]; v.Removed == there {
+						t.Errorf("%s: removed is %t", v, v.Removed)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPruneSaysWhy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, s := pruneProject(t)
+		s.isos[isoNamed(goneBuild)] = time.Now()
+		rep, err := s.prune(t, p, false)
+		if fault.KindOf(err) != fault.Interrupted {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, v := range rep.ISOs {
+			got[v.Name] = strings.Join(v.Keep, "; ")
+		}
+		lock, err := schematics.ReadLock(p.LockFile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{
+			lock.Schematics["default"].ISO.Name: "recast.lock has it",
+			isoNamed(goneBuild):                 "it is younger than 168h",
+			isoNamed(openBuild):                 "",
+			isoNamed(runBuild):                  `VM 101 "wk1" on pve1 was made from it`,
+		}
+		for name := range s.isos {
+			if strings.HasPrefix(name, "recast-v1.13.8-") {
+				want[name] = "the lock before recast.lock has it: the way back"
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("why they stay (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{"pve2 is offline: what is on storages of its own was not looked at"}, rep.Unseen); diff != "" {
+			t.Errorf("unseen (-want +got):\n%s", diff)
+		}
+	})
+}
