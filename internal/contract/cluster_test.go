@@ -57,6 +57,9 @@ func (s *server) shows(id int, key, want string) {
 			return
 		}
 		if time.Since(began) > 30*time.Second {
+			if s.sim == nil && (got == "" || got == "unknown") {
+				s.t.Skip("needs pvestatd, which reports what the node's VMs are doing")
+			}
 			s.t.Fatalf("%s is %q after half a minute, want %q", key, got, want)
 		}
 	}

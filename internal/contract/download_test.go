@@ -13,8 +13,27 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// image is a small file that every Proxmox VE serves to anybody.
-const image = "/pve2/images/logo-128.png"
+// source is a URL of the server's own that its node can fetch. A node need not
+// reach itself by the address that we use.
+func (s *server) source() string {
+	s.t.Helper()
+	hosts := []string{s.place.endpoint}
+	for _, row := range list(s.t, s.get("/cluster/status")) {
+		if o := object(s.t, row); o["name"] == s.place.node && o["ip"] != nil {
+			hosts = append(hosts, "https://"+net.JoinHostPort(text(o["ip"]), "8006"))
+		}
+	}
+	for _, host := range append(hosts, "https://127.0.0.1:8006") {
+		for _, path := range []string{"/pve2/images/logo-128.png", "/favicon.ico", "/"} {
+			r := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "verify-certificates=0", "url="+host+path)
+			if r.Code == http.StatusOK {
+				return host + path
+			}
+		}
+	}
+	s.t.Skip("needs a node that can fetch something from itself")
+	return ""
+}
 
 // fetches skips a test unless the token may have the node fetch URLs.
 func (s *server) fetches() {
@@ -37,7 +56,7 @@ func (s *server) download(url, name string, form ...string) reply {
 
 func (s *server) downloadOK(name string, form ...string) ended {
 	s.t.Helper()
-	e := s.wait(s.download(s.place.endpoint+image, name, form...))
+	e := s.wait(s.download(s.source(), name, form...))
 	if e.Exit != "OK" {
 		s.t.Fatalf("download ended with %q: %q", e.Exit, e.Log)
 	}
@@ -63,7 +82,7 @@ func TestDownload(t *testing.T) {
 			s.fetches()
 			name := s.isoName()
 			s.uploadOK(iso(), file(name, "mine"))
-			got := s.wait(s.download(s.place.endpoint+image, name)).Exit
+			got := s.wait(s.download(s.source(), name)).Exit
 			if !regexp.MustCompile(`^refusing to override existing file '/.*/` + name + `'$`).MatchString(got) {
 				t.Error(got)
 			}
@@ -87,7 +106,7 @@ func TestDownload(t *testing.T) {
 			s.fetches()
 			name := s.isoName()
 			s.uploadOK(iso(), file(name, "mine"))
-			got := s.wait(s.download(s.place.endpoint+image, name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
+			got := s.wait(s.download(s.source(), name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
 			if !strings.HasPrefix(got, fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("mine"), sum("theirs"))) {
 				t.Error(got)
 			}
@@ -98,7 +117,7 @@ func TestDownload(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.fetches()
 			name := s.isoName()
-			got := s.wait(s.download(s.place.endpoint+image, name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
+			got := s.wait(s.download(s.source(), name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
 			if !strings.HasPrefix(got, "checksum mismatch: got '") {
 				t.Error(got)
 			}
@@ -108,7 +127,7 @@ func TestDownload(t *testing.T) {
 }
 
 func TestDownloadFails(t *testing.T) {
-	for what, path := range map[string]string{"does not listen": "http://127.0.0.1:1/x.iso", "has no such file": image + ".nosuch"} {
+	for what, path := range map[string]string{"does not listen": "http://127.0.0.1:1/x.iso", "has no such file": "/pve2/images/nosuch.png"} {
 		t.Run("where the server "+what, func(t *testing.T) {
 			run(t, 0, func(t *testing.T, s *server) {
 				s.fetches()
@@ -128,7 +147,7 @@ func TestDownloadFails(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
 			s.fetches()
 			path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/download-url"
-			got := s.task(http.MethodPost, path, "content=iso", "url="+s.place.endpoint+image, "filename="+s.isoName()).Exit
+			got := s.task(http.MethodPost, path, "content=iso", "url="+s.source(), "filename="+s.isoName()).Exit
 			if !strings.HasPrefix(got, "download failed: ") {
 				t.Error(got)
 			}
@@ -137,8 +156,9 @@ func TestDownloadFails(t *testing.T) {
 	t.Run("without a way out", func(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
 			s.fetches()
+			url := s.source()
 			s.sim.world.SetWayOut(s.place.node, false)
-			if got := s.wait(s.download(s.place.endpoint+image, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
+			if got := s.wait(s.download(url, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
 				t.Error(got)
 			}
 		})
@@ -178,7 +198,7 @@ func TestDownloadRefused(t *testing.T) {
 	})
 	t.Run("without the right to the node's network", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
-			got := s.poor(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url="+s.place.endpoint+image)
+			got := s.poor(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url="+s.place.endpoint+"/x.iso")
 			wantRefusal(t, got, "403 Permission check failed", nil)
 			got = s.poor(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/download-url", "content=iso", "filename=x.iso", "url=http://127.0.0.1:1/")
 			wantRefusal(t, got, "403 Permission check failed (/storage/"+s.place.isoStorage+", Datastore.AllocateTemplate)", nil)
@@ -189,7 +209,7 @@ func TestDownloadRefused(t *testing.T) {
 			for _, role := range []string{"Contract", "DeletesISOs"} {
 				s.sim.world.AddRole(role, "Sys.Modify", "Datastore.AllocateTemplate", "Datastore.Audit", "VM.Audit")
 			}
-			wantRefusal(t, s.download(s.place.endpoint+image, "x.iso"), "403 Permission check failed", nil)
+			wantRefusal(t, s.download(s.place.endpoint+"/x.iso", "x.iso"), "403 Permission check failed", nil)
 		})
 	})
 }

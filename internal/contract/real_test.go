@@ -50,7 +50,7 @@ var swept struct {
 
 func newReal(t *testing.T, p place) *server {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second}
+	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 3 * time.Second}
 	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 5 * time.Minute}}
 	s.client = s.connect(pve.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
 	t.Cleanup(func() {
