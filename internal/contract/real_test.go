@@ -11,11 +11,15 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/recast-sh/recast/internal/pve"
 )
+
+// taken counts the VMIDs that were used on the real server.
+var taken atomic.Int64
 
 // realPlace reads where the real server is; false if the environment names none.
 func realPlace(t *testing.T) (place, bool) {
@@ -23,7 +27,7 @@ func realPlace(t *testing.T) (place, bool) {
 	p := place{
 		endpoint: strings.TrimSuffix(os.Getenv("PVE_ENDPOINT"), "/"), token: os.Getenv("PVE_TOKEN"), poor: os.Getenv("PVE_POOR_TOKEN"),
 		node: os.Getenv("PVE_NODE"), node2: os.Getenv("PVE_NODE2"), storage: os.Getenv("PVE_STORAGE"), isoStorage: os.Getenv("PVE_ISO_STORAGE"),
-		sharedStorage: os.Getenv("PVE_SHARED_STORAGE"), bridge: cmp.Or(os.Getenv("PVE_BRIDGE"), "vmbr0"), pool: os.Getenv("PVE_POOL"),
+		sharedStorage: os.Getenv("PVE_SHARED_STORAGE"), bridge: cmp.Or(os.Getenv("PVE_BRIDGE"), "vmbr0"), pool: os.Getenv("PVE_POOL"), taken: &taken,
 	}
 	if p.endpoint == "" {
 		return p, false

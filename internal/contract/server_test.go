@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,13 @@ type place struct {
 	sharedStorage         string
 	bridge, pool          string
 	first, last           int // VMIDs
+	taken                 *atomic.Int64
+}
+
+// next goes round the range, so that a test does not meet what the one before
+// has left under the same number: tasks, and what the cluster still shows.
+func (p place) next() int {
+	return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1))
 }
 
 // lacks lists what of n the place lacks, by name.

@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,7 +93,7 @@ func newSimulated(t *testing.T) *server {
 		place: place{
 			endpoint: "https://127.42.9.1:8006", token: simToken + "=" + secret, poor: simPoor + "=" + secret,
 			node: "pve1", node2: "pve2", storage: "data", isoStorage: "local", sharedStorage: "nas", bridge: "vmbr0", pool: "contract",
-			first: 90000, last: 90099,
+			first: 90000, last: 90099, taken: new(atomic.Int64),
 		},
 	}
 	s.client = s.connect(pve.Options{RootCAs: pool, Dial: dialer.DialContext})

@@ -19,7 +19,8 @@ func (s *server) freeID() int {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id := s.place.first; id <= s.place.last; id++ {
+	for range s.place.last - s.place.first + 1 {
+		id := s.place.next()
 		if slices.Contains(s.made, id) {
 			continue
 		}
