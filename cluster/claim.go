@@ -74,6 +74,8 @@ type acquisition struct {
 	watching bool // somebody else's claim
 	seen     ClaimState
 	since    time.Time // when it was first seen like this
+
+	formingSince time.Time // when it was first seen to be no more than that; zero: it is more
 }
 
 func (a *acquisition) look(ctx context.Context) (done bool, seen string, err error) {
@@ -87,8 +89,15 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	case err != nil:
 		return false, "", wait.Stop(fmt.Errorf("look up VM %d: %w", a.VMID, err))
 	case forming(vm):
+		if a.formingSince.IsZero() {
+			a.formingSince = asked
+		}
+		if asked.Sub(a.formingSince) >= a.watch() {
+			return false, "", wait.Stop(halfMade(vm))
+		}
 		return false, fmt.Sprintf("%s is being created by somebody", vm), nil
 	}
+	a.formingSince = time.Time{}
 	found, err := claimOf(vm, a.Cluster)
 	switch {
 	case err != nil:

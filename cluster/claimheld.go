@@ -32,22 +32,48 @@ func hold(ctx context.Context, c Claim, sent time.Time) *Held {
 }
 
 // Check reads the claim afresh and fails with fault.Claimed when it is no longer
-// ours. It refuses as well while no heartbeat has arrived for half the time
-// after which others may take the claim over.
+// ours. Where no heartbeat has arrived for half the time after which others may
+// take the claim over, it waits as long as that time for the next one, so that a
+// short outage of Proxmox does not end a run; then it refuses.
 func (h *Held) Check(ctx context.Context) error {
-	if _, err := h.current(ctx); err != nil {
-		return err
+	start := time.Now()
+	for {
+		_, err := h.current(ctx)
+		if err != nil {
+			return &unprovenError{err}
+		}
+		if err = h.silence(); err == nil {
+			return nil
+		}
+		if time.Since(start) >= h.claim.watch() {
+			return &unprovenError{err}
+		}
+		select {
+		case <-ctx.Done():
+			return &unprovenError{err}
+		case <-time.After(h.claim.heartbeat() / 3):
+		}
 	}
+}
+
+// unprovenError is why something was not done: it is not known that the claim is ours.
+type unprovenError struct{ error }
+
+func (e *unprovenError) Unwrap() error { return e.error }
+
+// silence is the error of a claim that no heartbeat has kept alive of late.
+func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if silent := elapsed(h.alive); silent > h.claim.watch()/2 {
-		err := fault.Refusedf("can't prove that we still hold the claim of cluster %s: no heartbeat has arrived for %s", h.claim.Cluster, silent.Round(time.Second))
-		if h.fault != nil {
-			err = fault.Refusedf("%w: %w", err, h.fault)
-		}
-		return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
+	silent := elapsed(h.alive)
+	if silent <= h.claim.watch()/2 {
+		return nil
 	}
-	return nil
+	err := fault.Refusedf("can't prove that we still hold the claim of cluster %s: no heartbeat has arrived for %s", h.claim.Cluster, silent.Round(time.Second))
+	if h.fault != nil {
+		err = fault.Refusedf("%w: %w", err, h.fault)
+	}
+	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
 
 // elapsed is the time since then by whichever clock says more: a monotonic

@@ -72,6 +72,14 @@ func readClaim(vm VM) (s ClaimState, ok bool, err error) {
 // (qemu-server, API2/Qemu.pm, create_and_lock_config).
 func forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
 
+// halfMade is the error of a VM that is forming and does not become more. Only
+// root can take that lock away.
+func halfMade(vm VM) error {
+	return fault.WithHint(fault.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
+		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
+			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
+}
+
 // claimOf reads a cluster's claim from the VM with the claim's VMID, and
 // refuses what else may be there.
 func claimOf(vm VM, cluster string) (ClaimState, error) {

@@ -244,6 +244,14 @@ func (a Assessment) Storages() []string {
 // CanReassign says whether storages of that type can hand a disk over to another VM.
 func (s Storage) CanReassign() bool { return slices.Contains(reassigns, s.Type) }
 
+// unseen says whether Proxmox does not list a storage of the node's disks: a
+// token is shown none on which it has neither Datastore.Audit nor Datastore.AllocateSpace.
+func (s Survey) unseen(a Assessment) bool {
+	return slices.ContainsFunc(a.Storages(), func(name string) bool {
+		return !slices.ContainsFunc(s.Observation.Storages, func(l Storage) bool { return l.Name == name })
+	})
+}
+
 // Needs is what a roll of these nodes takes, each by the strategy that it would
 // get: by the one asked for, or recreate, where that is not known.
 func (s Survey) Needs(wanted []Wanted, assessments []Assessment) Needs {
@@ -251,6 +259,9 @@ func (s Survey) Needs(wanted []Wanted, assessments []Assessment) Needs {
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
+		if s.unseen(a) {
+			strategy = w.Strategy // what was found possible is only what the token lets be seen
+		}
 		if !slices.Contains(strategies, strategy) {
 			strategy = w.Strategy
 		}

@@ -54,6 +54,9 @@ func (n *nodeRoll) look(ctx context.Context) error {
 			problems = append(problems, n.requireReplaceable(ctx))
 		}
 	}
+	if !n.plan.Resume && n.plan.Strategy != InPlace {
+		problems = append(problems, n.requireStorages(ctx))
+	}
 	if !n.plan.Resume {
 		problems = append(problems, n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
 	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
@@ -99,6 +102,28 @@ func (n *nodeRoll) isoVolume(ctx context.Context) (string, error) {
 	}
 	return "", fault.WithHint(fault.Refusedf("boot ISO %s is on none of %s as host %s sees them",
 		n.want.Build.ISOName, strings.Join(n.want.ISOStorages, ", "), n.plan.Host), "recast publish")
+}
+
+// requireStorages asks each storage that has a disk of the VM for something: one
+// that is out of reach is found before the VM is off, not when the disks are to be moved.
+func (n *nodeRoll) requireStorages(ctx context.Context) error {
+	disks, err := n.plan.found.VM.Disks()
+	if err != nil {
+		return err
+	}
+	var problems []error
+	asked := map[string]bool{}
+	for _, d := range disks {
+		storage := d.Storage()
+		if d.CDROM || d.Owner == 0 || asked[storage] {
+			continue
+		}
+		asked[storage] = true
+		if _, err := n.Proxmox.OwnedVolumes(ctx, n.plan.Host, storage, n.plan.VMID); err != nil {
+			problems = append(problems, fmt.Errorf("read storage %s, on which %s of VM %d is, before that is taken down: %w", storage, d.Key, n.plan.VMID, err))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 func (n *nodeRoll) requireUnchanged(ctx context.Context) error {

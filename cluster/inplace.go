@@ -53,8 +53,9 @@ func (n *nodeRoll) pullSteps() []step.Step {
 
 func (n *nodeRoll) pull(ctx context.Context) error {
 	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
+	_, unproven := errors.AsType[*unprovenError](err)
 	switch {
-	case fault.KindOf(err) == fault.Claimed:
+	case unproven:
 		return err
 	case err != nil:
 		return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),

@@ -32,11 +32,14 @@ type Access interface {
 	// Permissions reads what the token may do at a path of the access tree
 	// ("/", "/vms/9011"), which need not exist.
 	Permissions(ctx context.Context, path string) (Privileges, error)
+	// Standing reads at each of the paths what the token and its user have.
+	Standing(ctx context.Context, paths []string) (map[string]Standing, error)
 }
 
 // Inventory reads the whole Proxmox cluster.
 type Inventory interface {
-	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID.
+	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by
+	// VMID. Which of them run, it tells about 10 s late: VM tells what decides.
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, wherever in the cluster it is. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)

@@ -96,11 +96,11 @@ const readsAtOnce = 8
 func (n Needs) Missing(ctx context.Context, access Access) (Missing, error) {
 	paths := n.paths()
 	held := make([]Privileges, len(paths))
-	g, ctx := errgroup.WithContext(ctx)
+	g, asking := errgroup.WithContext(ctx)
 	g.SetLimit(readsAtOnce)
 	for i, path := range paths {
 		g.Go(func() (err error) {
-			held[i], err = access.Permissions(ctx, path)
+			held[i], err = access.Permissions(asking, path)
 			return err
 		})
 	}
@@ -111,7 +111,16 @@ func (n Needs) Missing(ctx context.Context, access Access) (Missing, error) {
 	for i, path := range paths {
 		granted[path] = held[i]
 	}
-	return n.compare(granted, access.TokenID()), nil
+	m := n.compare(granted, access.TokenID())
+	if len(m.Lacks) == 0 {
+		return m, nil
+	}
+	standing, err := access.Standing(ctx, m.paths())
+	if err != nil {
+		return Missing{}, fmt.Errorf("read what the token and its user have already: %w", err)
+	}
+	m.standing = standing
+	return m, nil
 }
 
 // Missing is what a token lacks.
@@ -119,7 +128,19 @@ type Missing struct {
 	Token string
 	Lacks []Lack // by path and privilege
 
-	needs Needs
+	needs    Needs
+	standing map[string]Standing // at the paths of Lacks
+}
+
+// paths are where something is missing, in the order of Lacks.
+func (m Missing) paths() []string {
+	var out []string
+	for _, l := range m.Lacks {
+		if !slices.Contains(out, l.At) {
+			out = append(out, l.At)
+		}
+	}
+	return out
 }
 
 // Lack is a privilege that is missing at a path.
@@ -199,18 +220,14 @@ func (l Lack) Remedy() string {
 
 // String lists what is missing by path: "VM.Audit, VM.Allocate on /vms; …".
 func (m Missing) String() string {
-	var paths []string
 	by := map[string][]string{}
 	for _, l := range m.Lacks {
-		if by[l.At] == nil {
-			paths = append(paths, l.At)
-		}
 		if !slices.Contains(by[l.At], l.Privilege) {
 			by[l.At] = append(by[l.At], l.Privilege)
 		}
 	}
-	parts := make([]string, 0, len(paths))
-	for _, path := range paths {
+	var parts []string
+	for _, path := range m.paths() {
 		parts = append(parts, strings.Join(by[path], ", ")+" on "+path)
 	}
 	return strings.Join(parts, "; ")
@@ -223,5 +240,6 @@ func (n Needs) Check(ctx context.Context, access Access) error {
 		return err
 	}
 	err = fault.Refusedf("the Proxmox token lacks privileges: %s", m)
-	return fault.WithHint(err, "as root on a Proxmox node:\n  %s\nrecast doctor says what each is for", strings.Join(m.Grants().Lines(m.Token), "\n  "))
+	lines := append(m.Grants().Lines(m.Token), m.Caution())
+	return fault.WithHint(err, "as root on a Proxmox node, where a role that exists already is no problem:\n  %s\nrecast doctor says what each is for", strings.TrimSpace(strings.Join(lines, "\n  ")))
 }

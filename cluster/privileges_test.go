@@ -39,6 +39,16 @@ func (t tree) Permissions(_ context.Context, path string) (Privileges, error) {
 	}
 }
 
+// Standing is that of a token which may not see what its user has.
+func (t tree) Standing(ctx context.Context, paths []string) (map[string]Standing, error) {
+	out := map[string]Standing{}
+	for _, path := range paths {
+		held, _ := t.Permissions(ctx, path)
+		out[path] = Standing{Token: held}
+	}
+	return out, nil
+}
+
 // byPath is what a plan needs, without why.
 func byPath(n Needs) map[string][]string {
 	out := map[string][]string{}
@@ -249,7 +259,7 @@ func TestGrants(t *testing.T) {
 
 func TestLinesForRoot(t *testing.T) {
 	t.Parallel()
-	lines := Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}}}.Lines("root@pam!roll")
+	lines := Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
 	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -3,45 +3,138 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
 
-// Grant gives a token a role at a path.
+// Standing is what a token and its user have at a path of the access tree, from
+// entries there or above.
+type Standing struct {
+	Token Privileges // no more than User has, if the token's privileges are separated
+	User  Privileges
+	// TokenEntry and UserEntry say who has an entry at that very path: another
+	// role joins it, where a first one takes the place of all that comes from above.
+	TokenEntry, UserEntry bool
+	// Whole says that User and the entries could be read.
+	Whole bool
+}
+
+// Grant gives a role at a path.
 type Grant struct {
-	Path       string   `json:"path"`
-	Role       string   `json:"role"`
-	Privileges []string `json:"privileges"` // of the role, sorted
+	Path       string
+	Role       string
+	Privileges []string // of the role, sorted
+	User       bool     // gives it to the token's user
+	Token      bool     // and to the token
+	Flat       bool     // without propagation
 }
 
 // Grants are what a token is to be given, by path.
 type Grants []Grant
 
-// Grants gives all that is needed at each path where something is missing. It
-// is never only what is missing: an entry at a path takes the place of those
-// above it (pve-access-control, AccessControl.pm, roles).
+// Grants gives all that is needed at each path where something is missing, and
+// before that what the token and its user have there from above: an entry of
+// theirs takes the place of those above it, and of those of the user's groups at
+// the same path (pve-access-control, AccessControl.pm, roles).
 func (m Missing) Grants() Grants {
-	var paths []string
-	for _, l := range m.Lacks {
-		if !slices.Contains(paths, l.At) {
-			paths = append(paths, l.At)
+	var out Grants
+	for _, path := range m.paths() {
+		at, needed := m.standing[path], m.needs.privilegesAt(path)
+		// A user who has all of it is not given more.
+		toUser := !at.Whole || slices.ContainsFunc(needed, func(p string) bool { return !at.User[p] })
+		out = append(out, at.kept(m.Token, path, needed, toUser)...)
+		out = append(out, Grant{Path: path, Role: roleName(path, needed), Privileges: needed, User: toUser, Token: true})
+	}
+	return out.distinct()
+}
+
+// Grants gives all of the needs to a token, and a user, that have nothing.
+func (n Needs) Grants() Grants {
+	var out Grants
+	for _, path := range n.Paths() {
+		privileges := n.privilegesAt(path)
+		out = append(out, Grant{Path: path, Role: roleName(path, privileges), Privileges: privileges, User: true, Token: true})
+	}
+	return out.distinct()
+}
+
+// kept are the grants of what would be lost by a first entry at a path.
+func (at Standing) kept(token, path string, needed []string, toUser bool) Grants {
+	var out Grants
+	user := userOf(token)
+	if !at.Whole {
+		at.User = at.Token // that much at least
+	}
+	for _, flat := range []bool{false, true} {
+		var ofUser, ofToken []string
+		if toUser && !at.UserEntry {
+			ofUser = beside(at.User, path, needed, flat)
+		}
+		if !at.TokenEntry {
+			ofToken = beside(at.Token, path, needed, flat)
+		}
+		if slices.Equal(ofUser, ofToken) && len(ofUser) > 0 {
+			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Token: true, Flat: flat})
+			continue
+		}
+		if len(ofUser) > 0 {
+			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Flat: flat})
+		}
+		if len(ofToken) > 0 {
+			out = append(out, Grant{Path: path, Role: keepName(token, path, flat), Privileges: ofToken, Token: true, Flat: flat})
 		}
 	}
-	return m.needs.grants(paths)
-}
-
-// Grants gives all of the needs.
-func (n Needs) Grants() Grants {
-	return n.grants(n.Paths())
-}
-
-func (n Needs) grants(paths []string) Grants {
-	var out Grants
-	for _, path := range paths {
-		privileges := n.privilegesAt(path)
-		out = append(out, Grant{Path: path, Role: roleName(path, privileges), Privileges: privileges})
-	}
 	return out
+}
+
+func userOf(token string) string {
+	user, _, _ := strings.Cut(token, "!")
+	return user
+}
+
+// beside is what is held at a path apart from what is needed there, sorted.
+func beside(held Privileges, path string, needed []string, flat bool) []string {
+	var out []string
+	for p, propagates := range held {
+		if propagates != flat && countsAt(path, p) && !slices.Contains(needed, p) {
+			out = append(out, p)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// countsAt says whether a privilege that comes from above means anything at a
+// path (pve-access-control, RPCEnvironment.pm, compute_api_permission).
+func countsAt(path, privilege string) bool {
+	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	kind, known := map[string]string{"vms": "VM.", "storage": "Datastore.", "nodes": "Sys.", "sdn": "SDN.", "mapping": "Mapping."}[top]
+	return !known || strings.HasPrefix(privilege, kind) || privilege == "Permissions.Modify"
+}
+
+var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in roles' names (AccessControl.pm, verify_rolename)
+
+// keepName is a role of that somebody and that path alone: nobody else gets more by it.
+func keepName(who, path string, flat bool) string {
+	name := "RecastKeep-" + strings.Trim(noName.ReplaceAllString(who+path, "-"), "-")
+	if flat {
+		name += "-flat"
+	}
+	return name
+}
+
+// distinct gives roles of one name and different privileges names of their own.
+func (g Grants) distinct() Grants {
+	first := map[string][]string{}
+	for i, grant := range g {
+		if same, taken := first[grant.Role]; taken && !slices.Equal(same, grant.Privileges) {
+			g[i].Role += "-" + grant.Path[strings.LastIndex(grant.Path, "/")+1:]
+			continue
+		}
+		first[grant.Role] = grant.Privileges
+	}
+	return g
 }
 
 // privilegesAt is what an entry at path must hold: what is granted there, and
@@ -64,7 +157,8 @@ func isBelow(path, above string) bool {
 	return path != above && strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
 
-// roleName is the same for the same privileges, so that paths share a role.
+// roleName is the same for the same work, so that paths share a role. The one
+// that deletes ISOs is nobody's who only rolls.
 func roleName(path string, privileges []string) string {
 	has := func(p string) bool { return slices.Contains(privileges, p) }
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
@@ -73,6 +167,8 @@ func roleName(path string, privileges []string) string {
 		return "RecastCluster"
 	case top != "storage":
 		return map[string]string{"vms": "RecastVMs", "nodes": "RecastNodes", "access": "RecastAccess", "sdn": "RecastNetwork", "mapping": "RecastMappings"}[top]
+	case has("Datastore.Allocate"):
+		return "RecastPrune"
 	case has("Datastore.AllocateTemplate") && has("Datastore.AllocateSpace"):
 		return "RecastStorage"
 	case has("Datastore.AllocateTemplate"):
@@ -97,15 +193,32 @@ func (g Grants) Lines(token string) []string {
 				fmt.Sprintf("pveum role modify %s --append 1 --privs %s", grant.Role, strings.Join(grant.Privileges, ",")))
 		}
 	}
-	user, _, _ := strings.Cut(token, "!")
-	users := " --users " + user
-	if user == "root@pam" { // may do everything already, and can't be given a role
-		users = ""
-	}
 	for _, grant := range g {
-		lines = append(lines, fmt.Sprintf("pveum acl modify %s%s --tokens '%s' --roles %s", grant.Path, users, token, grant.Role))
+		who, flat := "", ""
+		if grant.User && userOf(token) != "root@pam" { // who may do everything already, and can't be given a role
+			who += " --users " + userOf(token)
+		}
+		if grant.Token {
+			who += " --tokens '" + token + "'"
+		}
+		if grant.Flat {
+			flat = " --propagate 0"
+		}
+		if who != "" {
+			lines = append(lines, fmt.Sprintf("pveum acl modify %s%s --roles %s%s", grant.Path, who, grant.Role, flat))
+		}
 	}
 	return lines
+}
+
+// Caution says what to mind before the grants are given; "" nothing.
+func (m Missing) Caution() string {
+	user := userOf(m.Token)
+	if len(m.Lacks) == 0 || user == "root@pam" || !slices.ContainsFunc(m.paths(), func(p string) bool { return !m.standing[p].Whole }) {
+		return ""
+	}
+	return fmt.Sprintf("What %[1]s may do already can't be seen. If it was granted anything, itself or by a group (pveum user permissions %[1]s), "+
+		"the lines could take that away: leave \"--users %[1]s\" out of them and run recast doctor again, which says then what it lacks.", user)
 }
 
 // NewToken are the commands that make a user and its token, before any Lines.

@@ -13,3 +13,12 @@ func NeedsToPrune(isoStorages []string) Needs {
 	}
 	return needs
 }
+
+// NeedsToPublish is what putting ISOs onto those storages takes, and finding out
+// for which hosts.
+func NeedsToPublish(isoStorages []string) Needs {
+	var needs Needs
+	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
+	needs.isos(isoStorages)
+	return needs
+}

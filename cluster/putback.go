@@ -179,7 +179,7 @@ func (r *Replace) standsStill(ctx context.Context) (string, error) {
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
-		return "", fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+		return "", r.stranger(vm)
 	case !vm.Running && !vm.HA:
 		return vm.String() + " is off", nil
 	}

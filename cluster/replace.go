@@ -119,6 +119,14 @@ func (r *Replace) current(ctx context.Context) (vm VM, found bool, err error) {
 	return vm, true, nil
 }
 
+// stranger is the error of a VM that has the number of ours and another UUID.
+func (r *Replace) stranger(vm VM) error {
+	if forming(vm) {
+		return halfMade(vm)
+	}
+	return fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+}
+
 // replaced is the goal of take-down: the VM as it was is gone. A VM that stays
 // carries the run's mark from then on.
 func (r *Replace) replaced(ctx context.Context) (string, error) {
@@ -131,7 +139,7 @@ func (r *Replace) replaced(ctx context.Context) (string, error) {
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
-		return "", fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+		return "", r.stranger(vm)
 	case vm.MadeBy() == r.Run:
 		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
 	}

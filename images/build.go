@@ -135,7 +135,7 @@ func (b Builder) haveInstaller(ctx context.Context, name string) (string, error)
 		return "", err
 	}
 	repository, digest, _ := strings.Cut(e.Installer, "@")
-	if digest == "" || repository != b.Mirror && repository != b.Factory.InstallerRepository(request(lock, e)) {
+	if digest == "" || repository != b.Mirror && repository != b.Factory.InstallerRepository(RequestOf(lock, e)) {
 		return "", nil
 	}
 	got, found, err := b.Registry.Digest(ctx, e.Installer)
@@ -153,7 +153,7 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	repository := b.Factory.InstallerRepository(request(lock, e))
+	repository := b.Factory.InstallerRepository(RequestOf(lock, e))
 	tag := repository + ":" + lock.Talos
 	digest, found, err := b.Registry.Digest(ctx, tag)
 	if err != nil {
@@ -194,7 +194,7 @@ func (b Builder) fetchISO(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	body, size, err := b.Factory.ISO(ctx, request(lock, e))
+	body, size, err := b.Factory.ISO(ctx, RequestOf(lock, e))
 	if err != nil {
 		return fmt.Errorf("fetch the boot ISO: %w", err)
 	}
@@ -214,7 +214,8 @@ func (b Builder) fetchISO(ctx context.Context, name string) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
 }
 
-func request(lock schematics.Lock, e schematics.Locked) ISORequest {
+// RequestOf names the images of a locked schematic to the factory.
+func RequestOf(lock schematics.Lock, e schematics.Locked) ISORequest {
 	return ISORequest{
 		SchematicID: e.SchematicID, Talos: lock.Talos, Platform: lock.Platform, Arch: lock.Arch, SecureBoot: lock.SecureBoot,
 	}

@@ -21,7 +21,7 @@ func TestBuild(t *testing.T) {
 	}
 	want := lockOf(t)
 	for name, e := range want.Schematics {
-		iso := b.factory.bytes(request(want, e))
+		iso := b.factory.bytes(RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
 		e.Installer = "factory.example/nocloud-installer/" + e.SchematicID + "@" + digest("installer "+e.SchematicID)
 		want.Schematics[name] = e

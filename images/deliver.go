@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // Delivery says how ISOs get to their storages.
@@ -55,18 +56,24 @@ func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	if t.wrong {
 		return "download-url never replaces a file", nil
 	}
-	why, err := j.Store.MayDownload(ctx, t.host, t.storage)
+	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.iso)
+}
+
+// NoDownload says why a host can't fetch an ISO of the factory's from its URL to
+// a storage; "" if it can.
+func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso schematics.ISO) (why string, err error) {
+	why, err = r.MayDownload(ctx, host, storage)
 	if err != nil || why != "" {
 		return why, err
 	}
-	told, err := j.Store.URLSize(ctx, t.host, j.url)
+	told, err := r.URLSize(ctx, host, link)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	case err != nil:
-		return fmt.Sprintf("%s does not get %s: %v", t.host, j.url, err), nil
-	case told != j.iso.SizeBytes:
-		return fmt.Sprintf("%s is told that %s has %d bytes, but the lock has %d", t.host, j.url, told, j.iso.SizeBytes), nil
+		return fmt.Sprintf("%s does not get %s: %v", host, link, err), nil
+	case told != iso.SizeBytes:
+		return fmt.Sprintf("%s is told that %s has %d bytes, but the lock has %d", host, link, told, iso.SizeBytes), nil
 	}
 	return "", nil
 }
@@ -97,7 +104,7 @@ func (j job) deliver(t target, w way) step.Step {
 		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
 	}
 	if t.wrong {
-		s.Title += ", over a file of another size that nothing uses"
+		s.Title += ", over a file of another size if nothing uses that"
 	}
 	if w.why != "" {
 		s.Title += " (" + w.why + ")"

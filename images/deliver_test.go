@@ -18,14 +18,14 @@ func served(t *testing.T) *bench {
 	b := built(t)
 	b.store.mayNot = ""
 	lock := b.saved
-	req := request(lock, lock.Schematics["default"])
+	req := RequestOf(lock, lock.Schematics["default"])
 	b.store.urls[b.factory.ISOURL(req)] = b.factory.bytes(req)
 	b.pub.Storages = []string{"cephfs"}
 	return b
 }
 
 func (b *bench) link() string {
-	return b.factory.ISOURL(request(b.saved, b.saved.Schematics["default"]))
+	return b.factory.ISOURL(RequestOf(b.saved, b.saved.Schematics["default"]))
 }
 
 // served is what hosts get from the factory, other is something else of that size.
@@ -138,7 +138,7 @@ func onto() map[string]delivery {
 		"half a file": {
 			prepare: func(b *bench) { b.put([]byte("half")) },
 			want:    []string{"upload pve1/cephfs"},
-			title:   "upload ISO to storage cephfs, over a file of another size that nothing uses (download-url never replaces a file)",
+			title:   "upload ISO to storage cephfs, over a file of another size if nothing uses that (download-url never replaces a file)",
 		},
 	}
 }

@@ -92,12 +92,17 @@ type Users interface {
 	Uses(ctx context.Context) ([]Use, error)
 }
 
-// Downloader has Proxmox fetch files by itself.
-type Downloader interface {
+// Reacher knows what a host may fetch, and whether it gets there.
+type Reacher interface {
 	// MayDownload says why the token may not have a host download to a storage; "" if it may.
 	MayDownload(ctx context.Context, host, storage string) (why string, err error)
 	// URLSize is what a host is told of the size of what a URL names; 0 if it is not told.
 	URLSize(ctx context.Context, host, url string) (sizeBytes int64, err error)
+}
+
+// Downloader has Proxmox fetch files by itself.
+type Downloader interface {
+	Reacher
 	// Download has a host fetch a file and returns when it is checked and stored. A
 	// file of that name that is there already is compared: it is left alone if it has
 	// the checksum, without asking the URL, and else ErrOtherContent.

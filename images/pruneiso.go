@@ -33,7 +33,7 @@ type StoredISO struct {
 	Shared    bool      `json:"shared"`
 	Name      string    `json:"name"`
 	SizeBytes int64     `json:"sizeBytes"`
-	Changed   time.Time `json:"changed"` // by the host's clock; zero if unknown
+	Changed   time.Time `json:"changed,omitzero"` // by the host's clock; zero if unknown
 }
 
 func (i StoredISO) String() string { return i.Name + " on " + i.target().String() }
@@ -141,9 +141,11 @@ func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duratio
 		} else {
 			v.Keep = append(v.Keep, "it is not one of ours")
 		}
-		if age := now.Sub(iso.Changed); iso.Changed.IsZero() && olderThan > 0 {
+		switch {
+		case olderThan == 0:
+		case iso.Changed.IsZero():
 			v.Keep = append(v.Keep, "its age is unknown")
-		} else if age < olderThan {
+		case now.Sub(iso.Changed) < olderThan:
 			v.Keep = append(v.Keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
 		}
 		verdicts = append(verdicts, v)

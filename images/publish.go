@@ -81,7 +81,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	j := job{Publisher: p, schematic: name, iso: e.ISO, url: p.Factory.ISOURL(request(lock, e))}
+	j := job{Publisher: p, schematic: name, iso: e.ISO, url: p.Factory.ISOURL(RequestOf(lock, e))}
 	if e.ISO.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil
 	}
@@ -215,7 +215,7 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 	}
 	return fault.WithHint(
 		fault.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
-		"an upload that was cut off leaves such a file. Take it out of those drives: qm set VMID --ide2 none,media=cdrom")
+		"an upload that was cut off leaves such a file. Take it out of each drive that has it, as by qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
 }
 
 func words(all []target) string {

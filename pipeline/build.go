@@ -29,6 +29,10 @@ func Publish(ctx context.Context, p Project, c Images, m Machines, run *step.Run
 	if err != nil {
 		return schematics.Lock{}, err
 	}
+	// Proxmox takes a whole upload in before it says that it was not allowed.
+	if err := cluster.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, m.Proxmox); err != nil {
+		return schematics.Lock{}, err
+	}
 	o, err := p.observe(ctx, m, p.wanted(lock))
 	if err != nil {
 		return schematics.Lock{}, err

@@ -23,6 +23,7 @@ type DoctorResult struct {
 	Needs   []NeedStatus         `json:"needs"`
 	Version string               `json:"proxmoxVersion,omitempty"` // of the node that was asked; "": it could not be read
 	Grants  []string             `json:"grants,omitempty"`
+	Caution string               `json:"caution,omitempty"` // before the grants are given
 	Nodes   []cluster.Assessment `json:"nodes"`
 }
 
@@ -70,11 +71,10 @@ type Hypervisor interface {
 	cluster.Inventory
 	// Hosts lists the nodes of the Proxmox cluster.
 	Hosts(ctx context.Context) ([]cluster.Host, error)
-	// Storage, ISO and MayDownload are those of images.Store.
+	images.Reacher
+	// Storage and ISO are those of images.Store.
 	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
-	// MayDownload says why the token may not have a host download to a storage; "" if it may.
-	MayDownload(ctx context.Context, host, storage string) (why string, err error)
 }
 
 // DoctorSources is where Doctor looks. What could not even be opened is nil, and
@@ -269,7 +269,7 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 			continue
 		}
 		reached = true
-		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "a node of "+strings.Join(names, ", ")))
+		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "one of "+strings.Join(names, ", ")))
 	}
 	return reached
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // site is a Proxmox cluster as doctor sees it.
@@ -28,7 +29,8 @@ type site struct {
 	denied   map[string]bool               // "privilege path"
 	err      error                         // of the inventory
 
-	downloads bool // hosts may fetch ISOs
+	downloads bool  // hosts may fetch ISOs
+	served    int64 // what a host is told of an ISO's size; 0: it does not get there
 }
 
 func (*site) TokenID() string { return "recast@pve!roll" }
@@ -45,6 +47,10 @@ func (s *site) Permissions(_ context.Context, path string) (cluster.Privileges, 
 		}
 	}
 	return all, nil
+}
+
+func (s *site) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
+	return nil, nil
 }
 
 func (s *site) VMs(context.Context) ([]cluster.VM, error)           { return s.vms, s.err }
@@ -69,6 +75,13 @@ func (s *site) ISO(_ context.Context, _, _, name string) (int64, bool, error) {
 
 func (s *site) MayDownload(context.Context, string, string) (string, error) {
 	return map[bool]string{false: "it may not"}[s.downloads], nil
+}
+
+func (s *site) URLSize(context.Context, string, string) (int64, error) {
+	if s.served == 0 {
+		return 0, errors.New("no route to host")
+	}
+	return s.served, nil
 }
 
 func newSite() *site {
@@ -292,6 +305,45 @@ func TestDoctorOnCertificates(t *testing.T) {
 			d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
 			if c := d.res.Checks[0]; c.State != tc.want {
 				t.Errorf("%s: %s", c.State, c.Seen)
+			}
+		})
+	}
+}
+
+// shop is a factory that is asked for addresses alone.
+type shop struct{ images.Factory }
+
+func (shop) ISOURL(images.ISORequest) string { return "https://factory/x.iso" }
+
+func TestHowAnISOWouldGetThere(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		asked     string
+		downloads bool
+		served    int64
+		built     int64
+		want      string
+	}{
+		"uploads asked for":     {"upload", true, 700, 700, "by upload"},
+		"no privilege":          {"auto", false, 700, 700, "by upload: it may not"},
+		"all there":             {"auto", true, 700, 700, "pve1 downloads it from https://factory"},
+		"not built yet":         {"auto", true, 0, 0, "by download on pve1 if the factory can be reached from there"},
+		"no way out":            {"auto", true, 0, 700, "by upload: pve1 does not get https://factory/x.iso: no route to host"},
+		"another file":          {"auto", true, 500, 700, "by upload: pve1 is told that https://factory/x.iso has 500 bytes, but the lock has 700"},
+		"no way, but asked for": {"download-url", true, 0, 700, "but not by download-url, as is configured: pve1 does not get https://factory/x.iso: no route to host"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite()
+			s.downloads, s.served = tc.downloads, tc.served
+			c := &config.Config{}
+			c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
+			d := checkup{
+				Project: Project{Config: c}, src: DoctorSources{Proxmox: s, Images: Images{Factory: shop{}}},
+				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.ISO{SizeBytes: tc.built}}}},
+			}
+			if got := d.delivery(t.Context(), "default", "isos", "pve1"); got != tc.want {
+				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 		})
 	}

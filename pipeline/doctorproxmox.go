@@ -144,7 +144,7 @@ func (d *checkup) privileges(ctx context.Context) {
 		d.refuse(GroupPrivileges, l.Privilege+" on "+l.At, l.Remedy(), "missing; needed to %s", strings.Join(l.Why, "; to "))
 	}
 	if len(missing.Lacks) > 0 {
-		d.res.Grants = missing.Grants().Lines(missing.Token)
+		d.res.Grants, d.res.Caution = missing.Grants().Lines(missing.Token), missing.Caution()
 	}
 	d.options(ctx, needs)
 	d.foreignBridges()

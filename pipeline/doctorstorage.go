@@ -90,7 +90,7 @@ func (d *checkup) isosOn(ctx context.Context, storage, host string) {
 		case err != nil:
 			d.fail(GroupStorage, what, err)
 		case !found:
-			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", iso.Name, d.delivery(ctx, storage, host))
+			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", iso.Name, d.delivery(ctx, name, storage, host))
 		case iso.SizeBytes > 0 && bytes != iso.SizeBytes:
 			d.warn(GroupStorage, what, "a roll replaces it where no VM uses it; else eject it first",
 				"%s has %d bytes, the lock has %d: an upload was cut off", iso.Name, bytes, iso.SizeBytes)
@@ -100,16 +100,27 @@ func (d *checkup) isosOn(ctx context.Context, storage, host string) {
 	}
 }
 
-// delivery says how an ISO would get to a storage, as far as privileges decide that.
-func (d *checkup) delivery(ctx context.Context, storage, host string) string {
+// delivery says how the ISO of a schematic would get to a storage. The factory is
+// asked, through the host, only for what it has built already.
+func (d *checkup) delivery(ctx context.Context, name, storage, host string) string {
 	asked := d.Config.Images.ISO.Delivery
 	if asked == string(images.ByUpload) {
 		return "by upload"
 	}
-	why, err := d.src.Proxmox.MayDownload(ctx, host, storage)
+	e := d.lock.Schematics[name]
+	known := e.ISO.SizeBytes > 0 && d.src.ErrImages == nil
+	var why string
+	var err error
+	if known {
+		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ISOURL(images.RequestOf(d.lock, e)), e.ISO)
+	} else {
+		why, err = d.src.Proxmox.MayDownload(ctx, host, storage)
+	}
 	switch {
 	case err != nil:
 		return fmt.Sprintf("by upload: %v", err)
+	case why == "" && known:
+		return host + " downloads it from " + d.Config.Images.Factory
 	case why == "":
 		return fmt.Sprintf("by download on %s if the factory can be reached from there", host)
 	case asked == string(images.DownloadURL):

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -78,8 +79,11 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 	vm, there := find(vms, rec.VMID)
 	stranger := there && vm.UUID() != rec.UUID
 	s := scene{rec: rec, park: park.VM}
+	var errState error
 	if there && !stranger {
-		s.vm, h.Running = vm, vm.Running
+		var now cluster.VM // the list of VMs tells about 10 s late whether they run
+		now, errState = px.VM(ctx, vm.ID)
+		s.vm, h.Running = vm, now.Running
 	}
 	dangling, err := s.dangling(ctx, px)
 	for _, d := range rec.Disks {
@@ -99,7 +103,7 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 	default:
 		h.VMState, h.VM = s.vmState(h)
 	}
-	return h, err
+	return h, errors.Join(errState, err)
 }
 
 func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {

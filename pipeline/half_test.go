@@ -22,6 +22,13 @@ type datacentre struct {
 
 func (d datacentre) VMs(context.Context) ([]cluster.VM, error) { return d.vms, d.err }
 
+// VM knows that a VM runs which the list still has as stopped.
+func (d datacentre) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, _ := find(d.vms, id)
+	vm.Running = true
+	return vm, nil
+}
+
 func (d datacentre) HasVolume(_ context.Context, _, volid string) (bool, error) {
 	return slices.Contains(d.volumes, volid), nil
 }
@@ -32,7 +39,7 @@ const made = "recast: run=r1 build=b1"
 func wk1(keys map[string]string) *cluster.VM {
 	config := map[string]string{"smbios1": "uuid=u-wk1"}
 	maps.Copy(config, keys)
-	return &cluster.VM{ID: 9031, Name: "wk1", Host: "pve1", Running: true, Config: config}
+	return &cluster.VM{ID: 9031, Name: "wk1", Host: "pve1", Config: config}
 }
 
 const (
@@ -207,8 +214,8 @@ func TestHalf(t *testing.T) {
 			for _, d := range h.Disks {
 				where = append(where, string(d.Place)+" "+d.Volid+" "+d.Where)
 			}
-			if h.VMState != tc.state {
-				t.Errorf("VM %s (%s), want %s", h.VMState, h.VM, tc.state)
+			if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
+				t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
 			}
 			if diff := cmp.Diff(tc.where, where); diff != "" {
 				t.Errorf("disks (-want +got):\n%s", diff)

@@ -44,10 +44,10 @@ func (r PruneReport) Going() []images.Verdict {
 // storages: look → claim → look again → confirm → delete, each after another look.
 // It refuses unless it provably sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
-	if err := cluster.RequireQuorum(ctx, px); err != nil {
+	if err := cluster.NeedsToPrune(p.Config.Images.ISO.Storage).Check(ctx, px); err != nil {
 		return rep, err
 	}
-	if err := cluster.NeedsToPrune(p.Config.Images.ISO.Storage).Check(ctx, px); err != nil {
+	if err := cluster.RequireQuorum(ctx, px); err != nil {
 		return rep, err
 	}
 	if rep, err = p.prunable(ctx, px, shelf, o); err != nil || len(rep.Going()) == 0 {

@@ -55,6 +55,10 @@ func (s *pruneSite) Permissions(context.Context, string) (cluster.Privileges, er
 	return all, nil
 }
 
+func (s *pruneSite) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
+	return nil, nil
+}
+
 func (s *pruneSite) OwnTasks(context.Context) ([]string, error) {
 	if s.busy == nil {
 		return nil, nil

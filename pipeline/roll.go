@@ -133,8 +133,9 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 }
 
 // releaseTimeout bounds giving the claim back after Ctrl-C; the next run takes
-// over what stays.
-const releaseTimeout = 30 * time.Second
+// over what stays. It outlasts the 30 s after which one of several endpoints says
+// that it does not reach the claim's host.
+const releaseTimeout = time.Minute
 
 // settle makes sure that nobody else is at work: neither another run, nor
 // Proxmox with tasks of an earlier one that was killed.

@@ -36,6 +36,7 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 	case answer := <-answers:
 		return answer == "yes", nil
 	case <-ctx.Done():
+		fmt.Fprintln(s.err) // the question has no end of line yet
 		return false, nil
 	}
 }

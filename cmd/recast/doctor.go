@@ -37,7 +37,7 @@ node, run doctor again. Changes nothing. Exits 0 if nothing is in the way of a r
 warnings or not; 1 if something could not be reached or read; 3 if the configuration is
 wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 		Example: `  recast doctor
-  recast doctor -o json | jq -r '.grants[]'     # the pveum commands alone`,
+  recast doctor -o json | jq -r '.grants[]?'    # the pveum commands alone`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 
@@ -120,6 +122,9 @@ go on building the old one.`,
 }
 
 func labRunning(err error, dir string) error {
+	if _, unreachable := errors.AsType[*url.Error](err); !unreachable && !errors.Is(err, fs.ErrNotExist) {
+		return err // it is the lab that says so
+	}
 	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
 }
 

@@ -13,10 +13,10 @@ import (
 )
 
 func TestNextID(t *testing.T) {
-	t.Run("is a text, and reserves nothing", func(t *testing.T) {
+	t.Run("is free, and reserves nothing", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
-			if _, err := strconv.Atoi(first.(string)); err != nil || first != second {
+			if _, err := strconv.Atoi(text(first)); err != nil || first != second {
 				t.Errorf("%v, then %v", first, second)
 			}
 		})
@@ -58,7 +58,7 @@ func (s *server) shows(id int, key, want string) {
 		}
 		if time.Since(began) > 30*time.Second {
 			if s.sim == nil && (got == "" || got == "unknown") {
-				s.t.Skip("needs pvestatd, which reports what the node's VMs are doing")
+				s.skipf("needs pvestatd, which reports what the node's VMs are doing")
 			}
 			s.t.Fatalf("%s is %q after half a minute, want %q", key, got, want)
 		}
@@ -142,7 +142,8 @@ func TestClusterStatus(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.holds("/nodes/"+s.place.node, "Sys.Audit")
 			got := object(t, s.get("/nodes/"+s.place.node+"/time"))
-			if at := time.Unix(int64(got["time"].(float64)), 0); time.Since(at).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
+			at, err := strconv.ParseInt(text(got["time"]), 10, 64)
+			if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
 				t.Error(got)
 			}
 		})

@@ -89,6 +89,26 @@ func TestPermissions(t *testing.T) {
 	})
 }
 
+// TestUserPermissions is what the user of a token may do: shown with Sys.Audit on /access.
+func TestUserPermissions(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
+		standing, err := s.client.Standing(t.Context(), []string{"/vms"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := standing["/vms"]
+		if at.Whole != audits {
+			t.Errorf("it has Sys.Audit on /access: %v, and is shown it: %v", audits, at.Whole)
+		}
+		for privilege := range at.Token {
+			if _, has := at.User[privilege]; at.Whole && !has {
+				t.Errorf("the token has %s on /vms, its user has not", privilege)
+			}
+		}
+	})
+}
+
 // poorAccess is what the token with nothing is told.
 type poorAccess struct{ s *server }
 
@@ -105,6 +125,10 @@ func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privile
 		out[privilege] = propagates != 0
 	}
 	return out, nil
+}
+
+func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
+	return nil, nil // it may not see what its user has
 }
 
 // TestDoctor is the half of recast doctor that needs no Talos, on the recreate of

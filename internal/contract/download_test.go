@@ -2,50 +2,14 @@ package contract
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
-
-// source is a URL of the server's own that its node can fetch. A node need not
-// reach itself by the address that we use.
-func (s *server) source() string {
-	s.t.Helper()
-	hosts := []string{s.place.endpoint}
-	for _, row := range list(s.t, s.get("/cluster/status")) {
-		if o := object(s.t, row); o["name"] == s.place.node && o["ip"] != nil {
-			hosts = append(hosts, "https://"+net.JoinHostPort(text(o["ip"]), "8006"))
-		}
-	}
-	for _, host := range append(hosts, "https://127.0.0.1:8006") {
-		for _, path := range []string{"/pve2/images/logo-128.png", "/favicon.ico", "/"} {
-			r := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "verify-certificates=0", "url="+host+path)
-			if r.Code == http.StatusOK {
-				return host + path
-			}
-		}
-	}
-	s.t.Skip("needs a node that can fetch something from itself")
-	return ""
-}
-
-// fetches skips a test unless the token may have the node fetch URLs.
-func (s *server) fetches() {
-	s.t.Helper()
-	node, root := s.privileges("/nodes/"+s.place.node), s.privileges("/")
-	if !slices.Contains(node, "Sys.AccessNetwork") && (!slices.Contains(root, "Sys.Audit") || !slices.Contains(root, "Sys.Modify")) {
-		s.t.Skipf("needs Sys.AccessNetwork on /nodes/%s", s.place.node)
-	}
-	if s.sim != nil {
-		s.sim.world.SetDial(s.sim.network.Dialer().DialContext)
-	}
-}
 
 // download has the node fetch a URL; the certificate may be any.
 func (s *server) download(url, name string, form ...string) reply {
@@ -54,9 +18,9 @@ func (s *server) download(url, name string, form ...string) reply {
 	return s.do(http.MethodPost, path, append([]string{"content=iso", "verify-certificates=0", "url=" + url, "filename=" + name}, form...)...)
 }
 
-func (s *server) downloadOK(name string, form ...string) ended {
+func (s *server) downloadOK(url, name string, form ...string) ended {
 	s.t.Helper()
-	e := s.wait(s.download(s.source(), name, form...))
+	e := s.wait(s.download(url, name, form...))
 	if e.Exit != "OK" {
 		s.t.Fatalf("download ended with %q: %q", e.Exit, e.Log)
 	}
@@ -68,7 +32,7 @@ func TestDownload(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.fetches()
 			name := s.isoName()
-			e := s.downloadOK(name)
+			e := s.downloadOK(s.source(), name)
 			if kind := strings.Split(e.UPID, ":")[5]; kind != "download" {
 				t.Errorf("task %s", kind)
 			}
@@ -82,7 +46,7 @@ func TestDownload(t *testing.T) {
 			s.fetches()
 			name := s.isoName()
 			s.uploadOK(iso(), file(name, "mine"))
-			got := s.wait(s.download(s.source(), name)).Exit
+			got := s.wait(s.download(nowhere, name)).Exit
 			if !regexp.MustCompile(`^refusing to override existing file '/.*/` + name + `'$`).MatchString(got) {
 				t.Error(got)
 			}
@@ -94,7 +58,7 @@ func TestDownload(t *testing.T) {
 			s.fetches()
 			name := s.isoName()
 			s.uploadOK(iso(), file(name, "mine"))
-			e := s.downloadOK(name, "checksum-algorithm=sha256", "checksum="+sum("mine"))
+			e := s.downloadOK(nowhere, name, "checksum-algorithm=sha256", "checksum="+sum("mine"))
 			if !strings.Contains(strings.Join(e.Log, "\n"), "no need to download") {
 				t.Errorf("log %q", e.Log)
 			}
@@ -106,7 +70,7 @@ func TestDownload(t *testing.T) {
 			s.fetches()
 			name := s.isoName()
 			s.uploadOK(iso(), file(name, "mine"))
-			got := s.wait(s.download(s.source(), name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
+			got := s.wait(s.download(nowhere, name, "checksum-algorithm=sha256", "checksum="+sum("theirs"))).Exit
 			if !strings.HasPrefix(got, fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("mine"), sum("theirs"))) {
 				t.Error(got)
 			}
@@ -127,13 +91,13 @@ func TestDownload(t *testing.T) {
 }
 
 func TestDownloadFails(t *testing.T) {
-	for what, path := range map[string]string{"does not listen": "http://127.0.0.1:1/x.iso", "has no such file": "/pve2/images/nosuch.png"} {
+	for what, path := range map[string]string{"does not listen": nowhere, "has no such file": "/pve2/images/nosuch.png"} {
 		t.Run("where the server "+what, func(t *testing.T) {
 			run(t, 0, func(t *testing.T, s *server) {
 				s.fetches()
 				url := path
 				if strings.HasPrefix(url, "/") {
-					url = s.place.endpoint + path
+					url = s.beside(path)
 				}
 				name := s.isoName()
 				if got := s.wait(s.download(url, name)).Exit; !strings.HasPrefix(got, "download failed: ") {
@@ -214,48 +178,6 @@ func TestDownloadRefused(t *testing.T) {
 	})
 }
 
-// web serves files on the simulated network; "/slow.iso" never ends, "/silent.iso" never begins.
-func web(t *testing.T, s *server) (url string) {
-	t.Helper()
-	mux := http.NewServeMux()
-	ended := make(chan struct{})
-	mux.HandleFunc("/talos.iso", func(rw http.ResponseWriter, _ *http.Request) {
-		rw.Header().Set("Content-Type", "application/octet-stream; charset=binary")
-		rw.Header().Set("Content-Disposition", `attachment; filename="metal-amd64.iso"`)
-		_, _ = rw.Write([]byte("talos"))
-	})
-	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
-		_, _ = rw.Write([]byte("half"))
-		_ = http.NewResponseController(rw).Flush()
-		select {
-		case <-r.Context().Done():
-		case <-ended:
-		}
-	})
-	mux.HandleFunc("/silent.iso", func(_ http.ResponseWriter, r *http.Request) {
-		select {
-		case <-r.Context().Done():
-		case <-ended:
-		}
-	})
-	const addr = "127.42.9.200:80"
-	listener, err := s.sim.network.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
-	served := make(chan error, 1)
-	go func(l net.Listener) { served <- server.Serve(l) }(listener)
-	t.Cleanup(func() {
-		close(ended)
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-		<-served
-	})
-	return "http://" + addr
-}
-
 func TestDownloadInterrupted(t *testing.T) {
 	tests := map[string]struct {
 		end  func(s *server, upid string)
@@ -315,7 +237,7 @@ func TestQueryURLMetadata(t *testing.T) {
 	t.Run("passes a refusal on", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.fetches()
-			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "verify-certificates=0", "url="+s.place.endpoint+"/nosuch/file.iso")
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "verify-certificates=0", "url="+s.beside("/nosuch/file.iso"))
 			if !strings.HasPrefix(got.Status, "500 invalid server response: '501 ") {
 				t.Error(got.Status)
 			}
@@ -324,7 +246,7 @@ func TestQueryURLMetadata(t *testing.T) {
 	t.Run("passes a failed connection on", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.fetches()
-			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url=http://127.0.0.1:1/x.iso")
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node+"/query-url-metadata", "url="+nowhere)
 			if !strings.HasPrefix(got.Status, "500 invalid server response: '500 Can't connect to 127.0.0.1:1") {
 				t.Error(got.Status)
 			}

@@ -119,7 +119,7 @@ func TestBodies(t *testing.T) {
 	t.Run("may be JSON", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			id := s.newVM()
-			got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":true,"cores":2,"memory":"96","tags":"b;a"}`))
+			got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
 			if got.Status != "200 OK" {
 				t.Fatal(got.Status, got.Errors)
 			}

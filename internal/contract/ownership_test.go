@@ -210,6 +210,7 @@ func TestDeleteVMAround(t *testing.T) {
 	})
 	t.Run("takes the VM out of its pool", func(t *testing.T) {
 		run(t, pool, func(t *testing.T, s *server) {
+			s.holds("/pool/"+s.place.pool, "Pool.Audit")
 			id := s.newVM("pool=" + s.place.pool)
 			if got := s.poolOf(id); got != s.place.pool {
 				t.Fatalf("in pool %q", got)

@@ -16,10 +16,19 @@ func (s *server) holds(path string, wanted ...string) {
 			continue
 		}
 		if s.sim == nil {
-			s.t.Skipf("needs %s on %s", privilege, path)
+			s.skipf("needs %s on %s", privilege, path)
 		}
 		s.sim.world.AddRole("Also"+privilege, append(role(), privilege)...)
 		s.sim.world.Grant(world.ACL{Path: path, Who: simToken, Role: "Also" + privilege, Propagate: true})
+	}
+}
+
+// holdsAny skips a test for which the token lacks every one of some privileges.
+func (s *server) holdsAny(path string, privileges ...string) {
+	s.t.Helper()
+	held := s.privileges(path)
+	if !slices.ContainsFunc(privileges, func(p string) bool { return slices.Contains(held, p) }) {
+		s.skipf("needs %s on %s", strings.Join(privileges, " or "), path)
 	}
 }
 
@@ -34,7 +43,7 @@ func (s *server) lacks(path, privilege string) {
 		s.sim.world.Grant(world.ACL{Path: "/", Who: simToken, Role: "Without" + privilege, Propagate: true})
 	}
 	if slices.Contains(s.privileges(path), privilege) {
-		s.t.Skipf("needs a token without %s on %s", privilege, path)
+		s.skipf("needs a token without %s on %s", privilege, path)
 	}
 }
 

@@ -118,6 +118,7 @@ func TestClientUploadElsewhere(t *testing.T) {
 				}
 			})
 			if err := s.client.Upload(t.Context(), u); err != nil {
+				s.crosses(err.Error())
 				t.Fatal(err)
 			}
 			if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
@@ -132,6 +133,7 @@ func TestClientUploadElsewhere(t *testing.T) {
 			if err := s.client.Upload(t.Context(), u); err == nil {
 				t.Error("no error")
 			}
+			s.holds("/storage/"+u.Storage, "Datastore.Audit")
 			if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
 				t.Errorf("error is %v", err)
 			}
@@ -247,7 +249,7 @@ func (s *server) uses(name string) []string {
 	s.t.Helper()
 	all, err := s.client.Uses(s.t.Context())
 	if s.sim == nil && fault.KindOf(err) == fault.Refused {
-		s.t.Skipf("needs a token that sees every VM: %v", err)
+		s.skipf("needs a token that sees every VM: %v", err)
 	}
 	if err != nil {
 		s.t.Fatal(err)

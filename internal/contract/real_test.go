@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,14 +50,16 @@ func realPlace(t *testing.T) (place, bool) {
 
 // swept is done before the first test: nothing is made in a range where others are at home.
 var swept struct {
-	once  sync.Once
-	alien string // who else is there
+	once    sync.Once
+	done    bool
+	alien   string       // who else is there
+	volumes map[int]bool // VMIDs of the range without a VM, but with volumes
 }
 
 func newReal(t *testing.T, p place) *server {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 3 * time.Second}
-	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 5 * time.Minute}}
+	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 2 * time.Minute}}
 	s.client = s.connect(pve.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
 	t.Cleanup(func() {
 		s.removeAll()
@@ -63,6 +67,9 @@ func newReal(t *testing.T, p place) *server {
 		transport.CloseIdleConnections()
 	})
 	swept.once.Do(s.sweep)
+	if !swept.done {
+		t.Fatal("what is in PVE_VMIDS could not be read: the first failure says why")
+	}
 	if swept.alien != "" {
 		t.Fatalf("%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
 	}
@@ -93,9 +100,25 @@ func (s *server) isOurs(node string, id int) bool {
 	return strings.Contains(text(config["description"]), marker)
 }
 
-// sweep removes what a killed run has left, unless the range
-// holds a guest that is not ours.
+// sweep removes the VMs and ISOs that a killed run has left, unless the range holds
+// a guest that is not ours. Volumes without a VM say nothing of who made them: they
+// are left alone, and so are their VMIDs.
 func (s *server) sweep() {
+	s.t.Helper()
+	left := s.left()
+	if swept.alien == "" {
+		for _, id := range left {
+			s.t.Logf("remove VM %d, which a run before has left", id)
+			s.remove(id)
+		}
+		s.sweepISOs()
+		s.findVolumes()
+	}
+	swept.done = true
+}
+
+// left are the VMs of ours in the range.
+func (s *server) left() []int {
 	s.t.Helper()
 	var left []int
 	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
@@ -106,12 +129,39 @@ func (s *server) sweep() {
 		}
 		if text(o["type"]) != "qemu" || !s.isOurs(text(o["node"]), id) {
 			swept.alien = fmt.Sprintf("guest %d (%s)", id, text(o["name"]))
-			return
+			return nil
 		}
 		left = append(left, id)
 	}
-	for _, id := range left {
-		s.t.Logf("remove VM %d, which a run before has left", id)
-		s.remove(id)
+	return left
+}
+
+func (s *server) sweepISOs() {
+	s.t.Helper()
+	if !slices.Contains(s.privileges("/storage/"+s.place.isoStorage), "Datastore.Allocate") {
+		return
+	}
+	for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/content", "content=iso")) {
+		if volid := text(object(s.t, row)["volid"]); strings.HasPrefix(volid, s.place.isoStorage+":iso/"+isoPrefix) {
+			s.t.Logf("remove %s, which a run before has left", volid)
+			s.removeISO(volid)
+		}
+	}
+}
+
+func (s *server) findVolumes() {
+	s.t.Helper()
+	swept.volumes = map[int]bool{}
+	for _, storage := range []string{s.place.storage, s.place.sharedStorage} {
+		if storage == "" {
+			continue
+		}
+		for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/content")) {
+			o := object(s.t, row)
+			if id, err := strconv.Atoi(text(o["vmid"])); err == nil && id >= s.place.first && id <= s.place.last && !swept.volumes[id] {
+				s.t.Logf("leave VMID %d alone: no VM has it, but %s is there", id, text(o["volid"]))
+				swept.volumes[id] = true
+			}
+		}
 	}
 }

@@ -14,14 +14,14 @@ import (
 // marker is in the description of every VM that the tests make.
 const marker = "made by the contract tests of recast, which remove it"
 
-// freeID takes a VMID of the range that no VM has.
+// freeID takes a VMID of the range that no VM has, and of which nothing was left.
 func (s *server) freeID() int {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for range s.place.last - s.place.first + 1 {
 		id := s.place.next()
-		if slices.Contains(s.made, id) {
+		if slices.Contains(s.made, id) || s.sim == nil && swept.volumes[id] {
 			continue
 		}
 		if r := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id)); r.Code == http.StatusOK {
@@ -131,11 +131,14 @@ func (s *server) volumes(storage string, owner int) []string {
 	return out
 }
 
+// isoPrefix begins the name of every ISO that the tests make.
+const isoPrefix = "recast-contract-"
+
 // isoName makes up the name of an ISO that is removed from the ISO storage at
 // the end, as far as the token may.
 func (s *server) isoName() string {
 	s.t.Helper()
-	name := "recast-contract-" + strings.ToLower(rand.Text()[:10]) + ".iso"
+	name := isoPrefix + strings.ToLower(rand.Text()[:10]) + ".iso"
 	s.ownISO(s.place.isoStorage + ":iso/" + name)
 	return name
 }
@@ -194,11 +197,20 @@ func (s *server) remove(id int) {
 		s.cleanWait(s.clean(http.MethodPost, "/nodes/"+node+"/qemu", marked(id)...))
 	}
 	path := "/nodes/" + node + "/qemu/" + itoa(id)
+	if s.underHA(path) { // a stop would only ask its manager
+		s.clean(http.MethodDelete, haResources+"/vm:"+itoa(id))
+	}
 	if r := s.clean(http.MethodPut, path+"/config", "protection=0"); r.Code != http.StatusOK {
 		s.t.Errorf("clean up VM %d: %s", id, r.Status)
 	}
 	s.cleanWait(s.clean(http.MethodPost, path+"/status/stop"))
 	s.cleanWait(s.clean(http.MethodDelete, path, "destroy-unreferenced-disks=1", "purge=1"))
+}
+
+func (s *server) underHA(path string) bool {
+	current, _ := s.clean(http.MethodGet, path+"/status/current").Data.(map[string]any)
+	ha, _ := current["ha"].(map[string]any)
+	return text(ha["managed"]) == "1"
 }
 
 // where finds the node that a VM is on.

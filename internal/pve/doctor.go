@@ -70,11 +70,12 @@ func (c *Client) readHost(ctx context.Context, h *cluster.Host) {
 	read("/version", &version)
 	h.Version = version.Version
 
-	var clock struct{ Time json.Number }
 	asked := time.Now()
-	read("/time", &clock)
-	if seconds, err := clock.Time.Int64(); err == nil {
-		h.Clock, h.Asked = time.Unix(seconds, 0), asked.Add(time.Since(asked)/2)
+	clock, err := c.clock(ctx, h.Name)
+	if err != nil {
+		h.Errs = append(h.Errs, err)
+	} else {
+		h.Clock, h.Asked = clock, asked.Add(time.Since(asked)/2)
 	}
 
 	var status struct{ RootFS struct{ Avail json.Number } }

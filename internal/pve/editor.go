@@ -62,6 +62,9 @@ func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
+	// A device that is to go leaves the boot order first, with a pending change of
+	// its own that outlives the reverted one (Qemu.pm, update_vm_api).
+	touched = append(touched, "boot")
 	if revertErr := c.revertPending(ctx, vm, touched); revertErr != nil {
 		return errors.Join(err, revertErr)
 	}

@@ -203,6 +203,22 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	})
 }
 
+// TestRefusedUnplugOfABootDisk: the disk stays in the boot order that the VM starts with next.
+func TestRefusedUnplugOfABootDisk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		must(t, l.Start(t.Context(), l.read(t, 9011)))
+		if err := l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}); err == nil {
+			t.Error("the disk was unplugged")
+		}
+		vm := l.read(t, 9011)
+		if len(vm.Pending) > 0 || vm.Config["boot"] != "order=scsi0;ide2" {
+			t.Errorf("pending: %q, boot: %s", vm.Pending, vm.Config["boot"])
+		}
+	})
+}
+
 func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -103,7 +103,9 @@ var wordings = []struct {
 	// "detected modified configuration - file changed by other user?".
 	{regexp.MustCompile(`file changed? by other user`), cluster.ErrChanged},
 	{regexp.MustCompile(`(?:VM|CT) \d+ already exists on node`), cluster.ErrExists},
-	{regexp.MustCompile(`storage '[^']+' does not exist`), images.ErrNoStorage},
+	{regexp.MustCompile(`storage '[^']+' (?:does not exist|is disabled|is not available on node '[^']*')`), images.ErrNoStorage},
+	// The worker is at work; only the list of tasks could not be written (RESTEnvironment.pm, fork_worker).
+	{regexp.MustCompile(`can't lock file '/var/log/pve/tasks/\.active\.lock'`), cluster.ErrLostAnswer},
 	{regexp.MustCompile(`(?i)no space left|not enough (?:free )?space|insufficient free space|out of space|disk quota exceeded`), ErrNoSpace},
 }
 

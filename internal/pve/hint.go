@@ -13,6 +13,14 @@ import (
 
 var missingPrivilege = regexp.MustCompile(`Permission check failed \(([^,()]+), ([^()]+)\)`)
 
+// The ways in which Proxmox says that pmxcfs lets nothing be written (PVE/Cluster.pm,
+// check_cfs_quorum; a file below /etc/pve is read-only then), and that a storage
+// can't be used just now (activate_storage of pve-storage's Storage.pm and plugins).
+var (
+	noQuorum  = regexp.MustCompile(`no quorum[?!]|unable to open file '/etc/pve/[^']*' - Permission denied`)
+	noStorage = regexp.MustCompile(`unable to activate storage '|activating storage '[^']*' failed|storage '[^']*' is not online`)
+)
+
 // explain attaches what is known about mending an error, and its kind.
 func (c *Client) explain(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
@@ -38,8 +46,21 @@ func (c *Client) explain(err error) error {
 	if _, ok := errors.AsType[*unreachableError](err); ok {
 		return fault.WithHint(err, "check proxmox.endpoints, and that port 8006 can be reached from here")
 	}
-	if errors.Is(err, ErrNoSpace) {
+	said := ""
+	if e, ok := errors.AsType[*Error](err); ok {
+		said = e.text()
+	} else if e, ok := errors.AsType[*TaskError](err); ok {
+		said = e.Exit
+	}
+	switch {
+	case noStatus.MatchString(said):
+		return fault.WithHint(err, "the task's worker was killed, or its node went down: run the same command again, which looks at what was done")
+	case errors.Is(err, ErrNoSpace):
 		return fault.WithHint(err, "free space on that storage or choose another one")
+	case noQuorum.MatchString(said):
+		return fault.WithHint(err, "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
+	case noStorage.MatchString(said):
+		return fault.WithHint(err, "see what is wrong with that storage on its node (pvesm status), then run the same command again")
 	}
 	return hintLock(err)
 }
@@ -50,8 +71,8 @@ func (c *Client) hintForbidden(e *Error, err error) error {
 		return fault.WithHint(err, "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
 	}
 	path, privilege := m[1], m[2]
-	return fault.WithHint(err, "the token needs %s on %s: pveum acl modify %s --tokens '%s' --roles ROLE, with a ROLE that has it "+
-		"(a token with privilege separation needs it besides its user)", privilege, path, path, c.tokenID)
+	return fault.WithHint(err, "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
+		"an entry made by hand takes the place of those above it", c.tokenID, privilege, path)
 }
 
 // hintGateway says who did not answer whom: the node that was asked is well.

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/luthermonson/go-proxmox"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
@@ -31,8 +30,12 @@ func (c *Client) TokenID() string { return c.tokenID }
 // of all leaves out those where an entry takes everything away
 // (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
+	return c.permissions(ctx, path, "")
+}
+
+func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Privileges, error) {
 	var paths map[string]map[string]json.RawMessage
-	if err := c.get(ctx, "/access/permissions?path="+url.QueryEscape(path), &paths); err != nil {
+	if err := c.get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
 		return nil, err
 	}
 	held := make(cluster.Privileges, len(paths[path]))
@@ -142,7 +145,7 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID) (cluster.VM, error
 	if err != nil {
 		return cluster.VM{}, err
 	}
-	i := slices.IndexFunc(rows, func(r *proxmox.ClusterResource) bool { return r.VMID == uint64(id) })
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 	if i >= 0 {
 		vm := fromResource(rows[i])
 		err := c.readVM(ctx, &vm)
@@ -170,18 +173,26 @@ func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	return err == nil, err
 }
 
-func (c *Client) resources(ctx context.Context) (proxmox.ClusterResources, error) {
-	var rows proxmox.ClusterResources
+// resource is a row of the cluster's list of VMs, without its figures.
+type resource struct {
+	Type, Node, Name, Pool, Status, HAState string
+
+	VMID     flexInt
+	Template json.RawMessage
+}
+
+func (c *Client) resources(ctx context.Context) ([]resource, error) {
+	var rows []resource
 	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(rows, func(r *proxmox.ClusterResource) bool { return r.Type != "qemu" }), nil
+	return slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" }), nil
 }
 
-func fromResource(r *proxmox.ClusterResource) cluster.VM {
+func fromResource(r resource) cluster.VM {
 	return cluster.VM{
 		ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node, Pool: r.Pool,
-		Running: r.Status == "running", Template: r.Template != 0, HA: r.HAstate != "",
+		Running: r.Status == "running", Template: truth(r.Template), HA: r.HAState != "",
 	}
 }
 

@@ -266,7 +266,7 @@ func TestLabAccess(t *testing.T) {
 			t.Errorf("a VM that may not be seen: %v, hints %q", err, fault.Hints(err))
 		}
 		err = l.DeleteVM(t.Context(), cluster.VM{ID: 9011, Host: "pve1"})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), ""), "pveum acl modify /vms/9011") {
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), ""), "needs VM.Allocate on /vms/9011") {
 			t.Errorf("a VM that may not be deleted: %v, hints %q", err, fault.Hints(err))
 		}
 	})

@@ -17,6 +17,8 @@ import (
 const (
 	flock   = "can't lock file '/var/lock/qemu-server/lock-9011.conf' - got timeout"
 	cfsLock = "cfs-lock 'storage-fast' error: got lock request timeout"
+	// activeLock comes when the worker runs already.
+	activeLock = "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"
 )
 
 // someoneElse changes the VM.
@@ -39,6 +41,7 @@ func TestIsLock(t *testing.T) {
 		"one parameter of several":   {err: &Error{Status: 400, Params: map[string]string{"scsi1": cfsLock}}},
 		"after something else":       {err: &TaskError{Exit: "unable to apply pending change: " + cfsLock}},
 		"locked":                     {err: &TaskError{Exit: "VM is locked (backup)"}, locked: true},
+		"a worker is at work":        {err: &Error{Status: 500, Reason: activeLock, Message: activeLock}},
 		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &TaskError{Exit: flock})},
 		"without a kind":             {err: &Error{Status: 500, Message: "VM is locked"}, locked: true},
 		"something that is no error": {},
@@ -178,10 +181,12 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		l.world.SetFirmware(nil) // nobody follows the power button
 		must(t, l.Start(t.Context(), l.read(t, 9011)))
 		vm := l.read(t, 9011)
+		shutdowns, end := context.WithCancel(t.Context())
+		defer end()
 		var wg sync.WaitGroup
 		for range 2 * slotsPerHost {
 			wg.Go(func() {
-				if err := l.Shutdown(t.Context(), vm, time.Minute); err == nil {
+				if err := l.Shutdown(shutdowns, vm, time.Minute); err == nil {
 					t.Error("it is off")
 				}
 			})
@@ -218,6 +223,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 			t.Errorf("the shutdowns held them up: %s", took)
 		}
 		close(stop)
+		end()
 		wg.Wait()
 		if most != slotsPerHost {
 			t.Errorf("%d at once, want %d", most, slotsPerHost)

@@ -22,14 +22,15 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
 		return images.StorageInfo{}, err
 	}
-	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage })
+	// Storages that are for other hosts, or disabled, are listed too (Storage.pm, storage_info).
+	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage && s.Enabled != 0 })
 	if i < 0 {
 		err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
-		return images.StorageInfo{}, fault.WithHint(err, "see pvesm status on %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
+		return images.StorageInfo{}, fault.WithHint(err, "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 	}
 	s := rows[i]
 	return images.StorageInfo{
-		Active:    s.Enabled != 0 && s.Active != 0,
+		Active:    s.Active != 0,
 		Shared:    s.Shared != 0,
 		Content:   strings.FieldsFunc(s.Content, func(r rune) bool { return r == ',' || r == ' ' }),
 		FreeBytes: int64(min(s.Avail, 1<<62)),

@@ -18,7 +18,8 @@ func TestStorage(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
 		pve1.on("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
-			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1}]`))
+			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1},
+			{"storage":"others","content":"images","shared":0,"active":0,"enabled":0}]`))
 		pve1.on("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
 		pve1.on("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
 		pve1.on("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
@@ -34,8 +35,10 @@ func TestStorage(t *testing.T) {
 		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
 			t.Errorf("inactive storage: %+v, error %v", got, err)
 		}
-		if _, err := c.Storage(t.Context(), "pve1", "nosuch"); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("unknown storage: %v", err)
+		for _, storage := range []string{"nosuch", "others"} {
+			if _, err := c.Storage(t.Context(), "pve1", storage); !errors.Is(err, images.ErrNoStorage) {
+				t.Errorf("%s: %v", storage, err)
+			}
 		}
 		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
 		for name, want := range isos {

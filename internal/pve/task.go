@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -69,7 +70,7 @@ type TaskError struct {
 func (e *TaskError) Error() string {
 	s := "task " + e.UPID.String() + ": " + e.Exit
 	// A plain failure repeats the last line of the log; these say nothing by themselves.
-	if len(e.Log) > 0 && (isWarnings(e.Exit) || e.Exit == unexpectedStatus) {
+	if len(e.Log) > 0 && (isWarnings(e.Exit) || noStatus.MatchString(e.Exit)) {
 		s += " (" + strings.Join(e.Log, " | ") + ")"
 	}
 	return s
@@ -78,15 +79,16 @@ func (e *TaskError) Error() string {
 // Unwrap gives the sentinels that the task's words amount to.
 func (e *TaskError) Unwrap() []error {
 	errs := sentinels(e.Exit)
-	if e.Exit == unexpectedStatus {
+	if noStatus.MatchString(e.Exit) {
 		errs = append(errs, cluster.ErrLostAnswer)
 	}
 	return errs
 }
 
-// unexpectedStatus is what Proxmox says of a task whose worker was killed, with
-// its node for instance. How far it came is unknown.
-const unexpectedStatus = "unexpected status"
+// noStatus is what Proxmox says of a task whose worker was killed, with its node
+// for instance: the last line of the log, which may be lost itself, is none that
+// a worker ends with (PVE/Tools.pm, upid_read_status). How far it came is unknown.
+var noStatus = regexp.MustCompile(`^(?:unexpected status|unable to extract last line|unable to read tail \(got \d* bytes\)|unable to open file - .*)$`)
 
 func isWarnings(exit string) bool { return strings.HasPrefix(exit, "WARNINGS:") }
 
@@ -126,7 +128,8 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), Every: c.poll}, func(ctx context.Context) (bool, string, error) {
 		status, err := c.taskStatus(ctx, upid)
 		if err != nil {
-			if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) || time.Since(readable) > outage {
+			// 500 is also what there is to read while the host's pmxcfs is restarted.
+			if e, ok := errors.AsType[*Error](err); ok && e.Status < http.StatusInternalServerError || time.Since(readable) > outage {
 				return false, "", wait.Stop(err)
 			}
 			return false, "", err
@@ -142,7 +145,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 		return nil
 	}
 	if exit == "" {
-		exit = unexpectedStatus
+		exit = "unexpected status"
 	}
 	return c.explain(&TaskError{UPID: upid, Exit: c.transport.redact(exit), Log: c.taskLog(ctx, upid)})
 }
@@ -172,7 +175,8 @@ func (c *Client) taskLog(ctx context.Context, upid UPID) []string {
 	}
 	var lines []string
 	for _, row := range rows {
-		if line := strings.TrimSpace(scalar(row.T)); line != "" && !strings.HasPrefix(line, "TASK ") {
+		// An empty log is one line of its own (PVE/Tools.pm, dump_logfile).
+		if line := strings.TrimSpace(scalar(row.T)); line != "" && line != "no content" && !strings.HasPrefix(line, "TASK ") {
 			lines = append(lines, c.transport.redact(line))
 		}
 	}

@@ -88,12 +88,13 @@ func TestTask(t *testing.T) {
 		want    string
 		lost    bool
 	}{
-		"ends well":        {[]route{running, running, stopped("OK")}, "", false},
-		"outlasts a fault": {[]route{running, raw("595 Connection refused", ""), lost, stopped("OK")}, "", false},
-		"fails":            {[]route{running, stopped("can't remove VM 101 - protection mode enabled")}, "task qmdestroy 101 on pve1: can't remove VM 101 - protection mode enabled", false},
-		"warns":            {[]route{stopped("WARNINGS: 1")}, "task qmdestroy 101 on pve1: WARNINGS: 1 (removing image | cannot free fast:vm-101-disk-0)", false},
-		"was killed":       {[]route{running, stopped("unexpected status")}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
-		"ends nowhere":     {[]route{data(`{"status":"stopped"}`)}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
+		"ends well":          {[]route{running, running, stopped("OK")}, "", false},
+		"outlasts a fault":   {[]route{running, raw("595 Connection refused", ""), lost, stopped("OK")}, "", false},
+		"outlasts a restart": {[]route{running, raw("500 ipcc_send_rec[1] failed: Connection refused", ""), stopped("OK")}, "", false},
+		"fails":              {[]route{running, stopped("can't remove VM 101 - protection mode enabled")}, "task qmdestroy 101 on pve1: can't remove VM 101 - protection mode enabled", false},
+		"warns":              {[]route{stopped("WARNINGS: 1")}, "task qmdestroy 101 on pve1: WARNINGS: 1 (removing image | cannot free fast:vm-101-disk-0)", false},
+		"was killed":         {[]route{running, stopped("unexpected status")}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
+		"ends nowhere":       {[]route{data(`{"status":"stopped"}`)}, "task qmdestroy 101 on pve1: unexpected status (removing image | cannot free fast:vm-101-disk-0); since then: VM 101 \"\" on pve1 is there", true},
 		"is unknown": {
 			[]route{raw("400 Parameter verification failed.", `{"errors":{"upid":"no such task"},"data":null}`)},
 			cluster.ErrLostAnswer.Error() + ": task qmdestroy 101 on pve1: " + strings.TrimSuffix(statusPath, "%21roll:/status") + "!roll:/status: 400 Parameter verification failed.: upid: no such task; since then: VM 101 \"\" on pve1 is there", true,

@@ -204,7 +204,7 @@ func TestAuthorizationHints(t *testing.T) {
 		hint   string
 	}{
 		"unknown token":     {raw("401 invalid token value!", ""), fault.Failed, "PROXMOX_VE_API_TOKEN is user@realm!id=uuid"},
-		"missing privilege": {raw("403 Permission check failed (/vms/9011, VM.Config.Disk)", ""), fault.Refused, "pveum acl modify /vms/9011 --tokens 'recast@pve!roll' --roles ROLE"},
+		"missing privilege": {raw("403 Permission check failed (/vms/9011, VM.Config.Disk)", ""), fault.Refused, "recast@pve!roll needs VM.Config.Disk on /vms/9011, and so does its user: recast doctor"},
 		"forbidden":         {raw("403 Permission check failed", ""), fault.Refused, "pveum user token permissions recast@pve roll"},
 	}
 	for name, tc := range cases {

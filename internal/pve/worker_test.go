@@ -23,7 +23,7 @@ func TestStartedSince(t *testing.T) {
 	mine := upid(clock-58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")
 	cases := map[string]struct {
 		listed []string
-		date   string
+		clock  route // answers instead of the header
 		want   string
 		err    string
 	}{
@@ -38,7 +38,10 @@ func TestStartedSince(t *testing.T) {
 		"its name was told":      {listed: []string{upid(clock-57, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}},
 		"two of them":            {listed: []string{mine, upid(clock-1, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}, err: "2 tasks could be the one"},
 		"no task's name":         {listed: []string{"UPID:x"}, err: "is not the name of a Proxmox task"},
-		"a proxy takes the time": {listed: []string{mine}, date: "-", err: "the answer bears no time"},
+		"it ends just now":       {listed: []string{mine, mine}, want: mine},
+		"a proxy takes the time": {listed: []string{mine}, clock: data(`{"time":"946684800"}`), want: mine},
+		"nobody tells the time":  {listed: []string{mine}, clock: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/time: 403"},
+		"no time in the answer":  {listed: []string{mine}, clock: data(`{}`), err: "does not tell what time it is"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -49,10 +52,12 @@ func TestStartedSince(t *testing.T) {
 				for _, u := range tc.listed {
 					rows = append(rows, `{"upid":"`+u+`"}`)
 				}
-				s.node(t, "pve1").on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", func(w http.ResponseWriter, r *http.Request) {
+				pve1 := s.node(t, "pve1")
+				pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", func(w http.ResponseWriter, r *http.Request) {
 					w.Header()["Date"] = []string{time.Unix(clock, 0).UTC().Format(http.TimeFormat)}
-					if tc.date != "" {
+					if tc.clock != nil {
 						w.Header()["Date"] = nil
+						pve1.on("GET /nodes/pve1/time", tc.clock)
 					}
 					data("["+strings.Join(rows, ",")+"]")(w, r)
 				})

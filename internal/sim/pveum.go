@@ -30,13 +30,21 @@ func (l *Lab) Pveum(args []string) (string, error) {
 		return l.addToken(words[3], words[4], o)
 	case command == "user add" && len(words) == 3:
 		return "", nil // a user without an entry in the list may do nothing
-	case (command == "role add" || command == "role modify") && len(words) == 3:
+	case command == "role add" && len(words) == 3:
+		if l.World.HasRole(words[2]) {
+			return "", fmt.Errorf("create role failed: role '%s' already exists", words[2]) // API2/Role.pm
+		}
+		return "", l.setRole(words[2], o)
+	case command == "role modify" && len(words) == 3:
+		if !l.World.HasRole(words[2]) {
+			return "", fmt.Errorf("update role failed: role '%s' does not exist", words[2])
+		}
 		return "", l.setRole(words[2], o)
 	case command == "role delete" && len(words) == 3:
 		l.World.DeleteRole(words[2])
 		return "", nil
 	case command == "acl modify" && len(words) == 3:
-		return "", l.eachEntry(words[2], o, l.World.Grant)
+		return "", l.eachEntry(words[2], o, l.setEntry)
 	case command == "acl delete" && len(words) == 3:
 		return "", l.eachEntry(words[2], o, l.World.Revoke)
 	}
@@ -113,8 +121,21 @@ func (l *Lab) eachEntry(path string, o pveumOptions, do func(world.ACL)) error {
 	}
 	for _, w := range who {
 		for _, r := range roles {
+			if !l.World.HasRole(r) {
+				return fmt.Errorf("ACL update failed: role '%s' does not exist", r) // API2/ACL.pm
+			}
 			do(world.ACL{Path: path, Who: w, Role: r, Propagate: o.propagate})
 		}
 	}
 	return nil
+}
+
+// setEntry makes an entry, in place of one that only propagates otherwise.
+func (l *Lab) setEntry(a world.ACL) {
+	for _, propagates := range []bool{false, true} {
+		old := a
+		old.Propagate = propagates
+		l.World.Revoke(old)
+	}
+	l.World.Grant(a)
 }

@@ -24,6 +24,11 @@ func TestPveum(t *testing.T) {
 			t.Fatalf("%s: %q, %v", line, out, err)
 		}
 	}
+	for _, propagate := range []string{"1", "0"} { // the same entry
+		if _, err := l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
 	if err != nil || id != "a@pve!t" || !l.World.Authenticate(id, strings.TrimSpace(secret)) {
@@ -43,10 +48,13 @@ func TestPveum(t *testing.T) {
 		t.Errorf("%v, %v", l.World.ACLs(), err)
 	}
 	for line, want := range map[string]string{
-		"role add Old --privs VM.Monitor": "invalid privilege 'VM.Monitor'",
-		"acl modify / --roles Small":      "acl of /: --roles, and --users or --tokens, are needed",
-		"acl show":                        "unknown command 'pveum acl show'",
-		"role add Small --what 1":         "flag provided but not defined: -what",
+		"role add Old --privs VM.Monitor":        "invalid privilege 'VM.Monitor'",
+		"acl modify / --roles Small":             "acl of /: --roles, and --users or --tokens, are needed",
+		"acl show":                               "unknown command 'pveum acl show'",
+		"role add Small --what 1":                "flag provided but not defined: -what",
+		"role add Small":                         "create role failed: role 'Small' already exists",
+		"role modify Big --privs VM.Audit":       "update role failed: role 'Big' does not exist",
+		"acl modify / --users a@pve --roles Big": "ACL update failed: role 'Big' does not exist",
 	} {
 		if _, err := l.Pveum(strings.Fields(line)); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", line, err, want)

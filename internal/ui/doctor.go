@@ -75,9 +75,12 @@ func drawGrants(p *page, res pipeline.DoctorResult) {
 	for _, line := range res.Grants {
 		p.line("  %s", line)
 	}
-	p.line("A token with privilege separation has what both it and its user were granted, so both get the role.")
-	p.line("An entry of the access control list takes the place of those above it: each role holds all that is needed")
-	p.line("at its path. Then run recast doctor again: what can't be seen now could not be checked.")
+	if res.Caution != "" {
+		p.wrapped("", "", res.Caution)
+	}
+	p.wrapped("", "", "A token with privilege separation has what both it and its user were granted. An entry of the access control "+
+		"list takes the place of those above it, so each path gets all that is needed there, and by RecastKeep roles what was held there "+
+		"before. That a role exists already is no problem. Then run recast doctor again: what can't be seen now could not be checked.")
 }
 
 func counted(n int, what string) string {

@@ -20,7 +20,7 @@ func TestWriteDoctor(t *testing.T) {
 			{Group: pipeline.GroupNodes, What: "wk1", State: pipeline.OK, Seen: "VM 9011 on pve1: reimage"},
 			{Group: pipeline.GroupNodes, What: "wk2", State: pipeline.Warning, Seen: "can't be seen"},
 		},
-		Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
+		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
 		Nodes: []cluster.Assessment{
 			{Node: "wk1", VMID: 9011, Host: "pve1", Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
 			{Node: "wk2", Unread: true},
@@ -43,9 +43,8 @@ nodes
 To grant what is missing, as root on any Proxmox node (VE 8 and 9 take the same):
   pveum role add RecastVMs
   pveum acl modify /vms --roles RecastVMs
-A token with privilege separation has what both it and its user were granted, so both get the role.
-An entry of the access control list takes the place of those above it: each role holds all that is needed
-at its path. Then run recast doctor again: what can't be seen now could not be checked.
+Mind that.
+A token with privilege separation has what both it and its user were granted. An entry of the access control list takes the place of those above it, so each path gets all that is needed there, and by RecastKeep roles what was held there before. That a role exists already is no problem. Then run recast doctor again: what can't be seen now could not be checked.
 
 4 checks: 1 problem, 1 warning
 `

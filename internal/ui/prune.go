@@ -20,7 +20,7 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 			case len(v.Keep) == 0:
 				state = p.paint(yellow, "goes   ")
 			}
-			p.line("%s  %s (%d MiB)", state, v, v.SizeBytes>>20)
+			p.line("%s  %s (%s)", state, v, size(v.SizeBytes))
 			if len(v.Keep) > 0 {
 				p.wrapped("         ", "         ", strings.Join(v.Keep, "; "))
 			}
@@ -44,11 +44,18 @@ func pruned(isos []images.Verdict) string {
 	}
 	switch {
 	case removed > 0 && goes > 0:
-		return fmt.Sprintf("%d of %d ISOs removed, %d MiB; %d that could go are still there", removed, len(isos), freed>>20, goes)
+		return fmt.Sprintf("%d of %d ISOs removed, %s; %d that could go are still there", removed, len(isos), size(freed), goes)
 	case removed > 0:
-		return fmt.Sprintf("%d of %d ISOs removed, %d MiB", removed, len(isos), freed>>20)
+		return fmt.Sprintf("%d of %d ISOs removed, %s", removed, len(isos), size(freed))
 	case goes > 0:
-		return fmt.Sprintf("%d of %d ISOs can go, %d MiB", goes, len(isos), bytes>>20)
+		return fmt.Sprintf("%d of %d ISOs can go, %s", goes, len(isos), size(bytes))
 	}
 	return fmt.Sprintf("%d ISOs, none to remove", len(isos))
+}
+
+func size(bytes int64) string {
+	if bytes < 1<<20 {
+		return fmt.Sprintf("%d KiB", (bytes+1023)>>10)
+	}
+	return fmt.Sprintf("%d MiB", bytes>>20)
 }

@@ -46,16 +46,18 @@ func Until(ctx context.Context, w For, look Look) error {
 		ctx, cancel = context.WithTimeout(ctx, w.Timeout)
 		defer cancel()
 	}
-	last := "nothing yet"
+	const nothing = "nothing yet"
+	last := nothing
 	for {
 		done, seen, err := look(ctx)
 		if done && err == nil {
 			return nil
 		}
-		if stop, ok := errors.AsType[*stopError](err); ok {
+		// An answer cut short by our own deadline says nothing about the world.
+		cut := ctx.Err() != nil && errors.Is(err, ctx.Err())
+		if stop, ok := errors.AsType[*stopError](err); ok && (!cut || last == nothing) {
 			return fmt.Errorf("%s: %w", w.Name, stop.error)
 		}
-		// An answer cut short by our own deadline says nothing about the world.
 		if ctx.Err() == nil {
 			if err != nil {
 				seen = err.Error()

@@ -76,6 +76,26 @@ func TestUntil(t *testing.T) {
 			err: "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
 			took: 10 * time.Second, seen: []string{"1 of 3"},
 		},
+		"one that would have ended the wait is no better": {
+			look: func(ctx context.Context) (bool, string, error) {
+				deadline, _ := ctx.Deadline()
+				if time.Until(deadline) > 5*time.Second {
+					return false, "1 of 3", nil
+				}
+				<-ctx.Done()
+				return false, "", wait.Stop(fmt.Errorf("list members: %w", ctx.Err()))
+			},
+			err: "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second, seen: []string{"1 of 3"},
+		},
+		"but where nothing was seen it says more": {
+			look: func(ctx context.Context) (bool, string, error) {
+				<-ctx.Done()
+				return false, "", wait.Stop(fmt.Errorf("list members: %w", ctx.Err()))
+			},
+			err: "members: list members: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second,
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

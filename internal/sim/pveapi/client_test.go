@@ -183,27 +183,6 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-func TestStartNeedsItsVolumes(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		r := l.as("root@pam!ci", "DELETE", "/nodes/pve1/storage/isos/content/isos:iso/boot.iso", "", nil)
-		upid, _ := r.Data.(string)
-		if task, ok := l.world.WaitTask(upid); !ok || task.ExitStatus != "OK" {
-			t.Fatalf("%+v, %+v", r, task)
-		}
-		if got, want := l.task("POST", vm+"/status/start"), "volume 'isos:iso/boot.iso' does not exist"; got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-		l.putOK(vm+"/config", "ide2=none,media=cdrom")
-		if got := l.task("POST", vm+"/status/start"); got != "OK" {
-			t.Error(got)
-		}
-		if got := l.task("POST", "/nodes/pve1/qemu/9999/status/stop"); got != "Configuration file 'nodes/pve1/qemu-server/9999.conf' does not exist" {
-			t.Error(got)
-		}
-	})
-}
-
 func TestClosedWorldBreaksConnections(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

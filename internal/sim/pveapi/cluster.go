@@ -122,7 +122,7 @@ func vmResource(c *call, vm world.VM) object {
 func storageResources(c *call, host string) []object {
 	var list []object
 	for _, s := range c.Storages(host) {
-		if !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+		if !s.Enabled || !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
 			continue
 		}
 		entry := object{

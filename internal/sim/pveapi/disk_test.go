@@ -133,47 +133,6 @@ func (l *lab) volumes(storage string) []string {
 	return names
 }
 
-// TestWithoutQuorum: Proxmox destroys first and fails afterwards.
-func TestWithoutQuorum(t *testing.T) {
-	t.Parallel()
-	const denied = "unable to open file '/etc/pve/nodes/pve1/qemu-server/9011.conf.tmp."
-	inLab(t, func(t *testing.T, l *lab) {
-		l.world.SetQuorum(false)
-		if got := l.do("PUT", vm+"/config", "memory=1024").Status; !strings.HasPrefix(got, "500 "+denied) {
-			t.Errorf("PUT: %s", got)
-		}
-		if got := l.do("PUT", vm+"/config", "scsi3=fast:1").Status; !strings.HasPrefix(got, "500 "+denied) {
-			t.Errorf("PUT: %s", got)
-		}
-		if got := l.volumes("fast"); len(got) != 4 {
-			t.Errorf("no orphan: %v", got)
-		}
-		if got := l.task("DELETE", vm, "destroy-unreferenced-disks=1"); !strings.HasPrefix(got, denied) {
-			t.Errorf("DELETE: %s", got)
-		}
-		if got := l.volumes("fast"); got != nil {
-			t.Errorf("volumes left: %v", got)
-		}
-		if got := l.config(9011)["scsi1"]; got == nil {
-			t.Error("the configuration is gone too")
-		}
-	})
-	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-		l.world.SetQuorum(false)
-		if got := l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"); !strings.HasPrefix(got, denied) {
-			t.Errorf("move: %s", got)
-		}
-		want := []world.DiskState{{Serial: "data-wk1", SHA256: l.data.SHA256(), Volid: "fast:9090/vm-9090-disk-0.raw"}}
-		if diff := cmp.Diff(want, l.world.Persistent()); diff != "" {
-			t.Error(diff)
-		}
-		if diff := cmp.Diff([]string{"disk data-wk1: no VM's configuration names its volume"}, l.world.Violations()); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
 func TestCreateFailsCleanly(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -113,3 +113,21 @@ func TestLocalStorages(t *testing.T) {
 		}
 	})
 }
+
+// TestStoragesForOtherHosts: they are listed, but not where a content is asked for.
+func TestStoragesForOtherHosts(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddStorage(world.Storage{ID: "only2", Type: "zfspool", Content: []string{"images"}, Hosts: []string{"pve2"}})
+		want := []any{map[string]any{
+			"storage": "only2", "type": "zfspool", "content": "images", "shared": 0.0, "active": 0.0, "enabled": 0.0,
+			"total": 0.0, "used": 0.0, "avail": 0.0,
+		}}
+		if diff := cmp.Diff(want, l.do("GET", "/nodes/pve1/storage", "storage=only2").Data); diff != "" {
+			t.Error(diff)
+		}
+		if got, want := l.do("GET", "/nodes/pve1/storage", "storage=only2", "content=images").Status, "400 Parameter verification failed."; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	})
+}

@@ -108,16 +108,3 @@ func TestDanglingNameIsReused(t *testing.T) {
 		}
 	})
 }
-
-func TestMoveToUnused(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-		if got := l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090", "target-disk=unused3"); got != "OK" {
-			t.Fatal(got)
-		}
-		if got := l.config(9090)["unused3"]; got != renamed {
-			t.Error(got)
-		}
-	})
-}

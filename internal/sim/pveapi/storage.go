@@ -61,7 +61,7 @@ func configEntry(s world.Storage) object {
 // storageEntry is what storage_info says; of a storage that can't be reached it has no figures.
 func storageEntry(s world.StorageStatus) object {
 	out := object{
-		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": 1,
+		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
 		"total": 0, "used": 0, "avail": 0,
 	}
 	if s.Active {
@@ -70,10 +70,12 @@ func storageEntry(s world.StorageStatus) object {
 	return out
 }
 
+// storages lists those that are for other hosts too, unless it is asked for a
+// content (Storage.pm, storage_info).
 func storages(c *call) (any, error) {
 	list, found := []object{}, false
 	for _, s := range c.Storages(c.node()) {
-		wrongContent := c.params["content"] != "" && !slices.Contains(s.Content, c.params["content"])
+		wrongContent := c.params["content"] != "" && (!s.Enabled || !slices.Contains(s.Content, c.params["content"]))
 		if wrongContent || c.params["storage"] != "" && s.ID != c.params["storage"] {
 			continue
 		}

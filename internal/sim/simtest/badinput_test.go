@@ -57,7 +57,7 @@ func badInputs() map[string]badInput {
 			edit("recast.yaml", "{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
 		},
 		"token without privileges": {
-			func(_ *Lab, c *Client) { c.Token = cluster.Secret(sim.PoorToken) }, fault.Refused, "Sys.Audit", "pveum acl modify",
+			func(_ *Lab, c *Client) { c.Token = cluster.Secret(sim.PoorToken) }, fault.Refused, "Sys.Audit", "recast doctor",
 		},
 		"unknown token": {
 			func(_ *Lab, c *Client) {

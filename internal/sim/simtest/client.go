@@ -34,7 +34,7 @@ type Client struct {
 	Runner    step.Runner                      // of its roll; Emit is that of the client
 	Confirm   func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
 	Elsewhere bool                             // on another machine, which knows nothing of the processes of this one
-	Reroute   func(addr string) string         // where a connection to a machine ends in truth; nil: where it is meant to
+	Reroute   func(addr string) string         // where a connection ends in truth; nil: where it is meant to
 
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
@@ -130,13 +130,13 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(pve.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll),
 	})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dialMachine})
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial})
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (c *Client) connectMachines(s *session) error {
 	return nil
 }
 
-func (c *Client) dialMachine(ctx context.Context, netw, addr string) (net.Conn, error) {
+func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
 	if c.Reroute != nil {
 		addr = c.Reroute(addr)
 	}

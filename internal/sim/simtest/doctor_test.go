@@ -136,6 +136,25 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 	})
 }
 
+// TestDoctorForATokenThatPrunes: it sees the VMs but not the storage of their
+// disks, so that a new system disk looks impossible, and is not.
+func TestDoctorForATokenThatPrunes(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		c.Token = cluster.Secret(sim.PoorToken)
+		admin := &administrator{w: lab.World, roles: map[string][]string{}}
+		for _, line := range cluster.NeedsToPrune([]string{"isos"}).Grants().Lines("poor@pve!lab") {
+			admin.run(t, line)
+		}
+		named := lacks(doctor(t, c))
+		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
+			if !slices.Contains(named, want) {
+				t.Errorf("doctor names %q, and not %s", named, want)
+			}
+		}
+	})
+}
+
 // requireEachIsNamed takes each privilege away at each path and wants doctor to say so.
 func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 	t.Helper()

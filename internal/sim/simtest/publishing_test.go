@@ -2,10 +2,12 @@ package simtest
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -76,4 +78,18 @@ func (l *Lab) asked(method, part string) int {
 		}
 	}
 	return n
+}
+
+// TestPublishWithoutThePrivilege: Proxmox would take the whole upload in first.
+func TestPublishWithoutThePrivilege(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "Datastore.AllocateTemplate" })...)
+		err := lab.Client().Publish(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "lacks privileges: Datastore.AllocateTemplate on /storage/isos") {
+			t.Errorf("error %v", err)
+		}
+		if n := lab.asked("POST", "/upload"); n > 0 {
+			t.Errorf("%d uploads", n)
+		}
+	})
 }

@@ -172,8 +172,8 @@ func occupiedRefusals() []refusal {
 			both: []string{"the VM has pending changes (memory): restart it or revert them"},
 		},
 		{
-			name: "pending removal", bring: remove("ide2"), lift: revert("ide2"),
-			both: []string{"the VM has pending changes (ide2): restart it or revert them"},
+			name: "pending removal", bring: remove("ide2"), lift: revert("ide2", "boot"), // which names it
+			both: []string{"the VM has pending changes (boot, ide2): restart it or revert them"},
 		},
 		{
 			name: "template", bring: change("template=1"), lift: revert("template"),

@@ -34,21 +34,21 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	return w.change(user, w.vms[r.ID], r)
 }
 
-// SetConfigTask changes a configuration in a task; what does not take the lock is checked before.
+// SetConfigTask changes a configuration in a task. The lock is taken and the
+// digest looked at before there is one: the worker is forked inside lock_config
+// and keeps the lock (the end of update_vm_api in Qemu.pm).
 func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error) {
-	if err := w.checkRequest(user, host, &r); err != nil {
+	unlock, takes, err := w.beginChange(user, host, &r)
+	if err != nil {
 		return "", err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
+		unlock()
 		return "", ErrClosed
 	}
 	return w.startTask(host, "qmconfig", strconv.Itoa(r.ID), user, func(t *task) error {
-		unlock, takes, err := w.lockForChange(host, r)
-		if err != nil {
-			return err
-		}
 		defer unlock()
 		if err := t.begin(taskTime + takes); err != nil {
 			return err
@@ -67,29 +67,25 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 // beginChange checks a change and takes the configuration's lock; the caller
 // calls unlock, after what the change takes.
 func (w *World) beginChange(user, host string, r *ChangeRequest) (unlock func(), takes time.Duration, err error) {
-	if err := w.checkRequest(user, host, r); err != nil {
+	if err := w.checkRequest(user, r); err != nil {
 		return nil, 0, err
 	}
-	return w.lockForChange(host, *r)
-}
-
-func (w *World) lockForChange(host string, r ChangeRequest) (unlock func(), takes time.Duration, err error) {
 	unlock, err = w.lockConfig(r.ID)
 	if err != nil {
 		return nil, 0, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	v, err := w.checkChange(host, r)
+	v, err := w.checkChange(host, *r)
 	if err != nil {
 		unlock()
 		return nil, 0, err
 	}
-	return unlock, w.plugTime(v, r), nil
+	return unlock, w.plugTime(v, *r), nil
 }
 
-// checkChange looks at the configuration to be changed: once before the lock is
-// taken and once under it, as update_vm_api in Qemu.pm does.
+// checkChange looks at the configuration to be changed, under its lock as
+// update_vm_api in Qemu.pm does.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
 	if err != nil {
@@ -111,7 +107,7 @@ func anyConfigPrivilege() []string {
 
 // checkRequest makes the checks that come before the lock, and writes the
 // values in Proxmox's own form.
-func (w *World) checkRequest(user, host string, r *ChangeRequest) error {
+func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.check(user, vmPath(r.ID), anyConfigPrivilege()...); err != nil {
@@ -142,11 +138,7 @@ func (w *World) checkRequest(user, host string, r *ChangeRequest) error {
 	if err := w.checkVolumes(user, r.ID, r.Set); err != nil {
 		return err
 	}
-	if err := w.checkBridges(user, r.Set); err != nil {
-		return err
-	}
-	_, err := w.checkChange(host, *r)
-	return err
+	return w.checkBridges(user, r.Set)
 }
 
 // checkLists holds the lists of keys against each other and against what is set.

@@ -9,6 +9,7 @@ import (
 type failure struct {
 	match   string
 	message string
+	warns   bool // the task does its work all the same
 }
 
 // FailNext makes the next task of a type ("qmcreate"), or the next request
@@ -17,6 +18,13 @@ func (w *World) FailNext(match, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, failure{match: match, message: message})
+}
+
+// WarnNext makes the next task of a type end with a warning when it has done its work.
+func (w *World) WarnNext(taskType, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures = append(w.failures, failure{match: taskType, message: message, warns: true})
 }
 
 // FailRequest is the error switched on for this request, once; nil if there is none.
@@ -34,14 +42,16 @@ func (w *World) FailRequest(method, path string) error {
 	return failf("%s", message)
 }
 
-func (w *World) takeFailure(taskType string) string {
+// takeFailure takes what is switched on for a task of that type; the zero failure
+// if nothing is.
+func (w *World) takeFailure(taskType string) failure {
 	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
 	if i < 0 {
-		return ""
+		return failure{}
 	}
-	message := w.failures[i].message
+	f := w.failures[i]
 	w.failures = slices.Delete(w.failures, i, i+1)
-	return message
+	return f
 }
 
 // FillStorage leaves no room on a storage until FreeStorage.

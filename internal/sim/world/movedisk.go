@@ -163,6 +163,9 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 		return err
 	}
 	t.logf("reassign disk '%s' from VM '%d' as '%s' to VM '%d'", r.Disk, r.ID, r.TargetDisk, r.Target)
+	if err := s.activate(source.host); err != nil { // rename_volume of Storage.pm
+		return err
+	}
 	w.violateRename(d.volid, vol)
 	name := basePath(vol.name) + s.freeName(source.host, target.id, vol.format)
 	delete(s.at(source.host), vol.name)

@@ -51,7 +51,11 @@ func (w *World) launch(v *vm) (*process, error) {
 		if d.empty() || strings.HasPrefix(key, "unused") {
 			continue
 		}
-		if _, _, err := w.volume(d.volid, v.host); err != nil {
+		s, _, err := w.volume(d.volid, v.host)
+		if err == nil && s != nil {
+			err = s.activate(v.host) // activate_volumes of Storage.pm
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

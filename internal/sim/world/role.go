@@ -12,6 +12,14 @@ func (w *World) Role(name string) []string {
 	return slices.Clone(w.role(name))
 }
 
+// HasRole says whether there is a role of that name.
+func (w *World) HasRole(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, found := w.roles[name]
+	return found || name == Administrator || name == NoAccess
+}
+
 // DeleteRole removes a role. Entries that name it grant nothing any more.
 func (w *World) DeleteRole(name string) {
 	w.mu.Lock()

@@ -38,6 +38,7 @@ type VolumeInfo struct {
 type StorageStatus struct {
 	Storage
 	Used, Available int64
+	Enabled         bool // it is for that host
 	Active          bool // it can be used there now
 }
 
@@ -195,6 +196,11 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 // as in Proxmox. A file that is not there any more counts as deleted.
 func (w *World) freeVolume(volid, host string) error {
 	s, v, err := w.volume(volid, host)
+	if s != nil {
+		if err := s.activate(host); err != nil { // vdisk_free of Storage.pm
+			return err
+		}
+	}
 	switch {
 	case s != nil && s.fixed():
 		return failf("can't free space in iscsi storage")
@@ -256,16 +262,19 @@ func (w *World) StorageConfig() []Storage {
 	return list
 }
 
-// Storages lists what a host has, by name.
+// Storages lists the cluster's storages as a host sees them, by name.
 func (w *World) Storages(host string) []StorageStatus {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var list []StorageStatus
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
-		if s := w.storages[id]; s.on(host) {
-			used := s.used(host)
-			list = append(list, StorageStatus{Storage: s.Storage, Used: used, Available: max(0, s.Capacity-used), Active: !s.offline[host]})
+		s := w.storages[id]
+		if !s.on(host) {
+			list = append(list, StorageStatus{Storage: s.Storage})
+			continue
 		}
+		used := s.used(host)
+		list = append(list, StorageStatus{Storage: s.Storage, Used: used, Available: max(0, s.Capacity-used), Enabled: true, Active: !s.offline[host]})
 	}
 	return list
 }

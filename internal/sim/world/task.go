@@ -28,7 +28,7 @@ type task struct {
 	stopped  bool
 	killed   bool // by kill -9 or with its host: nothing cleans up
 	warnings int
-	failure  string // a switched-on failure
+	failure  failure // switched on
 	done     chan struct{}
 }
 
@@ -69,8 +69,8 @@ func (t *task) begin(d time.Duration) error {
 	if err := t.delay(d); err != nil {
 		return err
 	}
-	if t.failure != "" {
-		return errors.New(t.failure)
+	if t.failure.message != "" && !t.failure.warns {
+		return errors.New(t.failure.message)
 	}
 	return nil
 }
@@ -79,6 +79,9 @@ func (t *task) finish(err error) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
 	t.Running, t.End = false, time.Now()
+	if t.failure.warns && err == nil && !t.killed {
+		t.warnf("%s", t.failure.message)
+	}
 	switch {
 	case errors.Is(err, ErrClosed), t.killed:
 		t.ExitStatus = "unexpected status"

@@ -210,6 +210,10 @@ func (w *World) lockConfig(id int) (unlock func(), err error) {
 	}
 }
 
+// HoldLock takes the lock file of a VM's configuration, as another process on
+// its host would, until release is called. A VM need not have that number.
+func (w *World) HoldLock(id int) (release func(), err error) { return w.lockConfig(id) }
+
 // checkQuorum is the check that Proxmox makes before some operations, not all.
 func (w *World) checkQuorum() error {
 	if !w.quorate {

@@ -1,0 +1,110 @@
+package contract
+
+import (
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+)
+
+// nowhere is a URL where nobody answers.
+const nowhere = "http://127.0.0.1:1/x.iso"
+
+// known is what source has found out on a real server: it is asked only once.
+var known string
+
+// source is a file of the node's own web server, which it can fetch: it need not
+// reach itself by the address that we use. Only a download tells: query-url-metadata
+// asks with HEAD, which Proxmox's web server refuses (known_methods in AnyEvent.pm).
+func (s *server) source() string {
+	s.t.Helper()
+	if known != "" && s.sim == nil {
+		return known
+	}
+	hosts := []string{"https://127.0.0.1:8006"}
+	for _, row := range list(s.t, s.get("/cluster/status")) {
+		if o := object(s.t, row); o["name"] == s.place.node && o["ip"] != nil {
+			hosts = append(hosts, "https://"+net.JoinHostPort(text(o["ip"]), "8006"))
+		}
+	}
+	for _, host := range append(hosts, s.place.endpoint) {
+		for _, path := range []string{"/pve2/images/logo-128.png", "/api2/json/access/domains"} {
+			if e := s.wait(s.download(host+path, s.isoName())); e.Exit != "OK" {
+				continue
+			}
+			if s.sim == nil {
+				known = host + path
+			}
+			return host + path
+		}
+	}
+	s.skipf("needs a node that can fetch something from itself")
+	return ""
+}
+
+// beside is another path on the server of source.
+func (s *server) beside(path string) string {
+	s.t.Helper()
+	u, err := url.Parse(s.source())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	u.Path = path
+	return u.String()
+}
+
+// fetches skips a test unless the token may have the node fetch URLs.
+func (s *server) fetches() {
+	s.t.Helper()
+	node, root := s.privileges("/nodes/"+s.place.node), s.privileges("/")
+	if !slices.Contains(node, "Sys.AccessNetwork") && (!slices.Contains(root, "Sys.Audit") || !slices.Contains(root, "Sys.Modify")) {
+		s.skipf("needs Sys.AccessNetwork on /nodes/%s", s.place.node)
+	}
+	if s.sim != nil {
+		s.sim.world.SetDial(s.sim.network.Dialer().DialContext)
+	}
+}
+
+// web serves files on the simulated network; "/slow.iso" never ends, "/silent.iso" never begins.
+func web(t *testing.T, s *server) (url string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	ended := make(chan struct{})
+	mux.HandleFunc("/talos.iso", func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "application/octet-stream; charset=binary")
+		rw.Header().Set("Content-Disposition", `attachment; filename="metal-amd64.iso"`)
+		_, _ = rw.Write([]byte("talos"))
+	})
+	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = rw.Write([]byte("half"))
+		_ = http.NewResponseController(rw).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	})
+	mux.HandleFunc("/silent.iso", func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	})
+	const addr = "127.42.9.200:80"
+	listener, err := s.sim.network.Listen(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func(l net.Listener) { served <- server.Serve(l) }(listener)
+	t.Cleanup(func() {
+		close(ended)
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		<-served
+	})
+	return "http://" + addr
+}

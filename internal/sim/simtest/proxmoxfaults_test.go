@@ -1,0 +1,385 @@
+package simtest
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// longestRoll bounds a roll of a lab's workers in lab time, whatever is wrong with Proxmox.
+const longestRoll = 30 * time.Minute
+
+// trouble is something that is wrong with Proxmox for a while.
+type trouble struct {
+	hosts  int
+	lasts  time.Duration
+	begins func(l *Lab) (ends func())
+	// says is what a roll that fails because of it says in its error and its
+	// hints, one of them at least; none: it must not fail.
+	says []string
+}
+
+// breakProxies makes the API of no host reach another host.
+func breakProxies(f world.ProxyFailure) func(*Lab) func() {
+	return func(l *Lab) func() {
+		for _, host := range l.World.Hosts() {
+			l.World.BreakProxy(host, f)
+		}
+		return func() { l.mendProxies() }
+	}
+}
+
+func (l *Lab) mendProxies() {
+	for _, host := range l.World.Hosts() {
+		l.World.BreakProxy(host, world.ProxyFailure{})
+	}
+}
+
+func holdLocks(l *Lab) func() {
+	var releases []func()
+	for _, n := range l.Nodes {
+		if release, err := l.World.HoldLock(n.VMID); err == nil { // else a task of its own has it
+			releases = append(releases, release)
+		}
+	}
+	return func() {
+		for _, release := range releases {
+			release()
+		}
+	}
+}
+
+func disableToken(l *Lab) func() {
+	id, secret, _ := strings.Cut(l.Token(), "=")
+	l.World.AddToken(world.Token{ID: id, Secret: "another one", Privsep: true})
+	return func() { l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true}) }
+}
+
+func troubles() map[string]trouble {
+	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
+	return map[string]trouble{
+		"hosts do not reach each other": {2, time.Minute, breakProxies(world.ConnectionTimedOut), unreached},
+		"answers of hosts are lost":     {2, time.Minute, breakProxies(world.AnswerTimedOut), unreached},
+		"the token is disabled":         {1, time.Minute, disableToken, []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
+		"no quorum": {1, time.Minute, func(l *Lab) func() {
+			l.World.SetQuorum(false)
+			return func() { l.World.SetQuorum(true) }
+		}, []string{"look at pvecm status on a Proxmox node"}},
+		"the disks' storage is offline": {1, time.Minute, func(l *Lab) func() {
+			l.World.SetStorageActive(sim.DiskStorage, "pve1", false)
+			return func() { l.World.SetStorageActive(sim.DiskStorage, "pve1", true) }
+		}, []string{"see what is wrong with that storage on its node"}},
+		"locks are held for a while": {1, time.Minute, holdLocks, nil},
+		"locks are held":             {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
+	}
+}
+
+// atChange calls f once, before Proxmox acts on the n-th change that it is asked for.
+func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
+	came = &atomic.Bool{}
+	var changes atomic.Int64
+	l.Recorder.Hooks(func(c record.Call) error {
+		if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
+			came.Store(true)
+			f()
+		}
+		return nil
+	}, nil)
+	return came
+}
+
+// TestRollThroughTroubles rolls two workers while something is wrong with Proxmox
+// for a while, beginning at one of the changes: the roll, or the next one after
+// it, ends in sync, and one that fails says what to do.
+func TestRollThroughTroubles(t *testing.T) {
+	for name, o := range troubles() {
+		for s, points := range map[cluster.Strategy][]int64{cluster.Recreate: {7, 24, 41}, cluster.Reimage: {12, 29}} {
+			for _, n := range points {
+				t.Run(fmt.Sprintf("%s/%s/change %d", name, s, n), func(t *testing.T) {
+					long(t)
+					inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: o.hosts}, func(t *testing.T, lab *Lab) {
+						lab.setRoll("strategy: " + string(s))
+						lab.Patch(sim.PatchedExtension)
+						came := lab.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(lab)) })
+						err := lab.rollInTime(t, firstRun)
+						lab.Recorder.Hooks(nil, nil)
+						if !came.Load() {
+							t.Fatalf("the roll makes fewer changes than %d", n)
+						}
+						time.Sleep(o.lasts)
+						if err != nil {
+							requireSaid(t, err, o.says)
+							if err := lab.rollInTime(t, secondRun); err != nil {
+								t.Fatalf("the roll after it: %v", err)
+							}
+						}
+						lab.requireRolled(t)
+					})
+				})
+			}
+		}
+	}
+}
+
+// rollInTime fails the test if a roll takes longer than any may.
+func (l *Lab) rollInTime(t *testing.T, run string) error {
+	t.Helper()
+	start := time.Now()
+	_, err := l.as(run).Roll(t.Context(), cluster.Policy{})
+	if took := time.Since(start); took > longestRoll {
+		t.Errorf("the roll took %s: %v", took, err)
+	}
+	return err
+}
+
+// requireSaid fails unless the error or one of its hints says one of these.
+func requireSaid(t *testing.T, err error, says []string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("the roll did not fail; it was to say %q", says)
+	}
+	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
+	for _, text := range says {
+		if strings.Contains(all, text) {
+			return
+		}
+	}
+	t.Errorf("the roll failed and says none of %q:\n%s", says, all)
+}
+
+// requireRolled is a roll of both workers that is over.
+func (l *Lab) requireRolled(t *testing.T) {
+	t.Helper()
+	requireDrift(t, l)
+	l.requireKept(2)
+	requireNoClaim(t, l)
+	l.RequireIntact()
+}
+
+// TestRollWithSlowReads has every k-th read answered with 595 after half a
+// minute by one of two endpoints: the other one is asked, and the roll goes on.
+func TestRollWithSlowReads(t *testing.T) {
+	long(t)
+	for _, k := range []int64{7, 20} {
+		t.Run(fmt.Sprintf("every %d", k), func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				var reads atomic.Int64
+				lab.Recorder.Hooks(func(c record.Call) error {
+					if c.Proto != "proxmox" || c.Mutation {
+						return nil
+					}
+					if reads.Add(1)%k != 0 {
+						lab.mendProxies()
+						return nil
+					}
+					breakProxies(world.ConnectionTimedOut)(lab)
+					return nil
+				}, nil)
+				err := lab.rollInTime(t, firstRun)
+				lab.Recorder.Hooks(nil, nil)
+				lab.mendProxies()
+				if err != nil {
+					requireSaid(t, err, troubles()["hosts do not reach each other"].says)
+					if err := lab.rollInTime(t, secondRun); err != nil {
+						t.Fatalf("the roll after it: %v", err)
+					}
+				}
+				lab.requireRolled(t)
+			})
+		})
+	}
+}
+
+// TestRollWithADeadEntryNode: the API of the first of two endpoints is gone, from
+// the beginning or from some change on. The other one is used.
+func TestRollWithADeadEntryNode(t *testing.T) {
+	long(t)
+	for _, n := range []int64{0, 3, 12, 31} {
+		t.Run(fmt.Sprintf("from change %d on", n), func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				conf, err := lab.Client().Project()
+				must(t, err)
+				entry, err := url.Parse(conf.Config.Proxmox.Endpoints[0])
+				must(t, err)
+				var changes atomic.Int64
+				var dead atomic.Bool
+				dead.Store(n == 0)
+				lab.Recorder.Hooks(func(c record.Call) error {
+					if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
+						dead.Store(true)
+					}
+					if c.Proto == "proxmox" && c.Target == "pve1" && dead.Load() {
+						return errKilled // its connections are gone
+					}
+					return nil
+				}, nil)
+				for _, run := range []string{firstRun, secondRun} {
+					c := lab.as(run)
+					c.Reroute = func(addr string) string {
+						if addr == entry.Host && dead.Load() {
+							return "127.42.7.250:8006" // where nobody is
+						}
+						return addr
+					}
+					start := time.Now()
+					_, err = c.Roll(t.Context(), cluster.Policy{})
+					if took := time.Since(start); took > longestRoll {
+						t.Errorf("the roll took %s: %v", took, err)
+					}
+					if err == nil || n == 0 {
+						break
+					}
+					requireSaid(t, err, []string{"no answer: it may or may not have happened"})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				lab.Recorder.Hooks(nil, nil)
+				lab.requireRolled(t)
+			})
+		})
+	}
+}
+
+// taskTypes are those of the tasks that a roll by recreate starts.
+func taskTypes() []string {
+	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
+}
+
+// TestRollWithKilledWorkers kills the worker of one task of each type, which
+// leaves it unknown how far that came.
+func TestRollWithKilledWorkers(t *testing.T) {
+	for _, kind := range taskTypes() {
+		if kind == "qmcreate" {
+			continue // leaves a lock behind
+		}
+		t.Run(kind, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				killed := lab.killWorker(kind, "")
+				err := lab.rollInTime(t, firstRun)
+				killed(t)
+				if err != nil {
+					requireSaid(t, err, []string{"or its node went down: run the same command again"})
+					if err := lab.rollInTime(t, secondRun); err != nil {
+						t.Fatalf("the roll after it: %v", err)
+					}
+				}
+				lab.requireRolled(t)
+			})
+		})
+	}
+}
+
+// killWorker kills the first task of that type and, unless it is "", with that ID.
+func (l *Lab) killWorker(kind, id string) (killed func(*testing.T)) {
+	var once sync.Once
+	upid := ""
+	l.Recorder.Hooks(nil, func(record.Call) {
+		for _, task := range l.World.Tasks() {
+			if task.Running && task.Type == kind && (id == "" || task.ID == id) {
+				once.Do(func() { upid = task.UPID; l.World.KillTask(upid) })
+			}
+		}
+	})
+	return func(t *testing.T) {
+		t.Helper()
+		l.Recorder.Hooks(nil, nil)
+		if task, _ := l.World.LookupTask(upid); task.ExitStatus != "unexpected status" {
+			t.Fatalf("no %s %s was killed: %+v", kind, id, task)
+		}
+	}
+}
+
+// TestRollWithAKilledCreation: what that leaves behind is locked, and only root
+// can remove it.
+func TestRollWithAKilledCreation(t *testing.T) {
+	long(t)
+	for name, vmid := range map[string]int{"of the claim": claimVM, "of a node": worker1} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				killed := lab.killWorker("qmcreate", fmt.Sprint(vmid))
+				err := lab.rollInTime(t, firstRun)
+				killed(t)
+				if vmid != claimVM {
+					requireSaid(t, err, []string{"or its node went down: run the same command again"})
+					err = lab.rollInTime(t, secondRun)
+				}
+				requireSaid(t, err, []string{fmt.Sprintf("with qm unlock %d && qm destroy %[1]d, then run the same command again", vmid)})
+				lab.World.SetLock(vmid, "")
+				upid, err := lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid})
+				must(t, err)
+				lab.World.WaitTask(upid)
+				if err := lab.rollInTime(t, thirdRun); err != nil {
+					t.Fatalf("the roll after it: %v", err)
+				}
+				lab.requireRolled(t)
+			})
+		})
+	}
+}
+
+// TestRollWithWarnings has one task of each type end with a warning: its work is
+// done, and only a VM's deletion has to be clean.
+func TestRollWithWarnings(t *testing.T) {
+	for _, kind := range taskTypes() {
+		t.Run(kind, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				const warning = "something is not quite right"
+				lab.World.WarnNext(kind, warning)
+				err := lab.rollInTime(t, firstRun)
+				if kind == "qmdestroy" && err != nil {
+					requireSaid(t, err, []string{warning})
+					err = lab.rollInTime(t, secondRun)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				lab.requireRolled(t)
+			})
+		})
+	}
+}
+
+// TestRollWithoutItsStorage: a storage that is out of reach is found out while
+// the node still serves.
+func TestRollWithoutItsStorage(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				lab.Patch(sim.PatchedExtension)
+				lab.World.SetStorageActive(sim.DiskStorage, "pve1", false)
+				err := lab.rollInTime(t, firstRun)
+				requireSaid(t, err, []string{"read storage fast, on which efidisk0 of VM 9031 is, before that is taken down: "})
+				node, err := lab.Kube.Node(t.Context(), "wk1")
+				must(t, err)
+				if node.Spec.Unschedulable || !isReady(node) {
+					t.Error("wk1 does not serve any more")
+				}
+				requireDrift(t, lab, "wk1")
+				lab.World.SetStorageActive(sim.DiskStorage, "pve1", true)
+				must(t, lab.rollInTime(t, secondRun))
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
