@@ -21,6 +21,7 @@ import (
 // TestOutsideClients uses a lab served by recast lab up with other people's
 // clients, as somebody in another terminal would.
 func TestOutsideClients(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := labUp(t)
 	t.Run("machinery", func(t *testing.T) { talksTalos(t, filepath.Join(dir, "talosconfig")) })
