@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -104,9 +105,7 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 			return err
 		}
 	}
-	for name, value := range query {
-		q.params[name] = value
-	}
+	maps.Copy(q.params, query)
 	return nil
 }
 
