@@ -25,8 +25,8 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
 	@go test -race -short -json $(PKG) | bin/tools/testsummary -name test
 
-stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, and what a person types, with the race detector
-	@go test -race -json -timeout 60m ./internal/sim/simtest ./cmd/recast | bin/tools/testsummary -name stories
+stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, what a person types, an upload of 4 GiB; with the race detector
+	@go test -race -json -timeout 60m ./internal/sim/simtest ./cmd/recast ./internal/pve | bin/tools/testsummary -name stories
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
