@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -72,6 +73,14 @@ var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 func (d Disk) CSI() bool {
 	_, name, _ := strings.Cut(d.Volid, ":")
 	return csiVolume.MatchString(strings.TrimSuffix(strings.TrimSuffix(name, ".qcow2"), ".raw"))
+}
+
+// dropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
+func (vm VM) dropCSI() {
+	maps.DeleteFunc(vm.Config, func(key, value string) bool {
+		d, err := ParseDisk(key, value)
+		return err == nil && d.CSI()
+	})
 }
 
 // Storage is the part of the volid before the colon.

@@ -10,21 +10,42 @@ import (
 
 // finishSteps put back what was taken away for the time of the roll, and close
 // the record last: until then the replacement is unfinished.
-func (n *nodeRoll) finishSteps(context.Context) ([]step.Step, error) {
-	return []step.Step{
-		{ID: "eject", Title: "eject the boot ISO", Skip: n.ejected, Do: n.eject},
-		{ID: "restore-onboot", Title: "restore onboot", Skip: n.onbootRestored, Do: n.restoreOnboot},
-		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: n.haRestored, Do: n.restoreHA},
-		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
-		{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-		{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.keep},
-	}, nil
+func (n *nodeRoll) finishSteps(ctx context.Context) ([]step.Step, error) {
+	r, err := n.replace(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append(r.finishSteps(),
+		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+		step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: r.keep},
+	), nil
 }
 
-func (n *nodeRoll) ejected(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+func (r *Replace) finishSteps() []step.Step {
+	return append([]step.Step{ejectStep(r.Proxmox, r.VM.ID)}, r.restoreSteps()...)
+}
+
+// restoreSteps are for whatever system disk the VM has now.
+func (r *Replace) restoreSteps() []step.Step {
+	return []step.Step{
+		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.settingsRestored, Do: r.restoreSettings},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.haRestored, Do: r.restoreHA},
+	}
+}
+
+func ejectStep(px Proxmox, id VMID) step.Step {
+	return step.Step{
+		ID: "eject", Title: "eject the boot ISO",
+		Skip: func(ctx context.Context) (string, error) { return ejected(ctx, px, id) },
+		Do:   func(ctx context.Context) error { return eject(ctx, px, id) },
+	}
+}
+
+func ejected(ctx context.Context, px Proxmox, id VMID) (string, error) {
+	vm, err := px.VM(ctx, id)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return "", fmt.Errorf("look up VM %d: %w", id, err)
 	}
 	disks, err := vm.Disks()
 	if err != nil {
@@ -38,10 +59,10 @@ func (n *nodeRoll) ejected(ctx context.Context) (string, error) {
 	return "no boot ISO in any drive", nil
 }
 
-func (n *nodeRoll) eject(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+func eject(ctx context.Context, px Proxmox, id VMID) error {
+	vm, err := px.VM(ctx, id)
 	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return fmt.Errorf("look up VM %d: %w", id, err)
 	}
 	disks, err := vm.Disks()
 	if err != nil {
@@ -53,41 +74,43 @@ func (n *nodeRoll) eject(ctx context.Context) error {
 			set[d.Key] = "none,media=cdrom"
 		}
 	}
-	if err := n.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
+	if err := px.SetConfig(ctx, vm, set, nil); err != nil {
 		return fmt.Errorf("eject from %s: %w", vm, err)
 	}
 	return nil
 }
 
-func (n *nodeRoll) onbootRestored(ctx context.Context) (string, error) {
-	mem, err := n.memory(ctx)
+// settingsToRestore are the settings that are off for the time of the exchange,
+// as far as they are not as before.
+func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]string, err error) {
+	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
 	if err != nil {
-		return "", err
+		return vm, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
-	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	set = map[string]string{}
+	for _, key := range []string{"onboot", "protection"} {
+		was, is := r.VM.Config[key] == "1", vm.Config[key] == "1"
+		if was != is {
+			set[key] = map[bool]string{true: "1", false: "0"}[was]
+		}
 	}
-	was, is := mem.VM.Config["onboot"] == "1", vm.Config["onboot"] == "1"
-	if was != is {
-		return "", nil
-	}
-	return fmt.Sprintf("onboot is as before: %t", was), nil
+	return vm, set, nil
 }
 
-func (n *nodeRoll) restoreOnboot(ctx context.Context) error {
-	mem, err := n.memory(ctx)
+func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
+	_, set, err := r.settingsToRestore(ctx)
+	if err != nil || len(set) > 0 {
+		return "", err
+	}
+	return "onboot and protection are as before", nil
+}
+
+func (r *Replace) restoreSettings(ctx context.Context) error {
+	vm, set, err := r.settingsToRestore(ctx)
 	if err != nil {
 		return err
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
-	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	}
-	if err := n.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": mem.VM.Config["onboot"]}, nil); err != nil {
-		return fmt.Errorf("restore onboot of %s: %w", vm, err)
-	}
-	return nil
+	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, nil))
 }
 
 func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
@@ -98,19 +121,15 @@ func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
 	return prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
 }
 
-func (n *nodeRoll) haRestored(ctx context.Context) (string, error) {
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return "", err
-	}
-	if mem.HA == nil {
+func (r *Replace) haRestored(ctx context.Context) (string, error) {
+	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := r.Proxmox.VM(ctx, r.VM.ID)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return "", fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
-	ties, err := n.Proxmox.Ties(ctx, vm)
+	ties, err := r.Proxmox.Ties(ctx, vm)
 	if err != nil || ties.HA == nil {
 		return "", err
 	}
@@ -119,12 +138,8 @@ func (n *nodeRoll) haRestored(ctx context.Context) (string, error) {
 
 // restoreHA waits for the VM to run: HA would start one that it finds stopped,
 // wherever it likes.
-func (n *nodeRoll) restoreHA(ctx context.Context) error {
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return err
-	}
-	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", n.plan.VMID), n.Proxmox.AddHA(ctx, *mem.HA))
+func (r *Replace) restoreHA(ctx context.Context) error {
+	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), r.Proxmox.AddHA(ctx, *r.ha))
 }
 
 // uncordoned is so once the mark is gone: somebody else's cordon stays.
@@ -154,18 +169,14 @@ func (n *nodeRoll) kept(ctx context.Context) (string, error) {
 }
 
 // keep closes the record: the old system disk stays parked, as the way back.
-func (n *nodeRoll) keep(ctx context.Context) error {
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return err
-	}
-	return n.updateRecord(ctx, func(rec *Record) {
+func (r *Replace) keep(ctx context.Context) error {
+	return r.updateRecord(ctx, func(rec *Record) {
 		if back := rec.Restore; back != nil {
 			rec.Kept = slices.DeleteFunc(rec.Kept, func(k KeptDisk) bool { return k.Key == back.Key })
 		}
 		for _, d := range rec.Disks {
 			if d.System {
-				kept := mem.Old
+				kept := r.old
 				kept.Key, kept.Left = d.ParkKey, rec.Left
 				rec.Kept = append(rec.Kept, kept)
 			}

@@ -206,8 +206,8 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 
 // dropDangling removes a reference to a volume that is there no more: first the
 // drive's key, which leaves an unusedN, then that. Freeing is harmless as long
-// as nothing has that name: where a later volume has got it, it stays. A parking
-// VM's protection is against just that; the next write of its record sets it again.
+// as nothing has that name: where a later volume has got it, it stays. A VM's
+// protection is against just that.
 func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
 	for range 4 {
 		vm, err := r.Proxmox.VM(ctx, in.From)
@@ -225,7 +225,7 @@ func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
 		case have:
 			return nil
 		case vm.Config["protection"] == "1":
-			err = r.Proxmox.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil)
+			err = liftProtection(ctx, r.Proxmox, vm)
 		default:
 			if err = RequireQuorum(ctx, r.Proxmox); err == nil {
 				err = r.Proxmox.SetConfig(ctx, vm, nil, users)

@@ -34,7 +34,7 @@ func (n *nodeRoll) inPlace() []step.Step {
 		n.fallbackStep(),
 		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
 			return []step.Step{
-				{ID: "eject", Title: "eject the boot ISO", Skip: n.ejected, Do: n.eject},
+				ejectStep(n.Proxmox, n.plan.VMID),
 				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
 				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 			}, nil

@@ -26,21 +26,27 @@ func (n *nodeRoll) replace(ctx context.Context) (*Replace, error) {
 }
 
 func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
-	return &Replace{
-		Proxmox: n.Proxmox, Strategy: rec.Strategy, Run: n.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, ISO: n.isoVolume, SystemGiB: n.want.SystemGiB, Serial: mem.DiskSerial,
+	r := replaceOf(n.Proxmox, mem, rec, parking)
+	r.ISO, r.SystemGiB = n.isoVolume, n.want.SystemGiB
+	return r
+}
+
+// opening is the record of this node's replacement as far as it is known before
+// anything of it is done.
+func (n *nodeRoll) opening() Record {
+	return Record{
+		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, Build: n.plan.build(), Strategy: n.plan.Strategy,
+		Addr: n.plan.Addr, Restore: n.plan.restore,
 	}
 }
 
-// newRecord maps the drives that have to leave the remembered VM to free keys of
-// the parking VM (nil: one yet to be made): their own where that is free, else
-// the lowest free SCSI key. The system disk stays parked for long, so it is kept
-// out of the way at the other end. A holder's disks are only detached.
-func (n *nodeRoll) newRecord(mem memory, park *Parking) (Record, error) {
-	rec := Record{
-		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, Build: n.plan.build(), Strategy: n.plan.Strategy,
-		VMID: mem.VM.ID, UUID: mem.VM.UUID(), VMName: mem.VM.Name, Addr: n.plan.Addr, Open: true, Restore: n.plan.restore,
-	}
+// open completes the record of a replacement. It maps the drives that have to
+// leave the remembered VM to free keys of the parking VM (nil: one yet to be
+// made): their own where that is free, else the lowest free SCSI key. The system
+// disk stays parked for long, so it is kept out of the way at the other end. A
+// holder's disks are only detached.
+func (rec Record) open(mem memory, park *Parking) (Record, error) {
+	rec.Open, rec.VMID, rec.UUID, rec.VMName = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name
 	taken := map[string]bool{}
 	if park != nil {
 		rec.Kept = park.Record.Kept
@@ -54,14 +60,14 @@ func (n *nodeRoll) newRecord(mem memory, park *Parking) (Record, error) {
 	}
 	for _, d := range disks {
 		system := d.Key == mem.SystemKey
-		if n.plan.Strategy != Recreate && !system {
+		if rec.Strategy != Recreate && !system {
 			continue // the VM stays, and its disks with it
 		}
 		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: optionString(d), System: system}
 		if d.Owner != mem.VM.ID {
 			p.Holder = d.Owner
 		} else if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
-			return Record{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, err)
+			return Record{}, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
 		}
 		taken[p.ParkKey] = true
 		rec.Disks = append(rec.Disks, p)
@@ -99,21 +105,38 @@ func optionString(d Disk) string {
 // openRecord makes the parking VM, or uses the one of an earlier roll, and
 // writes the open record into it. From here on the replacement is unfinished.
 func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
+	var earlier *Parking
 	park, err := n.parking(ctx)
 	switch {
-	case errors.Is(err, ErrNotFound):
-		return n.createParking(ctx, mem)
+	case err == nil:
+		earlier = &park
+	case !errors.Is(err, ErrNotFound):
+		return err
+	}
+	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, func(id VMID) error {
+		// Known before it exists: a crash in between must not lose track of it.
+		return prefix("journal", n.Journal.Put(n.key("parking"), id))
+	})
+	return err
+}
+
+// openParking writes the open record into the parking VM of an earlier
+// replacement, or into a new one, whose number meant is told before it exists.
+func openParking(ctx context.Context, px Proxmox, opening Record, mem memory, earlier *Parking, ids []VMID, meant func(VMID) error) (VMID, Record, error) {
+	rec, err := opening.open(mem, earlier)
+	switch {
 	case err != nil:
-		return err
-	case park.VM.Host != mem.VM.Host:
-		return fault.WithHint(fault.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", park.VM, mem.VM.Host, mem.VM.ID),
+		return 0, Record{}, err
+	case earlier == nil:
+		id, err := createParking(ctx, px, mem.VM, rec, ids, meant)
+		return id, rec, err
+	case earlier.VM.Host != mem.VM.Host:
+		return 0, Record{}, fault.WithHint(fault.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
 			"migrate the parking VM to that host")
+	case earlier.Record.Open && earlier.Record.Run != rec.Run:
+		return 0, Record{}, fault.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
 	}
-	rec, err := n.newRecord(mem, &park)
-	if err != nil {
-		return err
-	}
-	return writeRecord(ctx, n.Proxmox, park.VM, rec)
+	return earlier.VM.ID, rec, writeRecord(ctx, px, earlier.VM, rec)
 }
 
 // updateRecord changes the open record of this run.
@@ -126,39 +149,34 @@ func (n *nodeRoll) updateRecord(ctx context.Context, change func(*Record)) error
 }
 
 // createParking takes the first free VMID; whoever loses a race for one takes the next.
-func (n *nodeRoll) createParking(ctx context.Context, mem memory) error {
-	rec, err := n.newRecord(mem, nil)
-	if err != nil {
-		return err
-	}
+func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMID, meant func(VMID) error) (VMID, error) {
 	description, err := rec.Description()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	config := map[string]string{
-		"name": "recast-parking-" + n.plan.Node, "memory": "16", "protection": "1", "onboot": "0", "description": description,
+		"name": "recast-parking-" + rec.Node, "memory": "16", "protection": "1", "onboot": "0", "description": description,
 	}
-	if mem.VM.Pool != "" {
-		config["pool"] = mem.VM.Pool
+	if vm.Pool != "" {
+		config["pool"] = vm.Pool
 	}
-	for _, id := range n.ParkingIDs {
-		if _, err := n.Proxmox.VM(ctx, id); err == nil {
+	for _, id := range ids {
+		if _, err := px.VM(ctx, id); err == nil {
 			continue
 		} else if !errors.Is(err, ErrNotFound) {
-			return fmt.Errorf("look up VM %d: %w", id, err)
+			return 0, fmt.Errorf("look up VM %d: %w", id, err)
 		}
-		// Known before it exists: a crash in between must not lose track of it.
-		if err := n.Journal.Put(n.key("parking"), id); err != nil {
-			return fmt.Errorf("journal: %w", err)
+		if err := meant(id); err != nil {
+			return 0, err
 		}
-		err := n.Proxmox.CreateVM(ctx, mem.VM.Host, id, config)
+		err := px.CreateVM(ctx, vm.Host, id, config)
 		if errors.Is(err, ErrExists) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("create parking VM %d on %s: %w", id, mem.VM.Host, err)
+			return 0, fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
 		}
-		return nil
+		return id, nil
 	}
-	return fault.WithHint(fault.Refusedf("no VMID is free for the parking VM of %s", n.plan.Node), "widen proxmox.vmids")
+	return 0, fault.WithHint(fault.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
 }

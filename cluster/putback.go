@@ -23,27 +23,39 @@ func (n *nodeRoll) putBackStep() step.Step {
 				return nil, err
 			}
 			r.Strategy = PutBack
-			var attach []step.Step
-			for _, d := range r.Disks {
-				attach = append(attach, r.attachStep(d))
-			}
-			attach = append(attach, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
-			return []step.Step{
-				{ID: "give-up", Title: "note that the replacement is given up", Do: func(ctx context.Context) error {
-					return n.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
-				}},
+			steps := append([]step.Step{
+				{ID: "give-up", Title: "note that the replacement is given up", Do: r.giveUp},
 				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
 				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
-				r.settleStep(),
-				{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
-				{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
-				{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
-				{ID: "set-up", Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
-				{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
-				{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
-				{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.putBackFinish},
-			}, nil
+			}, r.putBack()...)
+			return append(
+				steps,
+				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
+				step.Step{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
+				branch("finish", "put back what was taken away for the roll", append(
+					r.restoreSteps(),
+					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+					step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+					step.Step{ID: "close", Title: "close the record", Do: r.closeRecord},
+				)),
+			), nil
 		},
+	}
+}
+
+// putBack gives a VM that is off every disk back, the old system disk too.
+func (r *Replace) putBack() []step.Step {
+	var attach []step.Step
+	for _, d := range r.Disks {
+		attach = append(attach, r.attachStep(d))
+	}
+	attach = append(attach, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
+	return []step.Step{
+		r.settleStep(),
+		{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
+		{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
+		{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
+		{ID: "set-up", Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
 	}
 }
 
@@ -84,16 +96,6 @@ func nothingToRecover(node string, f Found) error {
 		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
 	}
 	return fault.WithHint(err, "recast status says what is unfinished")
-}
-
-func (n *nodeRoll) putBackFinish(context.Context) ([]step.Step, error) {
-	return []step.Step{
-		{ID: "restore-onboot", Title: "restore onboot", Skip: n.onbootRestored, Do: n.restoreOnboot},
-		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: n.haRestored, Do: n.restoreHA},
-		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
-		{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-		{ID: "close", Title: "close the record", Do: func(ctx context.Context) error { return n.updateRecord(ctx, (*Record).close) }},
-	}, nil
 }
 
 // requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
@@ -239,6 +241,14 @@ func (r *Replace) freeBlank(ctx context.Context) error {
 			return fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
 		case vm.Running || vm.MadeBy() != r.Run:
 			return fault.Refusedf("%s runs, or is not of run %s", vm, r.Run)
+		}
+		if vm.Config["protection"] == "1" {
+			if err := liftProtection(ctx, r.Proxmox, vm); err != nil {
+				return err
+			}
+			if vm, _, err = r.current(ctx); err != nil {
+				return err
+			}
 		}
 		if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,19 +29,9 @@ type Replace struct {
 	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
-}
 
-// Steps is the exchange as a tree of its own.
-func (r *Replace) Steps() step.Step {
-	known := replacing(func(context.Context) (*Replace, error) { return r, nil })
-	branch := func(id, title string, steps []step.Step) step.Step {
-		return step.Step{ID: id, Title: title, Risk: step.Destructive, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
-	}
-	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), known.takeDown(r.Strategy))
-	down.Skip = r.takenDown
-	return branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID), []step.Step{
-		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.bringUp(r.Strategy)),
-	})
+	ha  *HAResource // that the VM was; nil: not managed
+	old KeptDisk    // what the old system disk is kept as, but for where
 }
 
 // replacing gives the exchange when a step runs: in a roll it is known only
@@ -48,9 +39,13 @@ func (r *Replace) Steps() step.Step {
 type replacing func(ctx context.Context) (*Replace, error)
 
 func (get replacing) takeDown(s Strategy) []step.Step {
-	steps := []step.Step{
-		{ID: "park", Title: "park its disks on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps)},
+	var steps []step.Step
+	if s == Recreate {
+		steps = append(steps, step.Step{ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive, Skip: get.skip((*Replace).unprotected), Do: get.do((*Replace).unprotect)})
 	}
+	steps = append(steps, step.Step{
+		ID: "park", Title: "park its disks on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps),
+	})
 	if s == Recreate {
 		steps = append(steps, step.Step{
 			ID: "delete-vm", Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
@@ -230,6 +225,10 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	case len(owned) > 0:
 		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
 	}
+	if changed := r.changedSince(vm); len(changed) > 0 {
+		return fault.WithHint(fault.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
+			"set that back, then run the same command again; or recast recover, which gives the old VM its disks back, and roll anew")
+	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
@@ -237,6 +236,59 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 		return fmt.Errorf("delete %s: %w", vm, err)
 	}
 	return nil
+}
+
+// changedSince lists the settings of the old VM that are no longer as they were
+// remembered, apart from what the exchange itself changes. Nothing that may be
+// secret is in it.
+func (r *Replace) changedSince(vm VM) []string {
+	ours := append([]string{"boot", "onboot", "protection"}, renewed...)
+	var changed []string
+	for _, key := range slices.Sorted(maps.Keys(r.VM.Config)) {
+		now, there := vm.Config[key]
+		switch {
+		case slices.Contains(ours, key), IsDiskKey(key), there && sameSetting(now, r.VM.Config[key]):
+		case !there:
+			changed = append(changed, key+" is gone")
+		default:
+			changed = append(changed, key+" is another one")
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		if _, had := r.VM.Config[key]; !had && !slices.Contains(ours, key) && !IsDiskKey(key) {
+			changed = append(changed, key+" is new")
+		}
+	}
+	return changed
+}
+
+// sameSetting compares two values of a setting; Proxmox ends a description with a line break.
+func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == strings.TrimRight(b, "\n") }
+
+// unprotected is so for a VM that may be deleted.
+func (r *Replace) unprotected(ctx context.Context) (string, error) {
+	if reason, err := r.replaced(ctx); err != nil || reason != "" {
+		return reason, err
+	}
+	vm, found, err := r.current(ctx)
+	if err != nil || found && vm.Config["protection"] == "1" {
+		return "", err
+	}
+	return "it is not protected", nil
+}
+
+func (r *Replace) unprotect(ctx context.Context) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return err
+	}
+	return liftProtection(ctx, r.Proxmox, vm)
+}
+
+// liftProtection allows drives to leave a VM, and the VM to be deleted. Finish
+// sets a node's own again; the next write of its record, a parking VM's.
+func liftProtection(ctx context.Context, px Editor, vm VM) error {
+	return prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
 }
 
 // RequireQuorum is asked right before every call that can destroy: without

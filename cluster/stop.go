@@ -37,9 +37,13 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 // stop keeps a rebooting host and Proxmox HA from starting the VM again, then
 // asks the guest, then pulls the plug. It waits for the VM, not for the task.
 func (n *nodeRoll) stop(ctx context.Context) error {
-	vm, err := n.keepOff(ctx)
+	r, err := n.replace(ctx)
 	if err != nil {
-		return n.keepServing(ctx, err)
+		return err
+	}
+	vm, err := r.keepOff(ctx)
+	if err != nil {
+		return n.keepServing(ctx, r, err)
 	}
 	if !vm.Running {
 		return nil
@@ -47,35 +51,9 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 	return n.powerOff(ctx, "take-down/stop", vm)
 }
 
-// keepOff sees to it that nobody starts the VM once it is off.
-func (n *nodeRoll) keepOff(ctx context.Context) (VM, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
-	if err != nil {
-		return vm, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	}
-	ties, err := n.Proxmox.Ties(ctx, vm)
-	if err != nil {
-		return vm, err
-	}
-	if ties.HA != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
-		if err := n.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
-			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
-		}
-		if vm, err = n.Proxmox.VM(ctx, vm.ID); err != nil {
-			return vm, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-		}
-	}
-	if vm.Config["onboot"] == "1" {
-		if err := n.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": "0"}, nil); err != nil {
-			return vm, fmt.Errorf("unset onboot of %s: %w", vm, err)
-		}
-	}
-	return vm, nil
-}
-
 // keepServing leaves a node that was drained but could not be stopped as it was,
 // unless its machine is no longer what it was: etcd left for good, or it does not answer.
-func (n *nodeRoll) keepServing(ctx context.Context, cause error) error {
+func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) error {
 	park, err := n.parking(ctx)
 	if err != nil || park.Record.Left || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
@@ -83,7 +61,7 @@ func (n *nodeRoll) keepServing(ctx context.Context, cause error) error {
 	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
 		return cause
 	}
-	for _, s := range []step.Step{{Skip: n.onbootRestored, Do: n.restoreOnboot}, {Skip: n.haRestored, Do: n.restoreHA}} {
+	for _, s := range []step.Step{{Skip: r.settingsRestored, Do: r.restoreSettings}, {Skip: r.haRestored, Do: r.restoreHA}} {
 		reason, err := s.Skip(ctx)
 		if err == nil && reason == "" {
 			err = s.Do(ctx)

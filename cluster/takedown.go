@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -82,7 +81,7 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rec, err := n.newRecord(mem, nil)
+	rec, err := n.opening().open(mem, nil)
 	if err != nil {
 		return err
 	}
@@ -131,11 +130,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
-	// Disks of pods go with the drain; the new VM gets others.
-	maps.DeleteFunc(vm.Config, func(key, value string) bool {
-		d, err := ParseDisk(key, value)
-		return err == nil && d.CSI()
-	})
+	vm.dropCSI()
 	k, err := n.kubeNode(ctx)
 	if err != nil {
 		return memory{}, err
