@@ -17,9 +17,11 @@ func (n *nodeRoll) bringUp() step.Step {
 	return step.Step{
 		ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) {
-			steps := append(replacing(n.replace).bringUp(n.plan.Strategy),
+			steps := append(n.withDisk(replacing(n.replace).bringUp(n.plan.Strategy)),
 				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start})
-			if n.plan.Strategy != Rollback {
+			if n.plan.Strategy == Rollback {
+				steps = append(steps, n.bootEntryStep(func(memory) string { return n.plan.restore.Entry }))
+			} else {
 				steps = append(steps, step.Step{ID: "configure", Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configure})
 			}
 			return append(steps,
@@ -52,11 +54,16 @@ func (n *nodeRoll) start(ctx context.Context) error {
 	case vm.Running:
 		return fault.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
 	}
+	if err := n.requireAlone(ctx, vm); err != nil {
+		return err
+	}
 	if err := n.Proxmox.Start(ctx, vm); err != nil {
 		return fmt.Errorf("start %s: %w", vm, err)
 	}
 	return nil
 }
+
+var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 
 // configured says whether the machine has answered with the cluster's
 // credentials: it has taken its configuration. It reboots soon after that,
@@ -85,18 +92,10 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var blank *Machine
-	err = n.wait(ctx, "bring-up/configure", n.plan.Node+" in maintenance mode", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
-		if reason, err := n.configured(ctx); err != nil || reason != "" {
-			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
-		}
-		m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
-		if err == nil && m.Stage == "maintenance" && m.Ready {
-			blank = &m
-			return true, "", nil
-		}
-		return false, "stage " + m.Stage, err
-	})
+	blank, err := n.awaitBlank(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		blank, err = n.awaitRenewed(ctx, mem, err)
+	}
 	if err != nil || blank == nil {
 		return err
 	}
@@ -108,8 +107,44 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	}
 	return n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.configured(ctx)
-		return reason != "", "no answer with the cluster's certificates yet", wait.Stop(err)
+		if err == nil && reason == "" {
+			return false, "", n.stillOn(ctx, errNoAnswer)
+		}
+		return reason != "", "", wait.Stop(err)
 	})
+}
+
+// awaitBlank waits for the machine in maintenance mode; nil if it has taken its
+// configuration already.
+func (n *nodeRoll) awaitBlank(ctx context.Context) (blank *Machine, err error) {
+	err = n.wait(ctx, "bring-up/configure", n.plan.Node+" in maintenance mode", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		if reason, err := n.configured(ctx); err != nil || reason != "" {
+			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
+		}
+		m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+		if err == nil && m.Stage == "maintenance" && m.Ready {
+			blank = &m
+			return true, "", nil
+		}
+		return false, "stage " + m.Stage, n.stillOn(ctx, err)
+	})
+	return blank, err
+}
+
+// awaitRenewed is awaitBlank once more, with another blank disk, for a machine
+// that may hang because its installation was cut off.
+func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (*Machine, error) {
+	r, err := n.replace(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !n.cutOff(ctx, r, mem) {
+		return nil, fault.WithHint(silent, "look at the console of VM %d; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Node)
+	}
+	if err := n.renew(ctx, r, silent); err != nil {
+		return nil, err
+	}
+	return n.awaitBlank(ctx)
 }
 
 func (n *nodeRoll) apply(ctx context.Context, mem memory) error {

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +12,7 @@ import (
 
 // renewed are the configuration keys that Proxmox makes itself on create, or
 // that belong to the VM object that is gone. A token can't write vmgenid.
-var renewed = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "vmstate"}
+var renewed = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
 
 func (r *Replace) created(ctx context.Context) (string, error) {
 	vm, found, err := r.current(ctx)
@@ -70,28 +69,38 @@ func (r *Replace) newConfig(iso string) (map[string]string, error) {
 // oldConfig is the remembered configuration without disks, which attach gives
 // back, with onboot off until the node is healthy, and with the run's mark.
 func (r *Replace) oldConfig() (map[string]string, error) {
-	disks, err := r.VM.Disks()
+	if _, err := r.VM.Disks(); err != nil {
+		return nil, err
+	}
+	config := oldSettings(r.VM)
+	config["onboot"] = "0"
+	description, err := r.marked()
 	if err != nil {
 		return nil, err
 	}
-	config := maps.Clone(r.VM.Config)
-	maps.DeleteFunc(config, func(key, _ string) bool { return slices.Contains(renewed, key) || IsDiskKey(key) })
-	for _, d := range disks {
-		switch {
-		case d.CloudInit():
-			config[d.Key] = d.Storage() + ":cloudinit"
-		case d.CDROM:
-			config[d.Key] = withoutOption(d, "size").Value()
+	config["description"] = description
+	return config, nil
+}
+
+// oldSettings is the configuration that a new VM gets in place of an old one:
+// all but what Proxmox makes itself, and no disks.
+func oldSettings(vm VM) map[string]string {
+	config := map[string]string{}
+	for key, value := range vm.Config {
+		switch d, err := ParseDisk(key, value); {
+		case slices.Contains(renewed, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key):
+		case err == nil && d.CloudInit():
+			config[key] = newCloudInit(d)
+		case err == nil:
+			config[key] = withoutOption(d, "size").Value()
+		default:
+			config[key] = value
 		}
 	}
-	config["onboot"] = "0"
-	if config["description"], err = r.marked(); err != nil {
-		return nil, err
+	if vm.Pool != "" {
+		config["pool"] = vm.Pool
 	}
-	if r.VM.Pool != "" {
-		config["pool"] = r.VM.Pool
-	}
-	return config, nil
+	return config
 }
 
 // marked is the VM's own description with the run's mark.
@@ -119,15 +128,29 @@ func (r *Replace) isSystem(key string) bool {
 // storage, format and options, with our serial.
 func (r *Replace) blankDisk(d Disk) string {
 	bytes := max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
-	options := withoutOption(d, "size", "serial", "format").Options
-	if strings.HasSuffix(d.Volid, ".qcow2") {
-		options = append(options, "format=qcow2")
-	}
+	options := withFormat(withoutOption(d, "size", "serial", "format"))
 	blank := Disk{
 		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(bytes)/(1<<30), 'f', -1, 64),
 		Options: append(options, "serial="+r.Serial),
 	}
 	return blank.Value()
+}
+
+// newCloudInit is the value that makes Proxmox make a cloud-init drive like d.
+func newCloudInit(d Disk) string {
+	return Disk{Volid: d.Storage() + ":cloudinit", Options: withFormat(withoutOption(d, "size", "media", "format"))}.Value()
+}
+
+// withFormat are the options of d, with the format that its volume's name shows.
+// A storage of files has a default of its own, and cloud-init drives another
+// (API2/Qemu.pm, create_disks); block storages show none, and need none.
+func withFormat(d Disk) []string {
+	for _, format := range []string{"raw", "qcow2", "vmdk"} {
+		if strings.HasSuffix(d.Volid, "."+format) {
+			return append(d.Options, "format="+format)
+		}
+	}
+	return d.Options
 }
 
 // withoutOption drops options that only Proxmox may state, or that change.
@@ -154,6 +177,12 @@ func cdKey(config map[string]string, disks []Disk) string {
 	return "sata3"
 }
 
+// bootsFirst says whether the firmware looks at that drive before all others.
+func (vm VM) bootsFirst(key string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(vm.Config["boot"], "order="), ";")
+	return first == key
+}
+
 // bootOrder puts the system disk first and the CD drive right behind it: a
 // blank disk does not boot, an installed one wins over an ISO that is still in.
 // cd is "" where there is none to be booted from.
@@ -162,9 +191,8 @@ func bootOrder(old, system, cd string) string {
 	if cd != "" {
 		order = append(order, cd)
 	}
-	list, _ := strings.CutPrefix(old, "order=")
-	for key := range strings.SplitSeq(list, ";") {
-		if key != "" && !strings.Contains(key, "=") && !slices.Contains(order, key) {
+	for _, key := range bootDevices(old) {
+		if !slices.Contains(order, key) {
 			order = append(order, key)
 		}
 	}

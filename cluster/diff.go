@@ -67,8 +67,11 @@ func Diff(w Wanted, f Found, past History) Drift {
 		d.Reasons, d.Notes = append(d.Reasons, reasons...), append(d.Notes, notes...)
 	}
 	if f.Parking != nil {
-		for _, kept := range f.Parking.Record.Kept {
-			d.Notes = append(d.Notes, fmt.Sprintf("previous system disk is parked as %s of %s (run %s)", kept.Key, f.Parking.VM, kept.Run))
+		d.Reasons = append(d.Reasons, diffKept(*f.Parking)...)
+	}
+	for _, p := range f.parkings() {
+		for _, kept := range p.Record.Kept {
+			d.Notes = append(d.Notes, fmt.Sprintf("previous system disk is parked as %s of %s (run %s)", kept.Key, p.VM, kept.Run))
 		}
 	}
 	d.Stale = len(d.Reasons) > 0

@@ -5,7 +5,10 @@ import (
 	"strings"
 )
 
-const kubernetesVersion = "kubernetes-version"
+const (
+	kubernetesVersion = "kubernetes-version"
+	superseded        = "superseded-disk"
+)
 
 // diffInstalled compares what the machine would become without anybody's doing:
 // at its next boot, or when it is installed anew from its own configuration.
@@ -102,4 +105,17 @@ func firstBoot(boot string) string {
 	}
 	first, _, _ := strings.Cut(list, ";")
 	return first
+}
+
+// diffKept are old system disks that a roll which has ended was about to free.
+func diffKept(p Parking) []Reason {
+	var out []Reason
+	for _, k := range p.Record.Kept {
+		if k.Going && !p.Record.Open {
+			out = append(out, Reason{
+				Code: superseded, Text: fmt.Sprintf("its last roll was about to free %s of %s, a superseded system disk, and did not finish", k.Key, p.VM), Old: k.Run,
+			})
+		}
+	}
+	return out
 }

@@ -96,6 +96,12 @@ func (d Disk) Option(name string) string {
 	return ""
 }
 
+// Flag says whether an option is on, as Proxmox reads booleans (pve-common,
+// JSONSchema.pm, parse_boolean).
+func (d Disk) Flag(name string) bool {
+	return slices.Contains([]string{"1", "on", "yes", "true"}, strings.ToLower(d.Option(name)))
+}
+
 // With returns the options with one set to value, in its place or at the end.
 func (d Disk) With(name, value string) []string {
 	out := slices.Clone(d.Options)

@@ -79,6 +79,7 @@ func (s *Survey) readProxmox(ctx context.Context, px Inventory) error {
 	}
 	var errVMs, errQuorum, errStorages error
 	s.VMs, errVMs = px.VMs(ctx)
+	s.Away, _ = errors.AsType[*HostsAway](errVMs)
 	s.Quorate, errQuorum = px.Quorate(ctx)
 	s.Storages, errStorages = px.Storages(ctx)
 	return errors.Join(errVMs, errQuorum, errStorages)
@@ -104,7 +105,11 @@ var errNoAccess = errors.New("there is no access to it")
 // configuration has to do.
 func (s *Survey) match(w Wanted, members []Member) (Found, error) {
 	if s.Kubernetes == nil {
-		return match(w, &s.Observation, members)
+		f, err := match(w, &s.Observation, members)
+		if f.away {
+			err = errors.Join(f.Errs...)
+		}
+		return f, err
 	}
 	f := Found{Name: w.Name}
 	if i := slices.IndexFunc(s.VMs, func(vm VM) bool { return w.VMID != 0 && vm.ID == w.VMID }); i >= 0 {

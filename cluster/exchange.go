@@ -27,6 +27,13 @@ type ReplaceOptions struct {
 func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, error) {
 	o.VM.dropCSI()
 	system, err := ParseDisk(o.System, o.VM.Config[o.System])
+	if o.Strategy == Rollback && o.Restore == nil {
+		return nil, (&Replace{VM: o.VM}).nothingKept()
+	}
+	if o.VM.Config[o.System] == "" {
+		return nil, fault.WithHint(fault.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
+			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", drives(o.VM))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
 	}
@@ -35,7 +42,7 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 		return nil, err
 	}
 	mem := memory{
-		VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), HA: ties.HA,
+		VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ties.HA,
 		Old: KeptDisk{Run: o.Run, Slot: o.System, Options: optionString(system)},
 	}
 	opening := Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
@@ -44,7 +51,7 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 		return nil, err
 	}
 	r := replaceOf(px, mem, rec, id)
-	r.ISO, r.SystemGiB = o.ISO, o.SystemGiB
+	r.ISO = o.ISO
 	return r, nil
 }
 
@@ -70,7 +77,7 @@ func ResumeReplace(px Proxmox, park VM, iso func(ctx context.Context) (string, e
 func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, ha: mem.HA, old: mem.Old,
+		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, ha: mem.HA, old: mem.Old,
 	}
 }
 
@@ -111,7 +118,7 @@ func (r *Replace) whole(s step.Step) step.Step {
 		}
 		return fmt.Sprintf("the record of VM %d is closed", r.VM.ID), nil
 	}
-	return s
+	return r.explained(s)
 }
 
 func branch(id, title string, steps []step.Step) step.Step {
@@ -126,7 +133,7 @@ func (r *Replace) record(ctx context.Context) (Record, error) {
 	}
 	rec, ok, err := ReadRecord(park)
 	if err == nil && !ok {
-		err = fault.Refusedf("%s was the parking VM of VM %d, but its description no longer says so", park, r.VM.ID)
+		err = descriptionChanged(park, r.VM.Name)
 	}
 	return rec, err
 }
@@ -171,14 +178,17 @@ func (r *Replace) stayOff(ctx context.Context) error {
 func (r *Replace) keepOff(ctx context.Context) (VM, error) {
 	look := func() (VM, error) {
 		vm, err := r.Proxmox.VM(ctx, r.VM.ID)
-		return vm, prefix(fmt.Sprintf("look up VM %d", r.VM.ID), err)
+		switch {
+		case err != nil:
+			return vm, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+		case vm.UUID() != r.VM.UUID():
+			return vm, r.stranger(vm)
+		}
+		return vm, r.requireHost(vm)
 	}
 	vm, err := look()
 	if err != nil {
 		return vm, err
-	}
-	if vm.UUID() != r.VM.UUID() {
-		return vm, r.stranger(vm)
 	}
 	ties, err := r.Proxmox.Ties(ctx, vm)
 	if err != nil {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -19,7 +20,7 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	}
 	w := n.wanted
 	w.Strategy = Reimage
-	against := decide(w, n.found, o, system, systemErr).Refused
+	against := append(decide(w, n.found, o, system, systemErr).Refused, o.hidden(*n.found.VM)...)
 	if n.Role == controlPlane {
 		onSystem, err := etcdOnSystemDisk(*n.found.Machine)
 		refused, _ := etcdRules(len(o.controlPlanes()), onSystem, Reimage, p.AcceptOutage)
@@ -40,6 +41,11 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	}
 	if n.previous == nil {
 		against = append(against, "the build that it runs is in no past lock that is here")
+	}
+	if d := o.newDisk(n.wanted, n.found.VM.Host, system); d != nil {
+		for _, use := range SpaceUses([]NewDisk{*d}, o.Rooms) {
+			against = append(against, slices.DeleteFunc(use.Lacks(1), func(lack string) bool { return lack == "" })...)
+		}
 	}
 	if len(against) > 0 {
 		n.previous = nil

@@ -15,11 +15,12 @@ func (n *nodeRoll) finishSteps(ctx context.Context) ([]step.Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(r.finishSteps(),
+	r.frees = n.plan.Frees
+	return append(append(r.finishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: r.keep},
-	), nil
+	), n.freeSteps("bring-up/finish")...), nil
 }
 
 func (r *Replace) finishSteps() []step.Step {
@@ -81,36 +82,40 @@ func eject(ctx context.Context, px Proxmox, id VMID) error {
 }
 
 // settingsToRestore are the settings that are off for the time of the exchange,
-// as far as they are not as before.
-func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]string, err error) {
+// as far as they are not as before; those that the VM had not are to go again.
+func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]string, del []string, err error) {
 	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
 	if err != nil {
-		return vm, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
 	set = map[string]string{}
 	for _, key := range []string{"onboot", "protection"} {
-		was, is := r.VM.Config[key] == "1", vm.Config[key] == "1"
-		if was != is {
-			set[key] = map[bool]string{true: "1", false: "0"}[was]
+		was, had := r.VM.Config[key]
+		is, has := vm.Config[key]
+		switch {
+		case had && was != is:
+			set[key] = was
+		case !had && has:
+			del = append(del, key)
 		}
 	}
-	return vm, set, nil
+	return vm, set, del, nil
 }
 
 func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
-	_, set, err := r.settingsToRestore(ctx)
-	if err != nil || len(set) > 0 {
+	_, set, del, err := r.settingsToRestore(ctx)
+	if err != nil || len(set)+len(del) > 0 {
 		return "", err
 	}
 	return "onboot and protection are as before", nil
 }
 
 func (r *Replace) restoreSettings(ctx context.Context) error {
-	vm, set, err := r.settingsToRestore(ctx)
+	vm, set, del, err := r.settingsToRestore(ctx)
 	if err != nil {
 		return err
 	}
-	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, nil))
+	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
 func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
@@ -180,6 +185,9 @@ func (r *Replace) keep(ctx context.Context) error {
 				kept.Key, kept.Left = d.ParkKey, rec.Left
 				rec.Kept = append(rec.Kept, kept)
 			}
+		}
+		for i, k := range rec.Kept {
+			rec.Kept[i].Going = k.Going || slices.ContainsFunc(r.frees, func(f FreePlan) bool { return f.Key == k.Key && f.Run == k.Run })
 		}
 		rec.close()
 	})

@@ -51,7 +51,7 @@ func (n *nodeRoll) look(ctx context.Context) error {
 	case Recreate, Reimage:
 		problems = append(problems, n.requireISO(ctx))
 		if !n.plan.Resume {
-			problems = append(problems, n.requireReplaceable(ctx))
+			problems = append(problems, n.requireReplaceable(ctx), n.requireRoom(ctx))
 		}
 	}
 	if !n.plan.Resume && n.plan.Strategy != InPlace {
@@ -131,10 +131,18 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	if vm.Digest != n.plan.Digest || vm.UUID() != n.plan.UUID || vm.Host != n.plan.Host {
+	if vm.Host != n.plan.Host {
+		return n.movedSince(vm)
+	}
+	if vm.Digest != n.plan.Digest || vm.UUID() != n.plan.UUID {
 		return fault.WithHint(fault.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
 	}
 	return nil
+}
+
+func (n *nodeRoll) movedSince(vm VM) error {
+	return fault.WithHint(fault.Refusedf("%s was on %s when the plan was made", vm, n.plan.Host),
+		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
 }
 
 // requireReplaceable looks again at what the VM's digest does not show, and what

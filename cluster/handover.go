@@ -39,6 +39,9 @@ func (r *Replace) handOver(ctx context.Context, in Intent) error {
 	if err := r.handable(in, from); err != nil {
 		return err
 	}
+	if to.Running {
+		return startedMeanwhile(to)
+	}
 	disk, err := ParseDisk(in.Key, from.Config[in.Key])
 	if err != nil {
 		return err
@@ -121,7 +124,11 @@ func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) 
 	var errFrom, errTo error
 	from, errFrom = r.Proxmox.VM(ctx, in.From)
 	to, errTo = r.Proxmox.VM(ctx, in.To)
-	return from, to, errors.Join(prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
+	err = errors.Join(prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
+	if err == nil {
+		err = errors.Join(r.requireHost(from), r.requireHost(to))
+	}
+	return from, to, err
 }
 
 // handable refuses to hand over what is not as it was planned, or is another
@@ -141,9 +148,13 @@ func (r *Replace) handable(in Intent, from VM) error {
 	case disk.Owner != from.ID:
 		return fault.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
-		return fault.Refusedf("%s was started by somebody else", from)
+		return startedMeanwhile(from)
 	}
 	return nil
+}
+
+func startedMeanwhile(vm VM) error {
+	return fault.WithHint(fault.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
 }
 
 // unnamed lists the volumes on a storage that carry either VM's number and that neither refers to.
@@ -188,7 +199,13 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 			lost = append([]string{in.Volid}, lost...)
 		}
 	}
-	if len(lost) != 1 {
+	if len(lost) == 0 {
+		return false, fault.WithHint(
+			fault.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or is another VM's by now",
+				in.Key, in.From, in.Volid, in.To, disk.Storage()),
+			"find it, or restore it from a backup, and attach it as %s of VM %d; then run the same command again", in.ToKey, in.To)
+	}
+	if len(lost) > 1 {
 		return false, fault.WithHint(
 			fault.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
 				in.Key, in.From, in.Volid, in.To, len(lost), cmpNone(strings.Join(lost, ", "))),
@@ -252,7 +269,9 @@ func changeRecord(ctx context.Context, px Editor, park VM, run string, change fu
 	switch {
 	case err != nil:
 		return err
-	case !ok || !rec.Open || rec.Run != run:
+	case !ok:
+		return descriptionChanged(park, "a node")
+	case !rec.Open || rec.Run != run:
 		return fault.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
 	}
 	change(&rec)
@@ -260,6 +279,7 @@ func changeRecord(ctx context.Context, px Editor, park VM, run string, change fu
 }
 
 func writeRecord(ctx context.Context, px Editor, park VM, rec Record) error {
+	rec.Parking = park.ID
 	description, err := rec.Description()
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 			return false, "", wait.Stop(err)
 		case err != nil || what != "":
 			since = time.Time{}
-			return false, what, err
+			return false, what, n.stillOn(ctx, err)
 		case since.IsZero():
 			since = time.Now()
 		}

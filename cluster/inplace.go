@@ -33,11 +33,11 @@ func (n *nodeRoll) inPlace() []step.Step {
 		{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthyInPlace, Do: n.waitHealthyInPlace},
 		n.fallbackStep(),
 		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
-			return []step.Step{
+			return append([]step.Step{
 				ejectStep(n.Proxmox, n.plan.VMID),
 				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
 				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-			}, nil
+			}, n.freeSteps("finish")...), nil
 		}},
 	}...)
 }

@@ -22,6 +22,7 @@ type memory struct {
 	BootID     string      // of the boot that ends here
 	Volumes    []Volume    // partitions and filesystems on persistent disks
 	DiskSerial string      // of the blank system disk to come
+	SystemGiB  int         // its wanted size; 0 or less than before: as before
 	HA         *HAResource // nil: not managed
 
 	// Metadata of the Kubernetes Node, for the case that somebody deletes it

@@ -69,6 +69,8 @@ type Storage struct {
 	Name   string
 	Type   string // "dir", "lvmthin", "zfspool", "rbd", …
 	Shared bool
+	Thick  bool   // a new disk takes its whole size at once, not what is written to it
+	Pool   string // what it lies on ("pve/data", "rpool/vm"): storages on the same share their room; "": nothing that others use
 }
 
 // Machine is what a Talos machine says about itself.
@@ -275,13 +277,17 @@ type Found struct {
 	Machine *Machine
 	Node    *KubeNode
 	Addr    netip.Addr // where its Talos API is expected
-	Parking *Parking   // its parking VM, if there is one
+	Parking *Parking   // its parking VM: the one with an open record, else the one on the VM's host, if there is one
 	Ties    Ties
 	Local   []LocalData
 	// ConfigKnown says that the machine configuration is at hand although the
 	// node may not answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
 	Errs        []error
+	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
+	Elsewhere []Parking
+
+	away bool // its VM may be on a host that does not answer
 }
 
 // Open says whether a replacement of the node was begun and not finished.

@@ -17,6 +17,8 @@ type Sources struct {
 	Talos   Talos
 	Kube    Kube
 	Cluster string // name of the cluster; records of other clusters are not ours
+	// Reserved says whether a VMID may be that of a parking VM; nil: none is.
+	Reserved func(VMID) bool
 	// ConfigKnown says whether a node's machine configuration is at hand, in the
 	// user's files or the journal of that run; nil: never.
 	ConfigKnown func(run, node string) (bool, error)
@@ -24,17 +26,21 @@ type Sources struct {
 
 // Observation is the whole world as it was found, once.
 type Observation struct {
-	VMs      []VM // of the whole Proxmox cluster, by VMID
-	Quorate  bool // the Proxmox cluster has quorum
+	VMs      []VM       // of the whole Proxmox cluster, by VMID, but for those on hosts away
+	Away     *HostsAway // hosts with VMs that do not answer; nil: there are none
+	Quorate  bool       // the Proxmox cluster has quorum
 	Parking  []Parking
 	Nodes    []KubeNode
 	Storages []Storage
-	Dark     error   // why Kubernetes and Talos could not be read while a replacement has a control plane out; nil: they were
-	Found    []Found // one per wanted node, in their order
+	Rooms    map[string]Room // of the hosts of the nodes' VMs
+	Dark     error           // why Kubernetes and Talos could not be read while a replacement has a control plane out; nil: they were
+	Found    []Found         // one per wanted node, in their order
 
 	// PastBuilds are builds of locks before this one, by ID: an unfinished
 	// replacement is finished with the build that it was begun with.
 	PastBuilds map[string]Build
+
+	reserved func(VMID) bool
 }
 
 // Parking is a parking VM with what its description says.
@@ -71,12 +77,16 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	for i := range o.Found {
 		g.Go(func() error { return observeNode(ctx, src, &o.Found[i]) })
 	}
+	o.Rooms = roomsOf(ctx, src.Proxmox, o.Found)
 	return o, g.Wait()
 }
 
 // observeNode reads what is said about one node. Only a machine that does not
 // answer is no error: everything else is needed to decide what would be lost.
 func observeNode(ctx context.Context, src Sources, f *Found) (err error) {
+	if f.away {
+		return nil // whose disks its machine has can't be told
+	}
 	readMachine(ctx, src, f)
 	if f.Open() && src.ConfigKnown != nil {
 		if f.ConfigKnown, err = src.ConfigKnown(f.Parking.Record.Run, f.Name); err != nil {
@@ -96,6 +106,7 @@ func observeNode(ctx context.Context, src Sources, f *Found) (err error) {
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []Member, err error) {
+	o.reserved = src.Reserved
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
 	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
@@ -104,6 +115,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
 	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
 	_ = g.Wait() // none of them returns an error: each is reported with its source
+	errProxmox = o.noteAway(errProxmox)
 	if err := prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
@@ -114,6 +126,9 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err != nil && o.controlPlaneOut() {
 		o.Dark = err // it may be away because of that one
 		return o, nil, nil
+	}
+	if err != nil && o.Away != nil {
+		err = errors.Join(err, o.Away) // for that may be why
 	}
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
 }
@@ -149,27 +164,21 @@ func (o Observation) controlPlanes() []endpoint {
 	return out
 }
 
+// noteAway keeps what of an error of reading VMs is that hosts do not answer, and
+// gives back what is not.
+func (o *Observation) noteAway(err error) error {
+	if away, ok := errors.AsType[*HostsAway](err); ok {
+		o.Away = away
+		return nil
+	}
+	return err
+}
+
 func prefix(what string, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)
-}
-
-// Parkings finds the parking VMs of a cluster among all VMs.
-func Parkings(vms []VM, cluster string) ([]Parking, error) {
-	var out []Parking
-	var problems []error
-	for _, vm := range vms {
-		rec, ok, err := ReadRecord(vm)
-		switch {
-		case err != nil:
-			problems = append(problems, err)
-		case ok && rec.Cluster == cluster:
-			out = append(out, Parking{VM: vm, Record: rec})
-		}
-	}
-	return out, errors.Join(problems...)
 }
 
 // match finds the one VM of a node: by the SMBIOS UUID that its Node object
@@ -187,15 +196,15 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 			f.Addr = firstAddr(members[i].Addresses)
 		}
 	}
-	parked, err := parkingOf(o.Parking, w.Name)
+	parked, err := parkingsOf(o.Parking, w.Name)
 	if err != nil {
 		return f, err
 	}
-	f.Parking = parked
+	f.Parking, f.Elsewhere = takeParking(parked, func(p Parking) bool { return p.Record.Open })
 	if f.Open() {
-		uuid = parked.Record.UUID
+		uuid = f.Parking.Record.UUID
 		if !f.Addr.IsValid() {
-			f.Addr = parked.Record.Addr
+			f.Addr = f.Parking.Record.Addr
 		}
 	}
 	if uuid == "" && o.Dark != nil {
@@ -206,12 +215,16 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
 			"nodes[].name is the Kubernetes node name; the cluster has: %s", nodeNames(o.Nodes))
 	}
-	return f, matchVM(w, &f, o.VMs, uuid)
+	if err := matchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
+		return f, err
+	}
+	f.Parking, f.Elsewhere = takeParking(parked, func(p Parking) bool { return p.VM.Host == f.VM.Host })
+	return f, nil
 }
 
-func matchVM(w Wanted, f *Found, vms []VM, uuid string) error {
+func matchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 	var matches []VM
-	for _, vm := range vms {
+	for _, vm := range o.VMs {
 		if vm.UUID() == uuid {
 			matches = append(matches, vm)
 		}
@@ -221,7 +234,11 @@ func matchVM(w Wanted, f *Found, vms []VM, uuid string) error {
 		return fault.WithHint(fault.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
 			"give every VM a UUID of its own (smbios1) before recast touches one of them")
 	case len(matches) == 0 && f.Open():
-		return nil // deleted by the unfinished replacement
+		return nil // deleted by the unfinished replacement, or away: see apart
+	case len(matches) == 0 && o.Away != nil:
+		f.away = true
+		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
+		return nil
 	case len(matches) == 0:
 		return fault.WithHint(fault.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
 			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
@@ -248,23 +265,6 @@ func shared(found []Found) (problems []error) {
 		by[f.VM.ID] = f.Name
 	}
 	return problems
-}
-
-func parkingOf(all []Parking, node string) (*Parking, error) {
-	var mine []Parking
-	for _, p := range all {
-		if p.Record.Node == node {
-			mine = append(mine, p)
-		}
-	}
-	switch len(mine) {
-	case 0:
-		return nil, nil
-	case 1:
-		return &mine[0], nil
-	}
-	return nil, fault.WithHint(fault.Refusedf("node %s has two parking VMs: %s and %s", node, mine[0].VM, mine[1].VM),
-		"look at their descriptions; a copy (clone, restore) of a parking VM has to go")
 }
 
 func readMachine(ctx context.Context, src Sources, f *Found) {

@@ -3,9 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -192,6 +190,8 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 		return err
 	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != PutBack && vm.MadeBy() != r.Run:
 		return fault.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
+	case vm.Running:
+		return startedMeanwhile(vm)
 	}
 	if _, there := vm.Config[d.Key]; !there {
 		if d.Holder != 0 {
@@ -201,12 +201,15 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 		if err != nil {
 			return err
 		}
-		if vm, _, err = r.current(ctx); err != nil {
+		if vm, found, err = r.current(ctx); err != nil {
 			return err
 		}
 	}
 	disk, err := ParseDisk(d.Key, vm.Config[d.Key])
-	if err != nil {
+	switch {
+	case !found:
+		return fault.Refusedf("VM %d was deleted by somebody else when it had just got its %s back", r.VM.ID, d.Key)
+	case err != nil:
 		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
 	}
 	return r.setOptions(ctx, vm, disk, splitOptions(d.Options))
@@ -217,51 +220,4 @@ func (r *Replace) attachHeld(ctx context.Context, vm VM, d ParkedDisk) error {
 		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
 	}
 	return nil
-}
-
-// compareDisks makes sure that the VM has every drive that it had before, and no other.
-func (r *Replace) compareDisks(ctx context.Context) error {
-	vm, found, err := r.current(ctx)
-	if err != nil || !found {
-		return errors.Join(err, fault.Refusedf("VM %d is gone", r.VM.ID))
-	}
-	have, err := vm.Disks()
-	if err != nil {
-		return err
-	}
-	before, err := r.VM.Disks()
-	if err != nil {
-		return err
-	}
-	find := func(disks []Disk, key string) (Disk, bool) {
-		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
-		if i < 0 {
-			return Disk{}, false
-		}
-		return disks[i], true
-	}
-	var problems []error
-	for _, d := range before {
-		h, there := find(have, d.Key)
-		switch {
-		case d.CDROM:
-		case !there:
-			problems = append(problems, fault.Refusedf("%s has no %s", vm, d.Key))
-		case !r.isSystem(d.Key) && !sameOptions(h.Options, d.Options):
-			problems = append(problems, fault.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options))
-		case !r.moved(d.Key) && h.Volid != d.Volid:
-			problems = append(problems, fault.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid))
-		}
-	}
-	for _, h := range have {
-		if _, had := find(before, h.Key); !h.CDROM && !had {
-			problems = append(problems, fault.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid))
-		}
-	}
-	return errors.Join(problems...)
-}
-
-// moved says whether a disk changes its volid on its way.
-func (r *Replace) moved(key string) bool {
-	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }

@@ -53,6 +53,9 @@ func (rec Record) open(mem memory, park *Parking) (Record, error) {
 		for key := range park.VM.Config {
 			taken[key] = true
 		}
+		for _, k := range rec.Kept { // somebody may have taken its drive away
+			taken[k.Key] = true
+		}
 	}
 	disks, err := mem.disks()
 	if err != nil {
@@ -64,12 +67,17 @@ func (rec Record) open(mem memory, park *Parking) (Record, error) {
 			continue // the VM stays, and its disks with it
 		}
 		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: optionString(d), System: system}
-		if d.Owner != mem.VM.ID {
+		switch {
+		case d.Owner == 0, system && d.Owner != mem.VM.ID:
+			return Record{}, fault.Refusedf("%s of %s is %s, which does not carry that VM's number: it can't be handed over", d.Key, mem.VM, d.Volid)
+		case d.Owner != mem.VM.ID:
 			p.Holder = d.Owner
-		} else if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
-			return Record{}, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
+		default:
+			if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
+				return Record{}, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
+			}
+			taken[p.ParkKey] = true
 		}
-		taken[p.ParkKey] = true
 		rec.Disks = append(rec.Disks, p)
 	}
 	rec.Memory, err = mem.pack()
@@ -132,7 +140,7 @@ func openParking(ctx context.Context, px Proxmox, opening Record, mem memory, ea
 		return id, rec, err
 	case earlier.VM.Host != mem.VM.Host:
 		return 0, Record{}, fault.WithHint(fault.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
-			"migrate the parking VM to that host")
+			"on %s: %s", earlier.VM.Host, migrate(earlier.VM, mem.VM.Host))
 	case earlier.Record.Open && earlier.Record.Run != rec.Run:
 		return 0, Record{}, fault.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
 	}
@@ -150,13 +158,7 @@ func (n *nodeRoll) updateRecord(ctx context.Context, change func(*Record)) error
 
 // createParking takes the first free VMID; whoever loses a race for one takes the next.
 func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMID, meant func(VMID) error) (VMID, error) {
-	description, err := rec.Description()
-	if err != nil {
-		return 0, err
-	}
-	config := map[string]string{
-		"name": "recast-parking-" + rec.Node, "memory": "16", "protection": "1", "onboot": "0", "description": description,
-	}
+	config := map[string]string{"name": parkingName(rec.Node), "memory": "16", "protection": "1", "onboot": "0"}
 	if vm.Pool != "" {
 		config["pool"] = vm.Pool
 	}
@@ -169,7 +171,13 @@ func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMI
 		if err := meant(id); err != nil {
 			return 0, err
 		}
-		err := px.CreateVM(ctx, vm.Host, id, config)
+		rec.Parking = id
+		description, err := rec.Description()
+		if err != nil {
+			return 0, err
+		}
+		config["description"] = description
+		err = px.CreateVM(ctx, vm.Host, id, config)
 		if errors.Is(err, ErrExists) {
 			continue
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Plan says what a roll will do, in order. It is data: steps are derived from
@@ -42,6 +44,8 @@ type NodePlan struct {
 	Digest   string     `json:"digest,omitempty"` // of the VM's configuration when planned
 	Carried  []DiskPlan `json:"carried,omitempty"`
 	System   *DiskPlan  `json:"systemDisk,omitempty"` // parked and replaced by a blank one
+	Frees    []FreePlan `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
+	Renewed  []string   `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
@@ -51,6 +55,7 @@ type NodePlan struct {
 	controlPlanes []endpoint // of the whole cluster
 	etcdKept      bool       // its etcd data outlives the system disk
 	restore       *KeptDisk  // of a rollback
+	space         *NewDisk   // the blank system disk
 	previous      *Build     // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	fallbackKept  bool       // etcd's data outlives that
 	run           string     // whose unfinished work this is
@@ -62,6 +67,8 @@ type DiskPlan struct {
 	Serial string `json:"serial,omitempty"`
 	Volid  string `json:"volid"`
 	Size   string `json:"size,omitempty"`
+	// NewSize is that of the blank system disk where it differs: never less.
+	NewSize string `json:"newSize,omitempty"`
 }
 
 // Policy is how a roll goes about it.
@@ -74,6 +81,7 @@ type Policy struct {
 	Only           []string              // nodes to look at; empty: all
 	Exclude        []string
 	BootFailure    BootFailure
+	KeepDisks      int // old system disks of a node that stay parked; 0: 1
 }
 
 const (
@@ -108,11 +116,16 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 			continue
 		}
 		n := planNode(w, o.Found[i], o, past, p)
+		n.planFrees(o, p.KeepDisks)
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.run)
 		}
-		if o.Found[i].Machine == nil && !n.Resume {
-			unread = append(unread, fmt.Errorf("node %s: %s", w.Name, strings.Join(n.Drift.Unread, "; ")))
+		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].away {
+			err := fmt.Errorf("node %s: %s", w.Name, strings.Join(n.Drift.Unread, "; "))
+			if lost := o.lostTrack(o.Found[i]); lost != "" {
+				err = fault.WithHint(err, "%s", lost)
+			}
+			unread = append(unread, err)
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
@@ -120,6 +133,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	plan.order(p)
+	plan.space(o)
 	plan.warn(o)
 	return plan, nil
 }
@@ -137,6 +151,9 @@ func (p *Plan) warn(o Observation) {
 	if !o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
+	if o.Away != nil {
+		p.Warn = append(p.Warn, o.Away.Error())
+	}
 	for _, n := range p.Work() {
 		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
@@ -153,6 +170,8 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}
 	switch {
+	case f.away:
+		planAway(&n, o.Away)
 	case f.Open():
 		planResume(&n, o)
 	case f.unfinished() && planReboot(&n, o):
@@ -181,6 +200,7 @@ func planStale(n *NodePlan, o Observation, p Policy) {
 		planFallback(n, o, p, system, err)
 		return
 	}
+	n.Refused = append(n.Refused, o.hidden(*n.found.VM)...)
 	disks, err := n.found.VM.Disks()
 	if err != nil {
 		return // among the refusals
@@ -189,6 +209,10 @@ func planStale(n *NodePlan, o Observation, p Policy) {
 		if !disk.CDROM && !disk.CSI() {
 			n.add(disk, disk.Key == system.Key)
 		}
+	}
+	if n.Strategy == Recreate || n.Strategy == Reimage {
+		n.tellOfVM(disks, system)
+		n.space = o.newDisk(n.wanted, n.found.VM.Host, system)
 	}
 }
 

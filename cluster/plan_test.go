@@ -16,6 +16,7 @@ func world() ([]Wanted, Observation) {
 	var o Observation
 	o.Quorate = true
 	o.Storages = []Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "nfs", Shared: true}}
+	o.Rooms = map[string]Room{"pve1": {Storages: []StorageRoom{{Name: "fast", Active: true, Total: 1 << 40, Free: 1 << 39}}}}
 	for i, name := range []string{"cp1", "wk1", "wk2"} {
 		m := inSync()
 		m.UUID = "u-" + name

@@ -48,7 +48,7 @@ func (p Policy) check(wanted []Wanted) error {
 func (d Drift) tidy() bool {
 	for _, r := range d.Reasons {
 		switch r.Code {
-		case "cordoned", "boot-media", "install-image":
+		case "cordoned", "boot-media", "install-image", superseded:
 		default:
 			if rollable(r.Code) {
 				return false

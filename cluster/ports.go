@@ -15,6 +15,10 @@ var ErrNotFound = errors.New("not found")
 // ErrChanged says that a VM's configuration is no longer the one whose digest was given.
 var ErrChanged = errors.New("changed by someone else")
 
+// ErrLocked says that nothing was done because a VM's configuration carries the
+// lock of somebody's task.
+var ErrLocked = errors.New("locked by somebody's task")
+
 // ErrExists says that a VM with that VMID exists already somewhere in the Proxmox cluster.
 var ErrExists = errors.New("exists already")
 
@@ -40,6 +44,7 @@ type Access interface {
 type Inventory interface {
 	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by
 	// VMID. Which of them run, it tells about 10 s late: VM tells what decides.
+	// While hosts do not answer it lists those of the others beside a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, wherever in the cluster it is. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
@@ -49,6 +54,8 @@ type Inventory interface {
 	Ties(ctx context.Context, vm VM) (Ties, error)
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
+	// Room reads what room a host has for disks of VMs.
+	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
 	// OwnedVolumes lists the volids of the disk images on a storage, as that host

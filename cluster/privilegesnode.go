@@ -39,6 +39,7 @@ func NeedsOf(p Plan) Needs {
 	for _, n := range p.Work() {
 		needs.common([]string{n.Host})
 		needs.node(n.Strategy, n.wanted, n.found, n.disks())
+		needs.freeing(n.freesOn())
 	}
 	return needs
 }

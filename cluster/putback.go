@@ -31,6 +31,7 @@ func (n *nodeRoll) putBackStep() step.Step {
 			return append(
 				steps,
 				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
+				n.bootEntryStep(func(mem memory) string { return mem.Old.Entry }),
 				step.Step{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
 				branch("finish", "put back what was taken away for the roll", append(
 					r.restoreSteps(),
@@ -70,6 +71,9 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 		if w.Name != node {
 			continue
 		}
+		if f.away {
+			return Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
+		}
 		if !f.Open() {
 			return Plan{}, nothingToRecover(node, f)
 		}
@@ -92,7 +96,7 @@ func nothingToRecover(node string, f Found) error {
 			"recast roll finishes the upgrade")
 	}
 	err := fault.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
-	if _, kept := f.lastKept(); kept {
+	if _, _, kept := f.lastKept(); kept {
 		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
 	}
 	return fault.WithHint(err, "recast status says what is unfinished")
@@ -283,6 +287,9 @@ func (r *Replace) asBefore(vm VM) (map[string]string, error) {
 		return nil, err
 	}
 	want := map[string]string{"boot": r.VM.Config["boot"], "description": r.VM.Config["description"]}
+	if disk := r.VM.Config["bootdisk"]; disk != "" {
+		want["bootdisk"] = disk // Proxmox drops it once there is a boot order (API2/Qemu.pm, update_vm_api)
+	}
 	for _, d := range disks {
 		if d.CDROM && !d.CloudInit() {
 			want[d.Key] = d.Value()

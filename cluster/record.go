@@ -16,6 +16,7 @@ type Record struct {
 	Cluster  string       `json:"cluster"`
 	Node     string       `json:"node"`
 	Run      string       `json:"run"`
+	Parking  VMID         `json:"parking,omitempty"`  // the parking VM that it was written into
 	Build    string       `json:"build"`              // build ID the node is being brought to
 	Strategy Strategy     `json:"strategy,omitempty"` // how: recreate, reimage or rollback
 	VMID     VMID         `json:"vmid"`
@@ -50,11 +51,13 @@ type KeptDisk struct {
 	Options    string `json:"options,omitempty"` // there
 	Build      string `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
 	Talos      string `json:"talos,omitempty"`
+	Entry      string `json:"entry,omitempty"`      // boot entry that was booted from it; "": none that a boot loader names
 	Config     string `json:"config,omitempty"`     // SHA-256 of its machine configuration
 	Kubernetes string `json:"kubernetes,omitempty"` // version of the kubelet then
 	Etcd       string `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
 	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds the data of etcd
 	Left       bool   `json:"left,omitempty"`       // which is empty: the node had left
+	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
 }
 
 // Intent is written before a disk is handed over. Proxmox renames the volume,
@@ -78,6 +81,7 @@ const (
 )
 
 // Description renders the record for people and, on its last line, for recast.
+// While it is open, people find in it how to undo the replacement without recast.
 func (r Record) Description() (string, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -87,8 +91,11 @@ func (r Record) Description() (string, error) {
 	if r.Open {
 		state = "holds, during a roll, the disks of"
 	}
-	text := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n%s%s",
-		state, r.Node, r.VMID, r.Cluster, recordMark, b)
+	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
+		state, r.Node, r.VMID, r.Cluster)
+	// Proxmox before 9 takes %41 in a description for an encoded letter (pve-common, Tools.pm, encode_text).
+	last := recordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
+	text := head + r.wayBack(maxDescription-len(head)-len(last)) + last
 	if len(text) > maxDescription {
 		return "", fault.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
 	}
@@ -103,11 +110,18 @@ func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 			continue
 		}
 		if err := json.Unmarshal([]byte(b), &rec); err != nil {
-			return Record{}, true, fault.Refusedf("%s: record in its description can't be read: %w", vm, err)
+			return Record{}, true, fault.WithHint(fault.Refusedf("%s: record in its description can't be read: %w", vm, err),
+				"somebody edited the last line of VM %d's description, which says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 		}
 		return rec, true, nil
 	}
 	return Record{}, false, nil
+}
+
+// descriptionChanged is the error of a parking VM whose record is gone.
+func descriptionChanged(vm VM, node string) error {
+	return fault.WithHint(fault.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
+		"somebody edited the description of VM %d, whose last line says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 }
 
 // markDescription adds the run's mark to a VM's own description, replacing an older one.

@@ -42,6 +42,9 @@ func (c candidate) againstInPlace() []string {
 	if n := c.found.Node; c.m.pendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
 		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.m.NextBoot))
 	}
+	if c.systemErr == nil && c.system.Flag("snapshot") {
+		out = append(out, thrownAway("system disk "+c.system.Key))
+	}
 	for _, arg := range c.m.omni() {
 		out = append(out, fmt.Sprintf("Omni looks after the machine (%s) and would undo this: take the machine out of Omni and the argument off its system first", arg))
 	}
@@ -79,6 +82,10 @@ func (c candidate) occupied() []string {
 	if c.vm.Lock != "" {
 		add("the VM is locked (%s): wait until that task has ended", c.vm.Lock)
 	}
+	if state := c.vm.Config["vmstate"]; state != "" {
+		// A delete frees it (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
+		add("the VM's memory is on disk (%s), as that of one that is suspended: resume it, or remove vmstate", state)
+	}
 	snapshots := c.found.Ties.Snapshots
 	if parent := c.vm.Config["parent"]; len(snapshots) == 0 && parent != "" {
 		snapshots = []string{parent}
@@ -92,7 +99,7 @@ func (c candidate) occupied() []string {
 	if len(c.vm.Pending) > 0 {
 		add("the VM has pending changes (%s): restart it or revert them", strings.Join(c.vm.Pending, ", "))
 	}
-	return out
+	return append(out, c.missingBoot()...)
 }
 
 // preconfigured is whatever would give the blank machine a configuration before
@@ -173,57 +180,5 @@ func (c candidate) tied() []string {
 	if n := c.found.Node; n != nil && n.ProviderID != "" {
 		out = append(out, fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID))
 	}
-	if c.vm.Config["protection"] == "1" {
-		out = append(out, "the VM is protected from being deleted: unset its protection, or use reimage")
-	}
-	return out
-}
-
-// rootOnly are the settings that only the real root@pam user may write, not
-// even its tokens: those of no group in qemu-server's API2/Qemu.pm,
-// check_vm_modify_config_perm. A VM that has one can be deleted by a token, but
-// not made again. vmgenid is one too, but Proxmox makes that itself.
-var rootOnly = []string{
-	"affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages", "spice_enhancements",
-}
-
-// rawDevice tells passed-through devices that are not mapped, and device ROMs:
-// those too are for root@pam alone.
-func rawDevice(key, value string) bool {
-	options := Disk{Options: strings.Split(value, ",")}
-	for _, bus := range []string{"hostpci", "usb", "serial", "parallel"} {
-		number, ok := strings.CutPrefix(key, bus)
-		if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
-			continue
-		}
-		switch bus {
-		case "serial":
-			return value != "socket"
-		case "usb":
-			return options.Option("mapping") == "" && options.Option("host") != "spice" && options.Options[0] != "spice"
-		case "hostpci":
-			return options.Option("mapping") == "" || options.Option("romfile") != ""
-		default:
-			return true
-		}
-	}
-	return false
-}
-
-// unwritable are settings that a new VM could not be given.
-func (c candidate) unwritable() []string {
-	var out []string
-	for key, value := range c.vm.Config {
-		if slices.Contains(rootOnly, key) || rawDevice(key, value) {
-			out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
-		}
-	}
-	if custom := c.vm.Config["cicustom"]; custom != "" && !customUserData(c.vm) {
-		out = append(out, fmt.Sprintf("the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom))
-	}
-	if c.vm.Config["cipassword"] != "" {
-		out = append(out, "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
-	}
-	slices.Sort(out)
 	return out
 }

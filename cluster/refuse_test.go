@@ -56,8 +56,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 			change:   func(_ *Wanted, f *Found, _ *Observation) { f.Node.ProviderID = "proxmox://c/9002" },
 			recreate: "its Node has providerID proxmox://c/9002: a cloud controller deletes the Node with its VM: use reimage",
 		},
-		"protection":      {change: set("protection", "1"), recreate: "the VM is protected from being deleted: unset its protection, or use reimage"},
-		"no protection":   {change: set("protection", "0")},
+		"protection":      {change: set("protection", "1")}, // it is lifted, and set again
 		"args":            {change: set("args", "-cpu host"), recreate: rootText("args")},
 		"huge pages":      {change: set("hugepages", "1024"), recreate: rootText("hugepages")},
 		"raw PCI":         {change: set("hostpci0", "0000:01:00.0,pcie=1"), recreate: rootText("hostpci0")},
@@ -96,7 +95,12 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 			f.VM.Config["parent"] = "b"
 			f.Ties.Snapshots = []string{"a", "b"}
 		}, "the VM has snapshots (a, b), whose disks can't leave it: delete them first"),
-		"a parent snapshot alone": both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
+		"memory on disk": both(set("vmstate", "fast:vm-9002-state-suspend-1"),
+			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it, or remove vmstate"),
+		"a boot order of devices that are gone": both(set("boot", "order=scsi0;net0;scsi9"),
+			"its boot order names net0, which the VM has not: set the boot order anew\nits boot order names scsi9, which the VM has not: set the boot order anew"),
+		"a boot order of the old kind": {change: set("boot", "cdn")},
+		"a parent snapshot alone":      both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
 		"busy": both(func(_ *Wanted, f *Found, _ *Observation) {
 			f.Ties.Busy = []string{"backup job nightly is due in 12m"}
 		}, "backup job nightly is due in 12m: wait until that is over"),

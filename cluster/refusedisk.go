@@ -24,6 +24,10 @@ func (c candidate) immovable(s Strategy) []string {
 		case !slices.Contains(reassigns, c.world.Storages[i].Type):
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s of type %s, which can't give a disk to another VM: move it to another storage",
 				d.Key, d.Volid, d.Storage(), c.world.Storages[i].Type))
+		case d.Key == c.system.Key && d.Option("model") != "":
+			// The one option that a drive on another bus has and a SCSI drive has not
+			// (PVE/QemuServer/Drive.pm): Proxmox would not move it.
+			out = append(out, fmt.Sprintf("the system disk %s has the option model=, which the SCSI drive that it is parked as can't have: remove it", d.Key))
 		}
 	}
 	return out
@@ -34,8 +38,14 @@ func (c candidate) entangled() []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	for _, d := range c.disks {
+		if d.Flag("snapshot") {
+			out = append(out, thrownAway(d.Key))
+		}
 		switch {
 		case d.CDROM && !d.CloudInit():
+			if why := c.strangeMedium(d); why != "" {
+				out = append(out, why)
+			}
 			continue
 		case strings.HasPrefix(d.Volid, "/"):
 			add("%s is a device of the host (%s), which only root@pam can attach: give the node a volume instead", d.Key, d.Volid)
@@ -48,6 +58,9 @@ func (c candidate) entangled() []string {
 				d.Key, d.Volid, d.Owner, c.vm.ID)
 		case d.Owner != c.Holder:
 			add("%s (%s) belongs to VM %d: name that as nodes[].holder, or reassign the disk to VM %d", d.Key, d.Volid, d.Owner, c.vm.ID)
+		case c.exists(d.Owner) && c.heldElsewhere(d):
+			add("%s (%s) carries the number of its holder, VM %d, but that is on another host and storage %s is not shared: what the holder has under that name is another volume. Reassign this one to VM %d",
+				d.Key, d.Volid, d.Owner, d.Storage(), c.vm.ID)
 		case d.Key == c.system.Key:
 			add("the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d", d.Key, d.Volid, d.Owner, c.vm.ID)
 		}
@@ -61,19 +74,45 @@ func (c candidate) entangled() []string {
 	return out
 }
 
+// strangeMedium is what is in a CD drive and is no ISO. The boot ISO would take
+// its place for good; a disk image would lose its only name, since a delete
+// leaves CD media alone (PVE/QemuServer.pm, destroy_vm).
+func (c candidate) strangeMedium(d Disk) string {
+	switch {
+	case d.Volid == "cdrom" || strings.HasPrefix(d.Volid, "/"):
+		return fmt.Sprintf("%s is a CD drive of the host (%s), which recast can't give back: take it out of the VM", d.Key, d.Volid)
+	case d.Owner != 0:
+		return fmt.Sprintf("%s has a disk image for a CD (%s): attach it as a disk, or take it out of the VM", d.Key, d.Volid)
+	}
+	return ""
+}
+
+// thrownAway is QEMU's snapshot mode (PVE/QemuServer/Drive.pm): such a drive
+// forgets at every stop what was written since the start, and a roll stops the VM.
+func thrownAway(what string) string {
+	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"
+}
+
 func (c candidate) exists(id VMID) bool {
-	return slices.ContainsFunc(c.world.VMs, func(vm VM) bool { return vm.ID == id })
+	_, away := c.world.Away.VM(id)
+	return away || slices.ContainsFunc(c.world.VMs, func(vm VM) bool { return vm.ID == id })
+}
+
+// heldElsewhere says whether a holder's disk is on a host that the holder is not
+// on, where nobody else can mean it.
+func (c candidate) heldElsewhere(d Disk) bool {
+	return c.world.local(d.Storage()) && !slices.ContainsFunc(c.world.namesakes(c.vm, d.Storage()), func(vm VM) bool { return vm.ID == d.Owner })
 }
 
 // otherUsers lists where a disk is named beside its own key. The one name that
 // another owner has for it is none of them: that one is the holder, or is refused as such.
 func (c candidate) otherUsers(d Disk) []string {
-	own := place(c.vm.ID, d.Key)
-	users := slices.DeleteFunc(referencedBy(d.Volid, c.world.VMs), func(user string) bool { return user == own })
+	own, vms := place(c.vm.ID, d.Key), c.world.namesakes(c.vm, d.Storage())
+	users := slices.DeleteFunc(referencedBy(d.Volid, vms), func(user string) bool { return user == own })
 	if d.Owner == c.vm.ID {
 		return users
 	}
-	for _, vm := range c.world.VMs {
+	for _, vm := range vms {
 		if held := referencedBy(d.Volid, []VM{vm}); vm.ID == d.Owner && len(held) == 1 {
 			return slices.DeleteFunc(users, func(user string) bool { return user == held[0] })
 		}
@@ -81,7 +120,7 @@ func (c candidate) otherUsers(d Disk) []string {
 	return users
 }
 
-// referencedBy lists every place in the whole Proxmox cluster that names a volume.
+// referencedBy lists every place in these VMs that names a volume.
 func referencedBy(volid string, vms []VM) []string {
 	var out []string
 	for _, vm := range vms {

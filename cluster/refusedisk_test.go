@@ -43,17 +43,33 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
 		"a holder's disk named by a third": both(func(w *Wanted, f *Found, o *Observation) {
 			held(w, f, o)
-			o.VMs = append(o.VMs, VM{ID: 300, Config: map[string]string{"unused0": "fast:vm-200-disk-0"}})
+			o.VMs = append(o.VMs, VM{ID: 300, Host: "pve1", Config: map[string]string{"unused0": "fast:vm-200-disk-0"}})
 		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 300"),
 		"a holder that names it twice": both(func(w *Wanted, f *Found, o *Observation) {
 			held(w, f, o)
 			o.VMs[1].Config["unused0"] = "fast:vm-200-disk-0"
 		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi1 of VM 200, unused0 of VM 200"),
+		"a persistent disk that forgets": both(set("scsi1", "fast:vm-9002-disk-1,serial=data,size=20G,snapshot=1"), forgets("scsi1")),
+		"a system disk that forgets": {
+			change:   set("scsi0", "fast:vm-9002-disk-0,serial=sys,size=10G,snapshot=on"),
+			recreate: forgets("scsi0"), reimage: forgets("scsi0"), inPlace: forgets("system disk scsi0"),
+		},
+		"a disk that does not": {change: set("scsi1", "fast:vm-9002-disk-1,serial=data,size=20G,snapshot=0")},
+		"a disk image for a CD": both(set("ide2", "bulk:9002/vm-9002-disk-5.raw,media=cdrom"),
+			"ide2 has a disk image for a CD (bulk:9002/vm-9002-disk-5.raw): attach it as a disk, or take it out of the VM"),
+		"a host's CD drive": both(set("ide2", "cdrom,media=cdrom"), "ide2 is a CD drive of the host (cdrom), which recast can't give back: take it out of the VM"),
+		"a host's file for a CD": both(set("ide2", "/dev/sr0,media=cdrom"),
+			"ide2 is a CD drive of the host (/dev/sr0), which recast can't give back: take it out of the VM"),
+		"an empty CD drive": {change: set("ide2", "none,media=cdrom")},
 		"a drive that can't be read": {
 			change:   set("scsi9", "serial=x"),
 			recreate: unreadDrive, reimage: unreadDrive,
 		},
 	})
+}
+
+func forgets(what string) string {
+	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"
 }
 
 // The system disk can't be proven in such a VM either.
@@ -97,6 +113,10 @@ func TestParkingOnAStorageThatCannotReassign(t *testing.T) {
 			change:   func(_ *Wanted, _ *Found, o *Observation) { o.Storages = o.Storages[1:] },
 			recreate: "virtio3 (bulk:9002/vm-9002-disk-2.raw) is on storage bulk, which Proxmox does not list: grant the token Datastore.Audit there",
 		},
+		"a system disk with a model": both(func(_ *Wanted, f *Found, _ *Observation) {
+			f.VM.Config["ide1"] = "fast:vm-9002-disk-0,serial=sys,size=10G,model=ACME"
+			delete(f.VM.Config, "scsi0")
+		}, "the system disk ide1 has the option model=, which the SCSI drive that it is parked as can't have: remove it"),
 		"a holder's disk is not parked": {change: func(w *Wanted, f *Found, _ *Observation) {
 			w.Holder = 200
 			f.VM.Config["scsi4"] = "san:vm-200-disk-0,serial=held"

@@ -60,17 +60,24 @@ func (r *Replace) blank(ctx context.Context) error {
 
 // restored is the goal of a rollback's exchange: the kept disk is the system disk again.
 func (r *Replace) restored(ctx context.Context) (string, error) {
+	if r.Restore == nil {
+		return "", r.nothingKept()
+	}
 	vm, disk, there, err := r.systemNow(ctx)
-	if err != nil || !there || vm.MadeBy() != r.Run || !sameOptions(disk.Options, splitOptions(r.Restore.Options)) {
+	if err != nil || !there || vm.MadeBy() != r.Run || !sameOptions(disk.Options, splitOptions(r.Restore.Options)) || !vm.bootsFirst(disk.Key) && !vm.Running {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
 }
 
+func (r *Replace) nothingKept() error {
+	return fault.WithHint(fault.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "roll to the previous lock instead")
+}
+
 // restore gives a VM that stays a kept system disk.
 func (r *Replace) restore(ctx context.Context) error {
 	if r.Restore == nil {
-		return fault.Refusedf("the record of VM %d names no kept system disk", r.VM.ID)
+		return r.nothingKept()
 	}
 	description, err := r.marked()
 	if err != nil {
@@ -122,7 +129,7 @@ func (r *Replace) set(ctx context.Context, set map[string]string) error {
 	case !found:
 		return fault.Refusedf("VM %d is gone", r.VM.ID)
 	case vm.Running:
-		return fault.Refusedf("%s was started by somebody else", vm)
+		return startedMeanwhile(vm)
 	}
 	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
 		return fmt.Errorf("set up %s: %w", vm, err)

@@ -32,6 +32,8 @@ type Replace struct {
 
 	ha  *HAResource // that the VM was; nil: not managed
 	old KeptDisk    // what the old system disk is kept as, but for where
+
+	frees []FreePlan // kept disks that are superseded once this one is parked
 }
 
 // replacing gives the exchange when a step runs: in a roll it is known only
@@ -219,8 +221,8 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
 		return fault.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:
-		return fault.Refusedf("%s was started by somebody else", vm)
-	case vm.Lock != "":
+		return startedMeanwhile(vm)
+	case vm.Lock != "" && !locked(vm): // Proxmox refuses to delete it under any; see Patient
 		return fault.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
 		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
@@ -304,7 +306,14 @@ func RequireQuorum(ctx context.Context, px Inventory) error {
 	return nil
 }
 
-// sameOptions compares drive options regardless of their order: Proxmox sorts them when it writes.
+// sameOptions compares drive options regardless of their order: Proxmox sorts
+// them when it writes. The size is the volume's: Proxmox reads it anew whenever
+// the drive is written (API2/Qemu.pm, create_disks), and somebody may resize it.
 func sameOptions(a, b []string) bool {
-	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+	sorted := func(options []string) []string {
+		options = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "size=") })
+		slices.Sort(options)
+		return options
+	}
+	return slices.Equal(sorted(a), sorted(b))
 }

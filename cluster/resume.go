@@ -48,6 +48,9 @@ func planResume(n *NodePlan, o Observation) {
 		n.Refused = append(n.Refused, err.Error())
 		return
 	}
+	if moved := apart(n.found.VM, n.found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" {
+		n.Refused = append(n.Refused, moved)
+	}
 	n.etcdKept = mem.EtcdKept
 	if mem.ControlPlane {
 		n.Role = controlPlane

@@ -136,6 +136,7 @@ type nodeRoll struct {
 
 	rebooted   bool  // it was told to, by this very process
 	answered   bool  // with the cluster's certificates, since it was made anew
+	renewed    bool  // it got another blank system disk, after its installation was cut off
 	hasSettled bool  // it was healthy for the settling time
 	gaveUp     error // why a node that was upgraded in place is to be reimaged
 }
@@ -151,6 +152,9 @@ func (n *nodeRoll) step() step.Step {
 	}
 	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished}
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
+	if n.plan.Strategy != InPlace {
+		s = n.explained(s)
+	}
 	return s
 }
 
@@ -193,6 +197,9 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 		return "", nil //nolint:nilerr // a single control plane's API is away with it
 	}
 	f := Found{Name: n.want.Name, VM: &vm, Machine: &m}
+	if park.VM.ID != 0 {
+		f.Parking = &park
+	}
 	if i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node }); i >= 0 {
 		f.Node = &nodes[i]
 	}
@@ -230,11 +237,11 @@ func (n *nodeRoll) parking(ctx context.Context) (Parking, error) {
 	switch {
 	case ok && rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
 		return Parking{VM: vm, Record: rec}, nil
-	case n.plan.found.Parking == nil && (!ok || rec.Node != n.plan.Node):
+	case n.plan.found.Parking == nil && (!ok && vm.Name != parkingName(n.plan.Node) || ok && rec.Node != n.plan.Node):
 		// The number was only meant for it; another VM took it first.
 		return Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, ErrNotFound)
 	}
-	return Parking{}, fault.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, n.plan.Node)
+	return Parking{}, descriptionChanged(vm, n.plan.Node)
 }
 
 // parkingID finds the parking VM by its record once, and remembers its number.

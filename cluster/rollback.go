@@ -23,12 +23,32 @@ func configHash(m Maintenance, config Secret) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// lastKept is the system disk that a node had before its present one.
-func (f Found) lastKept() (KeptDisk, bool) {
-	if f.Parking == nil || len(f.Parking.Record.Kept) == 0 {
-		return KeptDisk{}, false
+// lastKept is the system disk that a node had before its present one, and the
+// parking VM that it is on, wherever its VM was then.
+func (f Found) lastKept() (last KeptDisk, on VM, found bool) {
+	for _, p := range f.parkings() { // the one on the VM's host first
+		if n := len(p.Record.Kept); n > 0 && (!found || began(p.Record.Kept[n-1].Run) > began(last.Run)) {
+			last, on, found = p.Record.Kept[n-1], p.VM, true
+		}
 	}
-	return f.Parking.Record.Kept[len(f.Parking.Record.Kept)-1], true
+	return last, on, found
+}
+
+// began is when a run began, as far as its ID says, to be compared: "20260102-1504".
+func began(run string) string { return run[:min(len(run), len("20060102-1504"))] }
+
+// keptElsewhere says where the node's last system disk is if that is on another
+// host than its VM, and what brings them together.
+func (f Found) keptElsewhere(kept KeptDisk, on VM) string {
+	if on.Host == f.VM.Host {
+		return ""
+	}
+	together := fmt.Sprintf("on %s: %s", on.Host, migrate(on, f.VM.Host))
+	if f.Parking != nil { // a host has room for one parking VM of a node
+		together = fmt.Sprintf("on %s: %s", f.VM.Host, migrate(*f.VM, on.Host))
+	}
+	return fmt.Sprintf("the system disk that run %s replaced is %s of %s, and %s was moved since: %s brings them together; or put the previous lock back and recast roll instead",
+		kept.Run, kept.Key, on, *f.VM, together)
 }
 
 // PlanRollback plans to boot each of the nodes (all that can be, if none is
@@ -67,8 +87,11 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 }
 
 func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, m Maintenance, p Policy) error {
-	kept, ok := n.found.lastKept()
+	kept, on, ok := n.found.lastKept()
 	switch {
+	case n.found.away:
+		planAway(n, o.Away)
+		return nil
 	case !ok:
 		n.Why = "no earlier system disk of it is parked"
 		n.Refused = []string{n.Why + ": put the previous lock back and recast roll"}
@@ -104,6 +127,9 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 			return err
 		}
 	}
+	if elsewhere := n.found.keptElsewhere(kept, on); elsewhere != "" {
+		n.Refused = append(n.Refused, elsewhere)
+	}
 	system, err := ProveSystemDisk(*n.found.VM, machine, n.wanted.SystemDisk)
 	if err != nil {
 		n.Refused = append(n.Refused, err.Error())
@@ -113,7 +139,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	}
 	c := candidate{Wanted: n.wanted, vm: *n.found.VM, m: machine, found: n.found, world: o, system: system, systemErr: err}
 	c.disks, c.disksErr = c.vm.Disks()
-	n.Refused = append(n.Refused, slices.Concat(c.occupied(), c.entangled(), c.immovable(Reimage))...)
+	n.Refused = append(n.Refused, slices.Concat(c.occupied(), c.entangled(), c.immovable(Reimage), o.hidden(c.vm))...)
 	n.add(system, true)
 	return nil
 }

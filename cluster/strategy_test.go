@@ -38,7 +38,7 @@ func staleNode() (Wanted, Found, Observation) {
 	w := Wanted{Name: "wk1", Strategy: Auto, Build: Build{ID: "3f2a3f2a3f2a3f2a"}}
 	f := Found{Name: "wk1", VM: &vm, Machine: &m, Node: &KubeNode{Name: "wk1"}}
 	o := Observation{
-		VMs:      []VM{vm, {ID: 200, Name: "data", Config: map[string]string{}}},
+		VMs:      []VM{vm, {ID: 200, Name: "data", Host: "pve1", Config: map[string]string{}}},
 		Storages: []Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin"}},
 	}
 	return w, f, o
@@ -57,12 +57,12 @@ func judge(w Wanted, f Found, o Observation) decision {
 func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	t.Parallel()
 	args := func(f *Found) { f.VM.Config["args"] = "-x" }
-	protect := func(f *Found) { f.VM.Config["protection"] = "1" }
+	password := func(f *Found) { f.VM.Config["cipassword"] = "**********" }
 	snapshot := func(f *Found) { f.Ties.Snapshots = []string{"before", "later"} }
 	failed := func(f *Found) { f.Node.FailedBuild = "3f2a3f2a3f2a3f2a" }
 	const (
 		argsText     = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
-		protectText  = "the VM is protected from being deleted: unset its protection, or use reimage"
+		passwordText = "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"
 		snapshotText = "the VM has snapshots (before, later), whose disks can't leave it: delete them first"
 		failedText   = "build 3f2a3f2a3f2a came back as the old system once, and is never tried again with the same image: " +
 			"lock another version or other extensions, or use recreate or reimage"
@@ -73,8 +73,8 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 		want   decision
 	}{
 		"auto, all possible": {Auto, nil, decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
-		"auto, no recreate": {Auto, []func(*Found){args, protect}, decision{
-			Strategy: Reimage, Why: "reimage: recreate is impossible (" + protectText + "; " + argsText + ")",
+		"auto, no recreate": {Auto, []func(*Found){args, password}, decision{
+			Strategy: Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
 		}},
 		"auto, no reimage": {Auto, []func(*Found){snapshot}, decision{
 			Strategy: InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + ")",

@@ -126,6 +126,9 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if m.UUID != vm.UUID() {
 		return memory{}, fault.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
 	}
+	if vm.Host != n.plan.Host { // where the plan's parking VM is
+		return memory{}, n.movedSince(vm)
+	}
 	system, err := ProveSystemDisk(vm, m, n.want.SystemDisk)
 	if err != nil {
 		return memory{}, err
@@ -143,7 +146,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
-			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion,
+			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.etcdKept,
 		},
 	}

@@ -58,6 +58,14 @@ func (s *site) Quorate(context.Context) (bool, error)               { return s.q
 func (s *site) Storages(context.Context) ([]cluster.Storage, error) { return s.storages, s.err }
 func (s *site) Hosts(context.Context) ([]cluster.Host, error)       { return s.hosts, nil }
 
+func (s *site) Room(context.Context, string) (cluster.Room, error) {
+	var room cluster.Room
+	for name, info := range s.seen {
+		room.Storages = append(room.Storages, cluster.StorageRoom{Name: name, Active: info.Active, Total: 1 << 40, Free: info.FreeBytes})
+	}
+	return room, nil
+}
+
 func (*site) Ties(context.Context, cluster.VM) (cluster.Ties, error) { return cluster.Ties{}, nil }
 
 func (s *site) Storage(_ context.Context, _, storage string) (images.StorageInfo, error) {

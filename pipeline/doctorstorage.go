@@ -25,9 +25,10 @@ func (d *checkup) storages(ctx context.Context) {
 		d.isoStorage(ctx, storage, hosts)
 	}
 	d.spool()
-	for _, use := range d.diskStorages() {
+	for _, use := range d.diskUses() {
 		d.diskStorage(ctx, use)
 	}
+	d.systemSpace(ctx)
 	d.thinPools()
 }
 
@@ -57,9 +58,9 @@ func (d *checkup) isoStorage(ctx context.Context, storage string, hosts []string
 		case !info.Active:
 			d.refuse(GroupStorage, at, "see pvesm status on "+host, "is not active there")
 		case info.FreeBytes < largest:
-			d.refuse(GroupStorage, at, "free space, or name another storage in images.iso.storage", "%s free, but a boot ISO takes %s", size(info.FreeBytes), size(largest))
+			d.refuse(GroupStorage, at, "free space, or name another storage in images.iso.storage", "%s free, but a boot ISO takes %s", cluster.Size(info.FreeBytes), cluster.Size(largest))
 		default:
-			d.ok(GroupStorage, at, "%s free", size(info.FreeBytes))
+			d.ok(GroupStorage, at, "%s free", cluster.Size(info.FreeBytes))
 			d.isosOn(ctx, storage, host)
 		}
 		if err == nil && info.Shared {
@@ -136,40 +137,24 @@ func (d *checkup) spool() {
 		switch {
 		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
 		case h.SpoolFree < d.largestISO():
-			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO takes %s", h.Name, size(h.SpoolFree), size(d.largestISO()))
+			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO takes %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largestISO()))
 		default:
-			d.ok(GroupStorage, "upload spool", "%s has %s free on its root filesystem", h.Name, size(h.SpoolFree))
+			d.ok(GroupStorage, "upload spool", "%s has %s free on its root filesystem", h.Name, cluster.Size(h.SpoolFree))
 		}
 	}
 }
 
 // diskUse is a storage as nodes on one host use it.
-type diskUse struct {
-	storage, host string
-	system        []int64 // sizes of the system disks on it, largest first
-}
+type diskUse struct{ storage, host string }
 
-func (d *checkup) diskStorages() []diskUse {
+func (d *checkup) diskUses() []diskUse {
 	var uses []diskUse
-	find := func(storage, host string) *diskUse {
-		i := slices.IndexFunc(uses, func(u diskUse) bool { return u.storage == storage && u.host == host })
-		if i < 0 {
-			uses = append(uses, diskUse{storage: storage, host: host})
-			i = len(uses) - 1
-		}
-		return &uses[i]
-	}
-	for i, a := range d.res.Nodes {
+	for _, a := range d.res.Nodes {
 		for _, storage := range a.Storages() {
-			find(storage, a.Host)
+			if u := (diskUse{storage, a.Host}); !slices.Contains(uses, u) {
+				uses = append(uses, u)
+			}
 		}
-		if disk, known := a.SystemDisk(); known {
-			u := find(disk.Storage(), a.Host)
-			u.system = append(u.system, max(int64(disk.SizeBytes()), int64(d.wanted[i].SystemGiB)<<30))
-		}
-	}
-	for _, u := range uses {
-		slices.SortFunc(u.system, func(a, b int64) int { return cmp.Compare(b, a) })
 	}
 	slices.SortFunc(uses, func(a, b diskUse) int {
 		return cmp.Or(strings.Compare(a.storage, b.storage), strings.Compare(a.host, b.host))
@@ -177,8 +162,6 @@ func (d *checkup) diskStorages() []diskUse {
 	return uses
 }
 
-// diskStorage wants room for the new system disks beside the old ones, which
-// stay parked. Most storages allocate as data comes, so less is no certain end.
 func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 	what := fmt.Sprintf("disk storage %s on %s", u.storage, u.host)
 	if d.unseen(u.storage) {
@@ -186,9 +169,7 @@ func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 		return
 	}
 	info, err := d.src.Proxmox.Storage(ctx, u.host, u.storage)
-	atOnce := sum(u.system[:min(len(u.system), max(1, d.Config.Roll.MaxUnavailable.PerHost))])
 	i := slices.IndexFunc(d.survey.Storages, func(s cluster.Storage) bool { return s.Name == u.storage })
-	const more = "free space, or delete parked system disks of earlier rolls"
 	switch {
 	case err != nil:
 		d.fail(GroupStorage, what, err)
@@ -199,17 +180,37 @@ func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 		d.refuse(GroupStorage, what, "see pvesm status on "+u.host, "is not active there")
 	case i >= 0 && !d.survey.Storages[i].CanReassign():
 		d.warn(GroupStorage, what, "move the nodes' disks to another storage", "its type %s can't hand a disk to another VM: nodes on it are upgraded in place", d.survey.Storages[i].Type)
-	case info.FreeBytes < atOnce:
-		d.refuse(GroupStorage, what, more, "%s free, but the new system disks take %s while the old ones stay parked", size(info.FreeBytes), size(atOnce))
-	case info.FreeBytes < sum(u.system):
-		d.warn(GroupStorage, what, more, "%s free: not enough to keep the old system disks of all %d nodes there (%s)", size(info.FreeBytes), len(u.system), size(sum(u.system)))
 	default:
-		d.ok(GroupStorage, what, "%s free, new system disks take %s", size(info.FreeBytes), size(sum(u.system)))
+		d.ok(GroupStorage, what, "%s free", cluster.Size(info.FreeBytes))
 	}
 }
 
-// fullPool is how full a thin pool may be: once it has no room left, every disk in it fails.
-const fullPool = 0.9
+// systemSpace counts the room for new system disks, as a plan would that takes
+// every node: beside the old ones, which stay parked.
+func (d *checkup) systemSpace(ctx context.Context) {
+	rooms := map[string]cluster.Room{}
+	for _, host := range d.hostsOfNodes() {
+		room, err := d.src.Proxmox.Room(ctx, host)
+		room.Err = err
+		rooms[host] = room
+	}
+	for _, use := range cluster.SpaceUses(d.survey.NewDisks(d.wanted, d.res.Nodes), rooms) {
+		what := fmt.Sprintf("room for system disks on %s of %s", use.Storage, use.Host)
+		lacks := use.Lacks(1)
+		first := slices.IndexFunc(lacks, func(lack string) bool { return lack != "" })
+		switch {
+		case first == 0:
+			d.refuse(GroupStorage, what, "", "%s", lacks[0])
+		case first > 0:
+			d.warn(GroupStorage, what, "", "not for all %d nodes in one roll: %s: %s", len(lacks), use.Disks[first].Node, lacks[first])
+		default:
+			d.ok(GroupStorage, what, "%s free, those of %d nodes take %s", cluster.Size(use.Room.Free), len(lacks), cluster.Size(use.Takes()))
+		}
+		for _, text := range use.Warn() {
+			d.warn(GroupStorage, what, "", "%s", text)
+		}
+	}
+}
 
 func (d *checkup) thinPools() {
 	for _, h := range d.hosts {
@@ -219,7 +220,7 @@ func (d *checkup) thinPools() {
 		for _, p := range h.ThinPools {
 			what := fmt.Sprintf("thin pool %s/%s on %s", p.VG, p.Name, h.Name)
 			data, meta := share(p.Used, p.Size), share(p.MetaUsed, p.MetaSize)
-			if data > fullPool || meta > fullPool {
+			if data > cluster.FullPool || meta > cluster.FullPool {
 				d.warn(GroupStorage, what, "extend it (lvextend, lvextend --poolmetadatasize): a full pool breaks every disk in it", "data %.0f%% full, metadata %.0f%%", 100*data, 100*meta)
 				continue
 			}
@@ -233,18 +234,4 @@ func share(used, size int64) float64 {
 		return 0
 	}
 	return float64(used) / float64(size)
-}
-
-func sum(sizes []int64) (total int64) {
-	for _, s := range sizes {
-		total += s
-	}
-	return total
-}
-
-func size(bytes int64) string {
-	if bytes < 10<<30 {
-		return fmt.Sprintf("%d MiB", bytes>>20)
-	}
-	return fmt.Sprintf("%d GiB", bytes>>30)
 }

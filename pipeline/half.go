@@ -39,6 +39,7 @@ type VMState string
 // The states of a VM in a replacement.
 const (
 	VMDeleted      VMState = "deleted"
+	VMAway         VMState = "away"          // on a Proxmox host that does not answer
 	VMStranger     VMState = "stranger"      // another VM has taken the number
 	VMOld          VMState = "old"           // as it was before
 	VMNew          VMState = "new"           // made by this run
@@ -70,7 +71,7 @@ type DiskStatus struct {
 }
 
 // half explains an open record. Its error is about details that could not be read.
-func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms []cluster.VM) (Half, error) {
+func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms []cluster.VM, away *cluster.HostsAway) (Half, error) {
 	rec := park.Record
 	h := Half{
 		Node: rec.Node, Run: rec.Run, Strategy: cmp.Or(rec.Strategy, cluster.Recreate), Build: rec.Build,
@@ -95,13 +96,24 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 		at.Kept = true
 		h.Disks = append(h.Disks, at)
 	}
+	elsewhere, unread := away.VM(rec.VMID)
 	switch {
+	case unread:
+		h.VMState, h.VM = VMAway, fmt.Sprintf("on %s, which does not answer", elsewhere.Host)
+		for i, d := range h.Disks {
+			if d.Place == Lost {
+				h.Disks[i].Where = fmt.Sprintf("not on parking VM %d; VM %d may have it", park.VM.ID, rec.VMID)
+			}
+		}
 	case !there:
 		h.VMState, h.VM = VMDeleted, "deleted"
 	case stranger:
 		h.VMState, h.VM = VMStranger, "a stranger: "+vm.String()
 	default:
 		h.VMState, h.VM = s.vmState(h)
+		if vm.Host != park.VM.Host {
+			h.VM += fmt.Sprintf("; it is on %s and the parking VM on %s: recast plan says what brings them together", vm.Host, park.VM.Host)
+		}
 	}
 	return h, errors.Join(errState, err)
 }
@@ -210,6 +222,8 @@ func (h Half) advise() []Advice {
 	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node anew"
 	giveUp := Advice{"recast recover " + h.Node, "gives it up: puts the old system disk back"}
 	switch {
+	case h.VMState == VMAway:
+		return []Advice{{"pvecm status", "on another Proxmox node shows which are up; recast goes on once that host is back"}}
 	case h.VMState == VMStranger:
 		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows what has taken the number; recast touches it not, and goes on once it is free"}}
 	case h.GivenUp:

@@ -206,7 +206,7 @@ func TestHalf(t *testing.T) {
 			if tc.vm != nil {
 				px.vms = append(px.vms, *tc.vm)
 			}
-			h, err := half(t.Context(), px, cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms)
+			h, err := half(t.Context(), px, cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

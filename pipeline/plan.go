@@ -34,6 +34,7 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
+	asked.KeepDisks = r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	return asked
 }

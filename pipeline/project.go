@@ -4,6 +4,8 @@ package pipeline
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"time"
@@ -119,7 +121,7 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 // observe reads the world for every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
 	o, err := cluster.Observe(ctx, cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster,
+		Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
 		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
 	}, wanted)
 	if err != nil {
@@ -172,6 +174,27 @@ func (p Project) claimID() cluster.VMID {
 		return cluster.VMID(vmid)
 	}
 	return 0 // an empty range is refused when the configuration is read
+}
+
+// mayPark says whether a VMID may be that of a parking VM: it is one of ours, and
+// not known to be anything else's.
+func (p Project) mayPark(id cluster.VMID) bool {
+	known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == int(id) || n.Holder == int(id) })
+	return !known && id != p.claimID() && p.Config.Proxmox.VMIDs.Contains(int(id))
+}
+
+// readable lists the VMs that can be read, and the hosts whose VMs can't be. What
+// the claim says has to be among the former.
+func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
+	vms, err := px.VMs(ctx)
+	away, lacking := errors.AsType[*cluster.HostsAway](err)
+	if err != nil && !lacking {
+		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
+	}
+	if claim, there := away.VM(p.claimID()); there {
+		return vms, away, fault.As(fault.Refused, fmt.Errorf("whether a run is at work can't be told: the claim is VM %d on %s: %w", claim.ID, claim.Host, err))
+	}
+	return vms, away, nil
 }
 
 func (p Project) timing() cluster.Timing {

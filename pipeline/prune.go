@@ -4,18 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/schematics"
+)
+
+// Kinds of what Prune removes.
+const (
+	PruneISOs  = "isos"
+	PruneDisks = "disks" // and the parking VMs that own nothing then
 )
 
 // PruneOptions choose what Prune removes and whom it asks.
 type PruneOptions struct {
+	Only      string        // one kind; "": all
 	OlderThan time.Duration // younger ISOs stay
+	KeepDisks *int          // how many old system disks of a node stay; nil: roll.keepDisks
 	// Confirm is shown what would go and what stays. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
 	// Holder and Dead are as in RollOptions.
@@ -23,37 +31,68 @@ type PruneOptions struct {
 	Dead   func(cluster.Holder) bool
 }
 
+func (o PruneOptions) takes(kind string) bool { return o.Only == "" || o.Only == kind }
+
 // PruneReport is what was found, and what became of it.
 type PruneReport struct {
-	ISOs   []images.Verdict `json:"isos"`             // with names of ours, on the configured storages
-	Unseen []string         `json:"unseen,omitempty"` // where it could not be looked, in words
+	ISOs   []images.Verdict         `json:"isos"`             // with names of ours, on the configured storages
+	Disks  []cluster.KeptVerdict    `json:"disks"`            // old system disks
+	VMs    []cluster.ParkingVerdict `json:"vms"`              // parking VMs
+	Unseen []string                 `json:"unseen,omitempty"` // where it could not be looked, in words
 }
 
-// Going lists the ISOs that nothing needs.
-func (r PruneReport) Going() []images.Verdict {
-	var going []images.Verdict
-	for _, v := range r.ISOs {
-		if len(v.Keep) == 0 {
-			going = append(going, v)
-		}
+// GoingISOs lists the ISOs that nothing needs.
+func (r PruneReport) GoingISOs() []images.Verdict {
+	return slices.DeleteFunc(slices.Clone(r.ISOs), func(v images.Verdict) bool { return len(v.Keep) > 0 })
+}
+
+// GoingDisks lists the old system disks that nothing needs.
+func (r PruneReport) GoingDisks() []cluster.KeptVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Disks), func(v cluster.KeptVerdict) bool { return len(v.Keep) > 0 })
+}
+
+// GoingVMs lists the parking VMs that own nothing then.
+func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
+	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
+}
+
+// host is where the claim is made if there is none; "" where nothing goes.
+func (r PruneReport) host() string {
+	for _, v := range r.GoingDisks() {
+		return v.Host
 	}
-	return going
+	for _, v := range r.GoingVMs() {
+		return v.Host
+	}
+	for _, v := range r.GoingISOs() {
+		return v.Host
+	}
+	return ""
 }
 
-// Prune removes the ISOs that nothing needs any more from the configured
-// storages: look → claim → look again → confirm → delete, each after another look.
-// It refuses unless it provably sees every VM that may use one of them.
+// Prune removes what nothing needs any more: old system disks and the parking VMs
+// that own nothing then, and ISOs on the configured storages: look → claim → look
+// again → confirm → remove, each after another look. It refuses unless it provably
+// sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
-	if err := cluster.NeedsToPrune(p.Config.Images.ISO.Storage).Check(ctx, px); err != nil {
+	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []cluster.KeptVerdict{}, VMs: []cluster.ParkingVerdict{}}
+	if err := p.mayPrune(ctx, px, o); err != nil {
 		return rep, err
 	}
 	if err := cluster.RequireQuorum(ctx, px); err != nil {
 		return rep, err
 	}
-	if rep, err = p.prunable(ctx, px, shelf, o); err != nil || len(rep.Going()) == 0 {
+	if _, err := p.prunable(ctx, px, shelf, o, &rep); err != nil {
 		return rep, err
 	}
-	held, err := p.pruneClaim(ctx, px, run, o, rep.Going()[0].Host)
+	host := rep.host()
+	if host == "" {
+		// One that was killed at its very end has left nothing but its claim.
+		if host, err = p.claimLeft(ctx, px); err != nil || host == "" {
+			return rep, err
+		}
+	}
+	held, err := p.pruneClaim(ctx, px, run, o, host)
 	if err != nil {
 		return rep, err
 	}
@@ -69,7 +108,8 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	if err != nil {
 		return rep, err
 	}
-	if rep, err = p.prunable(ctx, px, shelf, o); err != nil || len(rep.Going()) == 0 {
+	parked, err := p.prunable(ctx, px, shelf, o, &rep)
+	if err != nil || rep.host() == "" {
 		return rep, err
 	}
 	ok, err := o.Confirm(rep)
@@ -79,8 +119,77 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	if !ok {
 		return rep, fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed"))
 	}
-	pruner := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
-	return rep, run.Run(ctx, pruner.Step())
+	parked.Proxmox = held.Guard(px)
+	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
+	root := isos.Step()
+	removeISOs := root.Steps
+	root.Steps = func(ctx context.Context) ([]step.Step, error) {
+		steps, err := removeISOs(ctx)
+		return append(parked.Steps(), steps...), err
+	}
+	return rep, run.Run(ctx, root)
+}
+
+// mayPrune refuses where the token lacks what removing each kind takes.
+func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOptions) error {
+	var errs []error
+	for _, kind := range []string{PruneISOs, PruneDisks} {
+		if !o.takes(kind) {
+			continue
+		}
+		needs, other := cluster.NeedsToPrune(p.Config.Images.ISO.Storage), PruneDisks
+		if kind == PruneDisks {
+			vms, err := px.VMs(ctx)
+			if err != nil {
+				return fmt.Errorf("read Proxmox: %w", err)
+			}
+			needs, other = cluster.NeedsToFree(p.parkedOn(vms)), PruneISOs
+		}
+		err := needs.Check(ctx, px)
+		if err != nil && o.Only == "" {
+			err = fault.WithHint(err, "or leave those alone: recast prune --only %s", other)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// prunable judges what is there, of the kinds that are asked for.
+func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions, rep *PruneReport) (parked cluster.ParkingPruner, err error) {
+	uses, err := shelf.Uses(ctx)
+	if err != nil {
+		return parked, err
+	}
+	vms, err := px.VMs(ctx)
+	if err != nil {
+		return parked, fmt.Errorf("read Proxmox: %w", err)
+	}
+	if o.takes(PruneDisks) {
+		if parked, err = p.judgeDisks(ctx, px, shelf, vms, uses, o); err != nil {
+			return parked, err
+		}
+		rep.Disks, rep.VMs = parked.Kept, parked.VMs
+	}
+	if o.takes(PruneISOs) {
+		rep.ISOs, rep.Unseen, err = p.judgeISOs(ctx, shelf, vms, uses, o)
+	}
+	return parked, err
+}
+
+// claimLeft is the host of the claim that a run holds, or has left; "" if there is none.
+func (p Project) claimLeft(ctx context.Context, px cluster.Proxmox) (host string, err error) {
+	vm, err := px.VM(ctx, p.claimID())
+	if errors.Is(err, cluster.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look up VM %d: %w", p.claimID(), err)
+	}
+	_, found, err := cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
+	if err != nil || !found {
+		return "", err
+	}
+	return vm.Host, nil
 }
 
 func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.Runner, o PruneOptions, host string) (*cluster.Held, error) {
@@ -93,93 +202,4 @@ func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.R
 		Dead: o.Dead, Say: func(text string) { run.Note("prune", text) },
 	}
 	return c.Acquire(ctx)
-}
-
-// prunable judges every ISO of ours.
-func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions) (PruneReport, error) {
-	rep := PruneReport{ISOs: []images.Verdict{}}
-	uses, err := shelf.Uses(ctx)
-	if err != nil {
-		return rep, err
-	}
-	vms, err := px.VMs(ctx)
-	if err != nil {
-		return rep, fmt.Errorf("read Proxmox: %w", err)
-	}
-	open, err := openUses(vms)
-	if err != nil {
-		return rep, err
-	}
-	need, err := p.neededISOs(vms)
-	if err != nil {
-		return rep, err
-	}
-	isos, unseen, err := images.ListISOs(ctx, shelf, p.Config.Images.ISO.Storage)
-	if err != nil {
-		return rep, err
-	}
-	rep.ISOs, rep.Unseen = images.JudgeISOs(isos, append(uses, open...), need, o.OlderThan, time.Now()), unseen
-	return rep, nil
-}
-
-// openUses are the VMs that unfinished replacements, of whatever Talos cluster,
-// may have to make again as they were.
-func openUses(vms []cluster.VM) ([]images.Use, error) {
-	var uses []images.Use
-	for _, vm := range vms {
-		rec, is, err := cluster.ReadRecord(vm)
-		if err != nil {
-			return nil, err
-		}
-		if !is || !rec.Open {
-			continue
-		}
-		was, err := rec.Remembered()
-		if err != nil {
-			return nil, fault.WithHint(fault.Refusedf("%s: %w", vm, err), "finish that replacement first: recast roll or recast recover %s", rec.Node)
-		}
-		use := images.Use{By: fmt.Sprintf("%s as it was before the unfinished replacement of node %s", was, rec.Node)}
-		for key, value := range was.Config {
-			if key != "description" {
-				use.Values = append(use.Values, value)
-			}
-		}
-		uses = append(uses, use)
-	}
-	return uses, nil
-}
-
-// neededISOs are those of the lock, of the one before it, of unfinished
-// replacements and of the builds that VMs were made from.
-func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
-	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		return need, err
-	}
-	previous, _, err := schematics.Previous(p.pastLocks(), lock)
-	if err != nil {
-		return need, err
-	}
-	for _, e := range previous.Schematics {
-		need.Names[e.ISO.Name] = "the lock before recast.lock has it: the way back"
-	}
-	for _, e := range lock.Schematics {
-		need.Names[e.ISO.Name] = "recast.lock has it"
-	}
-	for _, vm := range vms {
-		if build := vm.MadeFrom(); build != "" {
-			need.Builds[build] = vm.String() + " was made from it"
-		}
-	}
-	for _, vm := range vms {
-		rec, is, err := cluster.ReadRecord(vm)
-		if err != nil {
-			return need, err
-		}
-		if is && rec.Open && rec.Build != "" {
-			need.Builds[rec.Build] = fmt.Sprintf("the unfinished replacement of node %s brings it", rec.Node)
-		}
-	}
-	return need, nil
 }

@@ -47,6 +47,7 @@ func (s *pruneSite) Permissions(context.Context, string) (cluster.Privileges, er
 	all := cluster.Privileges{}
 	for _, p := range []string{
 		"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.Allocate", "Datastore.AllocateTemplate",
+		"VM.Config.Disk", "Datastore.AllocateSpace",
 	} {
 		if p != s.lacks {
 			all[p] = true
@@ -117,7 +118,7 @@ func (s *pruneSite) Nodes(context.Context) (online, offline []string, err error)
 }
 
 func (s *pruneSite) Storage(context.Context, string, string) (images.StorageInfo, error) {
-	return images.StorageInfo{Active: true, Shared: true, Content: []string{"iso"}}, nil
+	return images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "images"}}, nil
 }
 
 func (s *pruneSite) ISOs(_ context.Context, host, storage string) ([]images.StoredISO, error) {

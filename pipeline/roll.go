@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -140,9 +139,9 @@ const releaseTimeout = time.Minute
 // settle makes sure that nobody else is at work: neither another run, nor
 // Proxmox with tasks of an earlier one that was killed.
 func (w *work) settle(ctx context.Context) error {
-	vms, err := w.machines.Proxmox.VMs(ctx)
+	vms, _, err := w.readable(ctx, w.machines.Proxmox)
 	if err != nil {
-		return fmt.Errorf("read Proxmox: %w", err)
+		return err
 	}
 	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
 	if err != nil {
@@ -285,8 +284,9 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {
 	m, roll := w.machines, w.Config.Roll
+	px := cluster.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
 	r := &cluster.Roller{
-		Proxmox: w.held.Guard(m.Proxmox), Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
+		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -64,11 +64,14 @@ type Kept struct {
 	Run        string       `json:"run"` // that replaced it
 	Volid      string       `json:"volid"`
 	Parking    cluster.VMID `json:"parking"`
-	Key        string       `json:"key"`             // on the parking VM
-	Talos      string       `json:"talos,omitempty"` // version of the system on it
-	Lock       string       `json:"lock,omitempty"`  // the hash that it was locked with; "" if not by recast
+	Host       string       `json:"host"`
+	Key        string       `json:"key"`                 // on the parking VM
+	SizeBytes  uint64       `json:"sizeBytes,omitempty"` // of the disk, not of what it takes
+	Replaced   time.Time    `json:"replaced,omitzero"`   // when that run began, if its ID says so
+	Talos      string       `json:"talos,omitempty"`     // version of the system on it
+	Lock       string       `json:"lock,omitempty"`      // the hash that it was locked with; "" if not by recast
 	Kubernetes string       `json:"kubernetes,omitempty"`
-	Next       []Advice     `json:"next,omitempty"` // of the last one of a node: it is what rollback takes
+	Next       []Advice     `json:"next,omitempty"` // rollback of the last one of a node, prune of what it would free
 }
 
 // StatusSources is where Status reads. Only Proxmox has to answer: a roll may
@@ -88,9 +91,14 @@ const askKubernetes = 10 * time.Second
 // and what finishes it. It changes nothing, and fails only where Proxmox can't be read.
 func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, error) {
 	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
-	vms, err := src.Proxmox.VMs(ctx)
-	if err != nil {
-		return res, fmt.Errorf("read Proxmox: %w", err)
+	vms, away, err := p.readable(ctx, src.Proxmox)
+	switch {
+	case err != nil && away == nil:
+		return res, err
+	case err != nil:
+		res.problem(err)
+	case away != nil:
+		res.problem(away)
 	}
 	claim, held, err := cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
 	res.problem(err)
@@ -114,7 +122,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	for _, park := range parkings {
 		if rec := park.Record; rec.Open {
 			open[rec.Node] = true
-			h, err := half(ctx, src.Proxmox, park, vms)
+			h, err := half(ctx, src.Proxmox, park, vms, away)
 			res.problem(err)
 			h.MachineConfig, err = p.configKnown(Machines{MachineConfig: src.MachineConfig}, rec.Run, rec.Node)
 			res.problem(err)
@@ -124,6 +132,10 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			res.Open = append(res.Open, h)
 		}
 		res.Kept = append(res.Kept, keptBy(park)...)
+	}
+	res.adviseLast()
+	if away == nil { // prune refuses otherwise
+		res.advisePrune(vms, p.retention(nil))
 	}
 	res.Marked = append(res.Marked, marked(nodes, open)...)
 	return res, nil
@@ -168,7 +180,8 @@ func keptBy(park cluster.Parking) []Kept {
 			continue // freed by somebody: nothing is kept there any more
 		}
 		out = append(out, Kept{
-			Node: park.Record.Node, Run: k.Run, Volid: disk.Volid, Parking: park.VM.ID, Key: k.Key,
+			Node: park.Record.Node, Run: k.Run, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
+			SizeBytes: disk.SizeBytes(), Replaced: journal.RunBegan(k.Run),
 			Talos: k.Talos, Lock: k.Build, Kubernetes: k.Kubernetes,
 		})
 	}
@@ -177,6 +190,28 @@ func keptBy(park cluster.Parking) []Kept {
 		last.Next = []Advice{{"recast rollback " + last.Node, "boots it if nothing relevant has changed since"}}
 	}
 	return out
+}
+
+// adviseLast leaves the way back to the last of a node's old system disks: each of
+// its parking VMs has one, and an earlier one may be on another host.
+func (r *StatusResult) adviseLast() {
+	for i, k := range r.Kept {
+		later := func(o Kept) bool { return o.Node == k.Node && o.Parking != k.Parking && o.Replaced.After(k.Replaced) }
+		if slices.ContainsFunc(r.Kept, later) {
+			r.Kept[i].Next = nil
+		}
+	}
+}
+
+// advisePrune says of which old system disks recast prune would free.
+func (r *StatusResult) advisePrune(vms []cluster.VM, keep cluster.Retention) {
+	verdicts, _ := cluster.JudgeParked(vms, cluster.UsesOf(vms), keep)
+	for _, v := range verdicts {
+		i := slices.IndexFunc(r.Kept, func(k Kept) bool { return k.Parking == v.Parking && k.Key == v.Key && k.Run == v.Run })
+		if i >= 0 && len(v.Keep) == 0 {
+			r.Kept[i].Next = append(r.Kept[i].Next, Advice{"recast prune", "frees it: " + v.Goes})
+		}
+	}
 }
 
 // marked lists the nodes that carry a mark of recast, but for those whose open

@@ -102,7 +102,7 @@ func TestStatus(t *testing.T) {
 			Next: []Advice{{"recast roll", "finishes the upgrade"}},
 		}},
 		Kept: []Kept{{
-			Node: "wk1", Run: "r0", Volid: "fast:vm-9090-disk-1", Parking: 9090, Key: "scsi29", Talos: "v1.13.8", Lock: "sha256-aa", Kubernetes: "v1.35.4",
+			Node: "wk1", Run: "r0", Volid: "fast:vm-9090-disk-1", Parking: 9090, Host: "pve1", Key: "scsi29", Talos: "v1.13.8", Lock: "sha256-aa", Kubernetes: "v1.35.4",
 		}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

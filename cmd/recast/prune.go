@@ -3,10 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -15,24 +19,38 @@ import (
 func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	var f struct {
 		olderThan time.Duration
+		keepDisks int
+		only      string
 		yes       bool
 		out       string
 	}
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove boot ISOs that nothing needs any more",
-		Long: `Remove boot ISOs of ours (recast-<talos>-<build>-<platform>-<arch>.iso) from the
-storages of images.iso.storage, on every Proxmox node that is up. Shows first what
-would go, what stays and why, and asks.
+		Use: "prune", Short: "Remove old system disks, parking VMs and boot ISOs that nothing needs any more",
+		Long: `Free what finished rolls have left. Shows first what would go, what stays and
+why, and asks.
 
-An ISO stays if any VM or snapshot of the whole Proxmox cluster refers to it, also
-by a change that waits for a start; if recast.lock or the lock before it has it; if
-an unfinished replacement may need it, or a VM was made from its build; and if it
-is younger than --older-than, since other Talos clusters may share the storage.
-Whether it is used is asked again right before each one is deleted.
+Old system disks: each recreate and reimage leaves the previous system disk of the
+node on its parking VM, for recast rollback. The newest roll.keepDisks of each
+node stay, all others are freed; so are those of nodes that recast.yaml has no
+longer. With --keep-disks 0 none stays: the way back is a roll to the previous
+lock then. Only what the record of a finished replacement names is freed, and only
+as recast left it. A parking VM that owns nothing then is deleted. Nothing of an
+unfinished replacement is touched, nor what is locked, has snapshots, is named by
+another VM, or is in no record of recast.
 
-Refuses where the token does not provably see every VM, without quorum, and while
-another run is at work. Deleting takes Datastore.Allocate on the storages.`,
+Boot ISOs of ours (recast-<talos>-<build>-<platform>-<arch>.iso) on the storages
+of images.iso.storage, on every Proxmox node that is up. An ISO stays if any VM or
+snapshot of the whole Proxmox cluster refers to it, also by a change that waits for
+a start; if recast.lock or the lock before it has it; if an unfinished replacement
+may need it, or a VM was made from its build; and if it is younger than
+--older-than, since other Talos clusters may share the storage.
+
+Everything is looked at again right before it goes. Refuses where the token does
+not provably see every VM, without quorum, and while another run is at work. Disks
+and parking VMs take what a roll takes; deleting ISOs takes Datastore.Allocate on
+their storages. --only leaves one kind alone.`,
 		Example: `  recast prune
+  recast prune --only disks --keep-disks 0
   recast prune --older-than 720h --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -41,6 +59,10 @@ another run is at work. Deleting takes Datastore.Allocate on the storages.`,
 			}
 			if f.olderThan < 0 {
 				return errUsage{errors.New("--older-than must not be negative")}
+			}
+			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder(), Dead: dead}
+			if err := pruneKinds(c, &o, f.keepDisks); err != nil {
+				return err
 			}
 			p, err := g.open()
 			if err != nil {
@@ -54,10 +76,8 @@ another run is at work. Deleting takes Datastore.Allocate on the storages.`,
 			}
 			ctx := c.Context()
 			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
-			rep, err := pipeline.Prune(ctx, p, px, px, run, pipeline.PruneOptions{
-				OlderThan: f.olderThan, Holder: holder(), Dead: dead,
-				Confirm: func(rep pipeline.PruneReport) (bool, error) { return confirmPrune(ctx, s, rep, f.yes) },
-			})
+			o.Confirm = func(rep pipeline.PruneReport) (bool, error) { return confirmPrune(ctx, s, rep, f.yes) }
+			rep, err := pipeline.Prune(ctx, p, px, px, run, o)
 			if err != nil && !removedAny(rep) {
 				return err
 			}
@@ -65,23 +85,42 @@ another run is at work. Deleting takes Datastore.Allocate on the storages.`,
 		},
 	}
 	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there for less than this")
+	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks of each node that stay (default: roll.keepDisks)")
+	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos or disks")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 	return c
+}
+
+// pruneKinds completes what is to be removed.
+func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error {
+	switch o.Only {
+	case "", pipeline.PruneISOs, pipeline.PruneDisks:
+	default:
+		return errUsage{fmt.Errorf("--only %q: there are isos and disks", o.Only)}
+	}
+	if !c.Flags().Changed("keep-disks") {
+		return nil
+	}
+	switch {
+	case keepDisks < 0:
+		return errUsage{errors.New("--keep-disks must not be negative")}
+	case o.Only == pipeline.PruneISOs:
+		return errUsage{errors.New("--keep-disks is about disks, which --only isos leaves alone")}
+	}
+	o.KeepDisks = &keepDisks
+	return nil
 }
 
 func confirmPrune(ctx context.Context, s *streams, rep pipeline.PruneReport, yes bool) (bool, error) {
 	if err := ui.WritePrune(s.err, "text", rep); err != nil {
 		return false, err
 	}
-	return confirm(ctx, s, question{command: "recast prune", text: "Delete these ISOs?", untouched: "nothing was removed"}, yes)
+	return confirm(ctx, s, question{command: "recast prune", text: ui.PruneQuestion(rep), untouched: "nothing was removed"}, yes)
 }
 
 func removedAny(rep pipeline.PruneReport) bool {
-	for _, v := range rep.ISOs {
-		if v.Removed {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Disks, func(v cluster.KeptVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed })
 }

@@ -23,7 +23,7 @@ persistent disks of the VM are carried over.
   recast status    what is half done, which disk is where, what to type
   recast recover   give an interrupted replacement up
   recast rollback  boot nodes from the system disk that they had before
-  recast prune     remove boot ISOs that nothing needs any more
+  recast prune     remove old system disks and boot ISOs that nothing needs any more
 
 To try all of it without hardware: recast lab demo`
 

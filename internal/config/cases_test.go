@@ -176,6 +176,8 @@ func rollCases() map[string]problemCase {
 		"per host, none":        {withRoll("maxUnavailable: {perHost: 0}"), "17:20: roll.maxUnavailable.perHost: must be at least 1"},
 		"per host, percentage":  {withRoll("maxUnavailable: {perHost: 20%}"), "17:20: roll.maxUnavailable.perHost: must be a whole number, not text"},
 		"boot failure":          {withRoll("bootFailure: roll-back"), `17:3: roll.bootFailure: "roll-back" is not one of stop, rollback, reimage, did you mean "rollback"?`},
+		"disks kept, none":      {withRoll("keepDisks: 0"), "17:3: roll.keepDisks: must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too"},
+		"disks kept, a word":    {withRoll("keepDisks: all"), "17:3: roll.keepDisks: must be a whole number, not text"},
 		"etcd snapshot, empty":  {withRoll("etcdSnapshot: ''"), "17:3: roll.etcdSnapshot: is empty: give it a value or remove it"},
 		"Kubernetes without v":  {small + "kubernetes: {version: 1.35.4}\n", `16:14: kubernetes.version: "1.35.4" lacks its "v", did you mean "v1.35.4"?`},
 		"Kubernetes, a minor":   {small + "kubernetes: {version: v1.35}\n", `16:14: kubernetes.version: "v1.35" is not a version of Kubernetes: write it like v1.35.4`},

@@ -80,6 +80,9 @@ func (k checker) roll() {
 	if r.MaxUnavailable.PerHost < 1 {
 		k.add("roll.maxUnavailable.perHost", "must be at least 1")
 	}
+	if r.KeepDisks < 1 {
+		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too")
+	}
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,

@@ -161,6 +161,8 @@ type Roll struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	// BootFailure says what to do with a node that is not back from an in-place upgrade within timeouts.boot. stop leaves it as it is; rollback has the node itself go back to its old system, where its API still answers, and else leaves it; reimage tries that too, and else parks its system disk and installs the node anew. The roll stops in any case but a reimage that succeeds.
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
+	// KeepDisks is how many old system disks of a node stay parked: the ways back. A roll of the node that has succeeded frees older ones, as its plan shows; prune frees the rest.
+	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }

@@ -57,6 +57,7 @@ func want() *config.Config {
 			Poll:           config.Duration(2 * time.Second),
 			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10)},
 			BootFailure:    "rollback",
+			KeepDisks:      1,
 			EtcdSnapshot:   "/etc/recast/.recast/etcd",
 		},
 	}
@@ -112,7 +113,7 @@ func TestParse(t *testing.T) {
 		},
 		"what may be left out, given": {
 			data: withImages("mirror: 127.0.0.1:5000/talos") + "    strategy: in-place\n    vmid: 101\n    holder: 9101\n    acceptLoss: [pv/a, longhorn/var/lib/longhorn]\n" +
-				"kubernetes: {version: v1.35.4}\nroll:\n  strategy: reimage\n  bootFailure: reimage\n  etcdSnapshot: backups\n  maxUnavailable: {workers: 20%, perHost: 3}\n",
+				"kubernetes: {version: v1.35.4}\nroll:\n  strategy: reimage\n  bootFailure: reimage\n  etcdSnapshot: backups\n  keepDisks: 3\n  maxUnavailable: {workers: 20%, perHost: 3}\n",
 			env: home,
 			edit: func(c *config.Config) {
 				c.Images.Mirror = "127.0.0.1:5000/talos"
@@ -122,6 +123,7 @@ func TestParse(t *testing.T) {
 					AcceptLoss: []string{"pv/a", "longhorn/var/lib/longhorn"},
 				}}
 				c.Roll.Strategy, c.Roll.BootFailure, c.Roll.EtcdSnapshot = "reimage", "reimage", "/etc/recast/backups"
+				c.Roll.KeepDisks = 3
 				c.Roll.MaxUnavailable = config.MaxUnavailable{Workers: config.Share{Percent: 20}, PerHost: 3}
 			},
 		},

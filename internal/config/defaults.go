@@ -33,6 +33,7 @@ func defaults() Config {
 				Join: Duration(10 * time.Minute),
 			},
 			BootFailure: "rollback",
+			KeepDisks:   1,
 		},
 	}
 }

@@ -156,6 +156,7 @@ func TestDownloadRefused(t *testing.T) {
 	}
 	t.Run("a storage that is not for ISOs", func(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
+			s.fetches()
 			got := s.do(http.MethodPost, "/nodes/pve1/storage/data/download-url", "content=iso", "filename=x.iso", "url=http://127.0.0.1/x.iso")
 			wantRefusal(t, got, "500 storage 'data' is not configured for content-type 'iso'", nil)
 		})

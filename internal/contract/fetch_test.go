@@ -58,6 +58,9 @@ func (s *server) beside(path string) string {
 // fetches skips a test unless the token may have the node fetch URLs.
 func (s *server) fetches() {
 	s.t.Helper()
+	if s.sim != nil {
+		s.holds("/nodes/"+s.place.node, "Sys.AccessNetwork")
+	}
 	node, root := s.privileges("/nodes/"+s.place.node), s.privileges("/")
 	if !slices.Contains(node, "Sys.AccessNetwork") && (!slices.Contains(root, "Sys.Audit") || !slices.Contains(root, "Sys.Modify")) {
 		s.skipf("needs Sys.AccessNetwork on /nodes/%s", s.place.node)

@@ -94,10 +94,13 @@ func pinned(fingerprint string) *tls.Config {
 	}
 }
 
+// isOurs is so for what the tests make themselves and for what recast makes for
+// them: parking VMs and claims say in their description whose cluster they are for.
 func (s *server) isOurs(node string, id int) bool {
 	s.t.Helper()
 	config := object(s.t, s.get("/nodes/"+node+"/qemu/"+itoa(id)+"/config"))
-	return strings.Contains(text(config["description"]), marker)
+	description := text(config["description"])
+	return strings.Contains(description, marker) || strings.Contains(description, `"cluster":"`+exchangeCluster+`"`)
 }
 
 // sweep removes the VMs and ISOs that a killed run has left, unless the range holds
@@ -141,8 +144,9 @@ func (s *server) sweepISOs() {
 	if !slices.Contains(s.privileges("/storage/"+s.place.isoStorage), "Datastore.Allocate") {
 		return
 	}
-	for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/content", "content=iso")) {
-		if volid := text(object(s.t, row)["volid"]); strings.HasPrefix(volid, s.place.isoStorage+":iso/"+isoPrefix) {
+	for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/content")) {
+		_, name, _ := strings.Cut(text(object(s.t, row)["volid"]), ":")
+		if volid := s.place.isoStorage + ":" + name; strings.HasPrefix(name, "iso/"+isoPrefix) || strings.HasPrefix(name, "import/"+isoPrefix) {
 			s.t.Logf("remove %s, which a run before has left", volid)
 			s.removeISO(volid)
 		}

@@ -11,6 +11,11 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -46,21 +51,57 @@ const (
 	secret   = "5ec0ffee-c0de-4000-8000-000000000001"
 )
 
-// role is what the suite's token has: what recast needs at most, and the right to delete ISOs.
+// role is what the suite's token has: what recast needs to roll by recreate, as
+// docs/notes/permissions.md grants it, and nothing else. What a test needs beyond
+// that it asks for with holds.
 func role() []string {
-	return []string{
-		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
-		"VM.Config.Network", "VM.Config.HWType", "VM.Config.Options", "VM.Config.Cloudinit", "VM.GuestAgent.Audit", "VM.Snapshot", "VM.Clone",
-		"Datastore.AllocateSpace", "Datastore.Audit", "Datastore.AllocateTemplate", "SDN.Use", "Sys.Audit", "Sys.Modify", "Sys.Console",
-		"Sys.AccessNetwork", "Pool.Audit",
+	var all []string
+	for _, g := range documented("recreate") {
+		all = append(all, g.privileges...)
 	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// granted is a role of permissions.md and the path that it is granted on.
+type granted struct {
+	role, path string
+	privileges []string
+}
+
+var (
+	permissions = sync.OnceValues(func() (string, error) {
+		text, err := os.ReadFile("../../docs/notes/permissions.md")
+		return string(text), err
+	})
+	modifies = regexp.MustCompile(`(?m)^pveum role modify (\S+) --append 1 --privs (\S+)$`)
+	grants   = regexp.MustCompile(`(?m)^pveum acl modify (\S+) .*--roles (\S+)$`)
+)
+
+// documented are the commands that permissions.md shows for a strategy.
+func documented(strategy string) []granted {
+	text, err := permissions()
+	if err != nil {
+		panic(err)
+	}
+	_, section, _ := strings.Cut(text, "\n## To roll by "+strategy+"\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	privileges := map[string][]string{}
+	for _, m := range modifies.FindAllStringSubmatch(section, -1) {
+		privileges[m[1]] = strings.Split(m[2], ",")
+	}
+	var all []granted
+	for _, m := range grants.FindAllStringSubmatch(section, -1) {
+		all = append(all, granted{role: m[2], path: m[1], privileges: privileges[m[2]]})
+	}
+	return all
 }
 
 func newSimulated(t *testing.T) *server {
 	t.Helper()
 	w := world.New(world.Options{Cluster: "contract"})
 	sim := &simulator{world: w, recorder: record.New(), network: network.Memory()}
-	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl"}})
+	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "import"}})
 	w.AddStorage(world.Storage{ID: "data", Type: "dir", Content: []string{"images"}, Capacity: 100 << 30})
 	w.AddStorage(world.Storage{ID: "nas", Type: "nfs", Shared: true, Content: []string{"images", "iso"}})
 	w.AddRole("Contract", role()...)

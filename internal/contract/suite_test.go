@@ -1,9 +1,40 @@
 package contract
 
 import (
+	"iter"
+	"maps"
 	"net/http"
+	"runtime/debug"
+	"slices"
 	"testing"
 )
+
+// TestMain lets garbage lie: each test has a datacentre of its own, which is
+// dropped as a whole, and a quarter of the time would go into sweeping up.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	m.Run()
+}
+
+// slice picks from many cases that are alike the few for which there is time in a
+// short run; the suite itself leaves out none.
+type slice struct{ seen int }
+
+func (s *slice) next() bool {
+	s.seen++
+	return !testing.Short() || s.seen%8 == 1
+}
+
+// inOrder goes through cases by name, so that a short run always has the same.
+func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for _, name := range slices.Sorted(maps.Keys(cases)) {
+			if !yield(name, cases[name]) {
+				return
+			}
+		}
+	}
+}
 
 // TestSuite holds the suite to its own promise: what it makes is gone afterwards,
 // also volumes that no VM refers to.

@@ -41,7 +41,18 @@ func NewRunID(now time.Time, random io.Reader) (string, error) {
 	if _, err := io.ReadFull(random, tail[:]); err != nil {
 		return "", fmt.Errorf("make a run ID: %w", err)
 	}
-	return now.UTC().Format("20060102-1504-") + hex.EncodeToString(tail[:]), nil
+	return now.UTC().Format(runStamp) + hex.EncodeToString(tail[:]), nil
+}
+
+const runStamp = "20060102-1504-"
+
+// RunBegan is when a run began, by its ID; zero where that does not say.
+func RunBegan(id string) time.Time {
+	began, err := time.Parse(runStamp, id[:min(len(runStamp), len(id))])
+	if err != nil {
+		return time.Time{}
+	}
+	return began
 }
 
 // Runs lists the runs in dir, newest first, whoever has them open. There are

@@ -109,3 +109,18 @@ func TestNewRunID(t *testing.T) {
 		t.Error("an ID without randomness")
 	}
 }
+
+func TestRunBegan(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]time.Time{
+		run:                   time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC),
+		"20261321-0421-3f2a":  {},
+		"20261121":            {},
+		"":                    {},
+		"a-run-of-my-own-who": {},
+	} {
+		if got := journal.RunBegan(id); !got.Equal(want) {
+			t.Errorf("RunBegan(%q) = %s, want %s", id, got, want)
+		}
+	}
+}

@@ -21,6 +21,11 @@ func (r rawConfig) normalise() (config map[string]string, digest string, err err
 	for key, raw := range r {
 		switch {
 		case len(raw) == 0 || bytes.Equal(raw, []byte("null")):
+		case raw[0] == '{' && (key == "cloudinit" || key == "special-sections"):
+			// The section [special:cloudinit] has what the cloud-init drive was made
+			// from, fleecing that of a backup. parse_vm_config of QemuServer.pm keeps
+			// them beside the settings, and load_current_config (pve-guest-common,
+			// AbstractConfig.pm) hands them out.
 		case raw[0] == '{' || raw[0] == '[':
 			return nil, "", fmt.Errorf("%s is neither a text nor a number: %s", key, raw)
 		case key == "digest":

@@ -102,6 +102,7 @@ var wordings = []struct {
 	// Config writes say "checksum mismatch (file change by other user?)", move_disk
 	// "detected modified configuration - file changed by other user?".
 	{regexp.MustCompile(`file changed? by other user`), cluster.ErrChanged},
+	{regexp.MustCompile(`(?m)^(?:VM|CT) is locked(?: \([^()]*\))?\s*$`), cluster.ErrLocked},
 	{regexp.MustCompile(`(?:VM|CT) \d+ already exists on node`), cluster.ErrExists},
 	{regexp.MustCompile(`storage '[^']+' (?:does not exist|is disabled|is not available on node '[^']*')`), images.ErrNoStorage},
 	// The worker is at work; only the list of tasks could not be written (RESTEnvironment.pm, fork_worker).

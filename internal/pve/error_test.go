@@ -59,7 +59,7 @@ func TestParseError(t *testing.T) {
 
 func TestSentinels(t *testing.T) {
 	t.Parallel()
-	all := []error{cluster.ErrChanged, cluster.ErrExists, cluster.ErrLostAnswer, ErrNoSpace, images.ErrNoStorage}
+	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, ErrNoSpace, images.ErrNoStorage}
 	cases := map[string]struct {
 		err  error
 		want []error
@@ -67,6 +67,8 @@ func TestSentinels(t *testing.T) {
 		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
 		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
 		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
+		"locked":               {&Error{Method: "PUT", Status: 500, Message: "VM is locked (backup)"}, []error{cluster.ErrLocked}},
+		"locked, in a task":    {&TaskError{Exit: "VM is locked (snapshot-delete)"}, []error{cluster.ErrLocked}},
 		"upload's checksum":    {&TaskError{Exit: "checksum mismatch: got 'a' != expect 'b'"}, nil},
 		"taken":                {&Error{Method: "POST", Status: 500, Reason: "unable to create VM 100 - VM 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},
 		"taken by container":   {&TaskError{Exit: "unable to create VM 100 - CT 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},

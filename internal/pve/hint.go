@@ -57,6 +57,8 @@ func (c *Client) explain(err error) error {
 		return fault.WithHint(err, "the task's worker was killed, or its node went down: run the same command again, which looks at what was done")
 	case errors.Is(err, ErrNoSpace):
 		return fault.WithHint(err, "free space on that storage or choose another one")
+	case errors.Is(err, cluster.ErrChanged):
+		return fault.WithHint(err, "somebody changed that VM at the same moment: see what they did (its tasks in Proxmox), then run the same command again")
 	case noQuorum.MatchString(said):
 		return fault.WithHint(err, "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
 	case noStorage.MatchString(said):

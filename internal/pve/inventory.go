@@ -70,29 +70,40 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 }
 
 // VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
-// read, because a volume may be referenced by any of them.
+// read, because a volume may be referenced by any of them; where that is because
+// hosts do not answer, the error is a *cluster.HostsAway, and comes with all others.
 func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return nil, err
 	}
-	vms := make([]cluster.VM, len(rows))
-	gone := make([]bool, len(rows))
+	away, err := c.offline(ctx)
+	if err != nil {
+		return nil, err
+	}
+	vms := make([]*cluster.VM, len(rows)) // nil: gone, or away
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readsAtOnce)
 	for i, row := range rows {
 		g.Go(func() error {
-			vm := fromResource(row)
+			listed := fromResource(row)
+			if away.has(listed.Host) {
+				away.missing(listed)
+				return nil
+			}
+			vm := listed
 			err := c.readConfig(ctx, &vm)
 			if isNoConfig(err) {
 				// Deleted or moved since the list was made: ask about this one alone.
 				vm, err = c.VM(ctx, vm.ID)
-				gone[i] = errors.Is(err, cluster.ErrNotFound)
-				if gone[i] {
-					return nil
-				}
 			}
-			vms[i] = vm
+			switch {
+			case errors.Is(err, cluster.ErrNotFound):
+				return nil
+			case away.because(listed, err):
+				return nil
+			}
+			vms[i] = &vm
 			return err
 		})
 	}
@@ -100,13 +111,13 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 		return nil, err
 	}
 	var found []cluster.VM
-	for i, vm := range vms {
-		if !gone[i] {
-			found = append(found, vm)
+	for _, vm := range vms {
+		if vm != nil {
+			found = append(found, *vm)
 		}
 	}
 	slices.SortFunc(found, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
-	return found, nil
+	return found, away.err()
 }
 
 // VM implements cluster.Inventory.
@@ -148,7 +159,15 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID) (cluster.VM, error
 	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 	if i >= 0 {
 		vm := fromResource(rows[i])
+		if rows[i].Status == "unknown" { // its host has not reported for minutes
+			if err := c.away(ctx, vm, nil); err != nil {
+				return cluster.VM{}, err
+			}
+		}
 		err := c.readVM(ctx, &vm)
+		if isUnanswered(err) {
+			return cluster.VM{}, c.away(ctx, vm, err)
+		}
 		if !isNoConfig(err) {
 			return vm, err
 		}

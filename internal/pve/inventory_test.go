@@ -22,6 +22,7 @@ const (
 func vm101(pve1 *fake) {
 	pve1.on(listPath, data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","template":0,"hastate":"started"},
 		{"type":"lxc","id":"lxc/200","vmid":200,"node":"pve1","name":"ct","status":"running"}]`))
+	pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 	pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"name":"wk1","memory":"4096","cores":2,"onboot":1,"agent":"1","protection":true,"kvm":false,"cpulimit":1.50,
 		"smbios1":"uuid=AB-CD","description":"two\nlines\n","lock":"backup","digest":"abc","cicustom":null}`))
 	pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","value":"2048","pending":4096},{"key":"name","value":"wk1"},{"key":"ide2","value":"none","delete":1}]`))
@@ -127,7 +128,7 @@ func TestVM(t *testing.T) {
 				vm101(pve1)
 				pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
 			},
-			err: "find VM 101: GET /nodes/pve1/qemu/101/config: 595 No route to host", hints: 1,
+			err: "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
 		},
 		"may not be asked about": {
 			prepare: func(pve1 *fake) { pve1.on(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },

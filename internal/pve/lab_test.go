@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -305,6 +306,41 @@ func TestLabUpload(t *testing.T) {
 		}
 		if err := l.Upload(ctx, images.Upload{Host: "pve1", Storage: "nosuch", Name: "a.iso", SHA256: u.SHA256, SizeBytes: u.SizeBytes, Open: u.Open}); !errors.Is(err, images.ErrNoStorage) {
 			t.Errorf("to an unknown storage: %v", err)
+		}
+	})
+}
+
+// TestVolumesOfEachHost: on a storage that is not shared the same volid is
+// another volume on every host, or none.
+func TestVolumesOfEachHost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, ctx := newLab(t), t.Context()
+		l.world.AddStorage(world.Storage{ID: "pool", Type: "dir", Shared: true, Content: []string{"images"}})
+		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
+		for _, c := range []struct {
+			host, volid string
+			want        bool
+		}{
+			{"pve1", "fast:9011/vm-9011-disk-0.raw", true},
+			{"pve2", "fast:9011/vm-9011-disk-0.raw", false},
+			{"pve1", "fast:9021/vm-9021-disk-0.raw", false},
+			{"pve2", "fast:9021/vm-9021-disk-0.raw", true},
+			{"pve1", "pool:9021/vm-9021-disk-0.raw", true},
+			{"pve2", "pool:9021/vm-9021-disk-0.raw", true},
+		} {
+			storage, _, _ := strings.Cut(c.volid, ":")
+			var owner cluster.VMID = 9021
+			if strings.Contains(c.volid, "9011") {
+				owner = 9011
+			}
+			has, err := l.HasVolume(ctx, c.host, c.volid)
+			must(t, err)
+			owned, err := l.OwnedVolumes(ctx, c.host, storage, owner)
+			must(t, err)
+			if has != c.want || slices.Contains(owned, c.volid) != c.want {
+				t.Errorf("%s on %s: has %t, owned %q; want %t", c.volid, c.host, has, owned, c.want)
+			}
 		}
 	})
 }

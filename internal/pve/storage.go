@@ -1,7 +1,6 @@
 package pve
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -54,24 +53,6 @@ func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes
 func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
 	_, found, err := c.volume(ctx, host, volid)
 	return found, err
-}
-
-// Storages implements cluster.Inventory. Proxmox leaves out those on which the
-// token has neither Datastore.Audit nor Datastore.AllocateSpace.
-func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
-	var rows []struct {
-		Storage, Type string
-		Shared        json.RawMessage // set too for types that always are (Storage/Plugin.pm)
-	}
-	if err := c.get(ctx, "/storage", &rows); err != nil {
-		return nil, err
-	}
-	found := make([]cluster.Storage, 0, len(rows))
-	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: truth(r.Shared)})
-	}
-	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
-	return found, nil
 }
 
 // OwnedVolumes implements cluster.Inventory. Proxmox lists only volumes of VMs

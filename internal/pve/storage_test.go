@@ -67,7 +67,7 @@ func TestStorages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
-		pve1.on("GET /storage", data(`[{"storage":"thin","type":"lvmthin","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
+		pve1.on("GET /storage", data(`[{"storage":"thin","type":"lvmthin","vgname":"pve","thinpool":"data","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
 			{"storage":"nas","type":"nfs","shared":"1"},{"storage":"local","type":"dir","shared":0}]`), raw("595 No route to host", ""))
 		c := s.client(t, "pve1")
 		got, err := c.Storages(t.Context())
@@ -75,7 +75,10 @@ func TestStorages(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []cluster.Storage{
-			{Name: "ceph", Type: "rbd", Shared: true}, {Name: "local", Type: "dir"}, {Name: "nas", Type: "nfs", Shared: true}, {Name: "thin", Type: "lvmthin"},
+			{Name: "ceph", Type: "rbd", Shared: true, Pool: "rbd rbd of the hosts' own Ceph"},
+			{Name: "local", Type: "dir"},
+			{Name: "nas", Type: "nfs", Shared: true},
+			{Name: "thin", Type: "lvmthin", Pool: "pve/data"},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("storages (-want +got):\n%s", diff)

@@ -27,6 +27,18 @@ func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 	if err != nil {
 		return nil, err
 	}
+	away, err := c.offline(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		if away.has(row.Node) {
+			away.missing(fromResource(row))
+		}
+	}
+	if err := away.err(); err != nil {
+		return nil, err
+	}
 	found := make([][]images.Use, len(rows))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readsAtOnce)

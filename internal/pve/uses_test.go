@@ -15,6 +15,7 @@ import (
 
 // seesAll answers as to a token that sees every VM.
 func seesAll(f *fake) {
+	f.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 	f.on("GET /access/permissions", data(`{"/":{"Sys.Audit":1,"VM.Audit":1},"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Audit":0}}`))
 	f.on("GET /access/acl", data(`[{"path":"/","ugid":"recast@pve!roll","roleid":"Recast","type":"token","propagate":1},
 		{"path":"/vms/101","ugid":"else@pve","roleid":"NoAccess","type":"user","propagate":1},
@@ -95,6 +96,10 @@ func TestUsesFails(t *testing.T) {
 		},
 		"a host that is down": {
 			func(f *fake) { f.on("GET /nodes/pve1/qemu/101/pending", raw("595 No route to host", "")) }, "read what VM 101 refers to: ", fault.Failed,
+		},
+		"a host that is offline": {
+			func(f *fake) { f.on("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`)) },
+			"Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
 		},
 		"a snapshot that can't be read": {
 			func(f *fake) {

@@ -38,6 +38,9 @@ func sameValue(key, want, now string) bool {
 	case allocates(key, want):
 		storage, _, _ := strings.Cut(volid(want), ":")
 		return strings.HasPrefix(volid(now), storage+":") && hasOptions(want, now)
+	case cluster.IsDiskKey(key) && strings.HasSuffix(volid(want), ":cloudinit"):
+		d, err := cluster.ParseDisk(key, now)
+		return err == nil && d.CloudInit() && d.Storage()+":cloudinit" == volid(want) && hasOptions(want, now)
 	case cluster.IsDiskKey(key):
 		return volid(want) == volid(now) && hasOptions(want, now)
 	case strings.HasPrefix(key, "net"):

@@ -53,6 +53,14 @@ func (l *Lab) startControl(context.Context) error {
 		}
 		fmt.Fprint(w, out)
 	})
+	mux.HandleFunc("POST /shell/{node}", func(w http.ResponseWriter, r *http.Request) {
+		out, err := l.Shell(r.PathValue("node")).Run(r.URL.Query()["arg"])
+		if err != nil {
+			http.Error(w, shellMessage(err), http.StatusBadRequest)
+			return
+		}
+		fmt.Fprint(w, out)
+	})
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
 	})
@@ -103,6 +111,16 @@ func AskPveum(ctx context.Context, dir string, args []string) (string, error) {
 		return "", err
 	}
 	answer, err := ask(ctx, http.MethodPost, at.Control+"/pveum?"+url.Values{"arg": args}.Encode())
+	return string(answer), err
+}
+
+// AskShell has a Proxmox node of the running lab do what a command of its shell does.
+func AskShell(ctx context.Context, dir, node string, args []string) (string, error) {
+	at, err := findLab(dir)
+	if err != nil {
+		return "", err
+	}
+	answer, err := ask(ctx, http.MethodPost, at.Control+"/shell/"+url.PathEscape(node)+"?"+url.Values{"arg": args}.Encode())
 	return string(answer), err
 }
 

@@ -88,7 +88,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 			return err
 		}
 	}
-	content["scsi0"] = world.NewMedia(system)
+	content["scsi0"], content["efidisk0"] = world.NewMedia(system), world.NewMedia(talosapi.NVRAM(img))
 	if err := l.World.DefineVM(n.Host, n.VMID, n.config(held), content); err != nil {
 		return err
 	}

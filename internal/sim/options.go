@@ -26,6 +26,7 @@ type Options struct {
 	Speed         float64 // how many simulated seconds pass in one; 0 means 1
 	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
 	Holder        bool    // persistent disks belong to data VMs, one per host
+	SharedDisks   bool    // DiskStorage is shared by all hosts
 	TalosVersion  string  // what the machines run at first; "" means TalosVersion
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
@@ -42,7 +43,7 @@ const (
 	// ClusterName is the name of the lab's Talos cluster.
 	ClusterName = "lab"
 
-	// ISOStorage is shared by all hosts; DiskStorage is one per host.
+	// ISOStorage is shared by all hosts; DiskStorage is one per host, unless SharedDisks.
 	ISOStorage  = "isos"
 	DiskStorage = "fast"
 

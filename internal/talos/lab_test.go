@@ -96,7 +96,7 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	}
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
-		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Memory: 4096, BootOrder: []string{"scsi0", "ide2"},
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Memory: 4096, BootOrder: []string{"scsi0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
 		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
 	})
 	off = sync.OnceFunc(guest.Kill)

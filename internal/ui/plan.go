@@ -75,7 +75,11 @@ func drawNode(p *page, n cluster.NodePlan) {
 	if n.OutageSeconds == 0 {
 		away = ""
 	}
-	p.line("  %s  %s (%s, VM %d on %s)%s", what, n.Node, n.Role, n.VMID, n.Host, away)
+	vm := fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
+	if n.VMID == 0 {
+		vm = "no VM that can be read"
+	}
+	p.line("  %s  %s (%s, %s)%s", what, n.Node, n.Role, vm, away)
 	detail := func(label, text string) { p.wrapped("      "+label, "        ", text) }
 	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" {
 		detail("why: ", reasons(why))
@@ -104,7 +108,16 @@ func drawNode(p *page, n cluster.NodePlan) {
 		detail(carried, drawDisk(d))
 	}
 	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
+		if n.System.NewSize != "" {
+			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
+		}
 		detail("system disk: ", drawDisk(*n.System)+": "+what)
+	}
+	if len(n.Renewed) > 0 {
+		detail("Proxmox gives anew: ", strings.Join(n.Renewed, ", ")+"; Talos looks at none of it")
+	}
+	for _, f := range n.Frees {
+		detail("frees: ", drawFree(f))
 	}
 	for _, text := range n.WillLose {
 		detail("", p.paint(red, "will be lost: "+strings.TrimSuffix(text, " will be lost")))
@@ -231,4 +244,13 @@ func drawDisk(d cluster.DiskPlan) string {
 		parts = append(parts, "serial "+d.Serial)
 	}
 	return strings.Join(parts, ", ")
+}
+
+// drawFree is an old system disk that goes at the end.
+func drawFree(f cluster.FreePlan) string {
+	text := f.String()
+	if f.Volid != "" {
+		text += " (" + strings.Join(slices.DeleteFunc([]string{f.Volid, f.Size}, func(s string) bool { return s == "" }), ", ") + ")"
+	}
+	return text
 }

@@ -67,6 +67,8 @@ func TestWritePlan(t *testing.T) {
 	resumed.System, resumed.Carried, resumed.Drift = system, []cluster.DiskPlan{data}, cluster.Drift{}
 	canary := node("wk1", 9031, cluster.Canary, cluster.Recreate, 240)
 	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []cluster.DiskPlan{data}
+	canary.Renewed, canary.System = []string{"vmgenid", "meta", "volid of scsi1"}, new(*system)
+	canary.System.NewSize = "20G"
 	cp := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
 	cp.Why = "in-place: a new system disk is impossible (the only etcd member's data would be lost with the system disk)"
 	cp.System, cp.Notes = system, []string{"it is the only control plane: the Kubernetes API is down meanwhile"}

@@ -1,61 +1,157 @@
 package ui
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
-	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // WritePrune prints what goes or went, what stays and why.
 func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 	return write(w, format, rep, func(p *page) {
+		for _, v := range rep.Disks {
+			drawVerdict(p, v.Removed, v.Keep, keptDisk(v), v.Goes)
+		}
+		for _, v := range rep.VMs {
+			drawVerdict(p, v.Removed, v.Keep, "parking "+v.String()+ofNode(v.Node), v.Goes)
+		}
 		for _, v := range rep.ISOs {
-			state := p.paint(green, "stays  ")
-			switch {
-			case v.Removed:
-				state = p.paint(red, "removed")
-			case len(v.Keep) == 0:
-				state = p.paint(yellow, "goes   ")
-			}
-			p.line("%s  %s (%s)", state, v, size(v.SizeBytes))
-			if len(v.Keep) > 0 {
-				p.wrapped("         ", "         ", strings.Join(v.Keep, "; "))
-			}
+			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
 		}
 		for _, u := range rep.Unseen {
 			p.line("note: %s", u)
 		}
-		p.line("%s", pruned(rep.ISOs))
+		p.line("%s", pruned(rep))
 	})
 }
 
-func pruned(isos []images.Verdict) string {
-	var goes, removed, bytes, freed int64
-	for _, v := range isos {
-		switch {
-		case v.Removed:
-			removed, freed = removed+1, freed+v.SizeBytes
-		case len(v.Keep) == 0:
-			goes, bytes = goes+1, bytes+v.SizeBytes
+func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
+	state, why := p.paint(green, "stays  "), strings.Join(keep, "; ")
+	switch {
+	case removed:
+		state, why = p.paint(red, "removed"), ""
+	case len(keep) == 0:
+		state, why = p.paint(yellow, "goes   "), goes
+	}
+	p.line("%s  %s", state, what)
+	if why != "" {
+		p.wrapped("         ", "         ", why)
+	}
+}
+
+// keptDisk is an old system disk in words.
+func keptDisk(v cluster.KeptVerdict) string {
+	return fmt.Sprintf("old system disk of %s (%s, Talos %s), replaced by run %s%s: %s, %s of VM %d on %s",
+		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
+}
+
+// on is the day of what happened then; "" where that is not known.
+func on(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return " on " + t.Format(time.DateOnly)
+}
+
+func ofNode(node string) string {
+	if node == "" {
+		return ""
+	}
+	return " of node " + node
+}
+
+// pruneCount counts one kind of what can be pruned.
+type pruneCount struct{ all, goes, removed, bytes, freed int64 }
+
+func (t *pruneCount) count(removed bool, keep []string, bytes int64) {
+	t.all++
+	switch {
+	case removed:
+		t.removed, t.freed = t.removed+1, t.freed+bytes
+	case len(keep) == 0:
+		t.goes, t.bytes = t.goes+1, t.bytes+bytes
+	}
+}
+
+func (t pruneCount) words(what, bytes, freed string) string {
+	switch {
+	case t.removed > 0 && t.goes > 0:
+		return fmt.Sprintf("%d of %d %s removed%s; %d that could go are still there", t.removed, t.all, what, freed, t.goes)
+	case t.removed > 0:
+		return fmt.Sprintf("%d of %d %s removed%s", t.removed, t.all, what, freed)
+	case t.goes > 0:
+		return fmt.Sprintf("%d of %d %s can go%s", t.goes, t.all, what, bytes)
+	}
+	return fmt.Sprintf("%d %s, none to remove", t.all, what)
+}
+
+// pruneCounts are those of disks, parking VMs and ISOs.
+func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos pruneCount) {
+	for _, v := range rep.Disks {
+		disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
+	}
+	for _, v := range rep.VMs {
+		vms.count(v.Removed, v.Keep, 0)
+	}
+	for _, v := range rep.ISOs {
+		isos.count(v.Removed, v.Keep, v.SizeBytes)
+	}
+	return disks, vms, isos
+}
+
+// pruned sums up; of what there is none, but for ISOs, it says nothing.
+func pruned(rep pipeline.PruneReport) string {
+	disks, vms, isos := pruneCounts(rep)
+	var lines []string
+	if disks.all > 0 {
+		lines = append(lines, disks.words("old system disks", ", "+size(disks.bytes), ", "+size(disks.freed)))
+	}
+	if vms.all > 0 {
+		lines = append(lines, vms.words("parking VMs", "", ""))
+	}
+	if isos.all > 0 || disks.all+vms.all == 0 {
+		lines = append(lines, isos.words("ISOs", ", "+size(isos.bytes), ", "+size(isos.freed)))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// PruneQuestion asks for what a report says that goes.
+func PruneQuestion(rep pipeline.PruneReport) string {
+	disks, vms, isos := pruneCounts(rep)
+	var parts []string
+	add := func(n int64, verb, what, more string) {
+		if n == 1 {
+			parts = append(parts, fmt.Sprintf("%s 1 %s%s", verb, what, more))
+		} else if n > 1 {
+			parts = append(parts, fmt.Sprintf("%s %d %ss%s", verb, n, what, more))
 		}
 	}
-	switch {
-	case removed > 0 && goes > 0:
-		return fmt.Sprintf("%d of %d ISOs removed, %s; %d that could go are still there", removed, len(isos), size(freed), goes)
-	case removed > 0:
-		return fmt.Sprintf("%d of %d ISOs removed, %s", removed, len(isos), size(freed))
-	case goes > 0:
-		return fmt.Sprintf("%d of %d ISOs can go, %s", goes, len(isos), size(bytes))
-	}
-	return fmt.Sprintf("%d ISOs, none to remove", len(isos))
+	add(disks.goes, "free", "old system disk", " ("+size(disks.bytes)+") for good")
+	add(vms.goes, "delete", "parking VM", "")
+	add(isos.goes, "delete", "ISO", " ("+size(isos.bytes)+")")
+	question := strings.Join(parts, ", ") + "?"
+	return strings.ToUpper(question[:1]) + question[1:]
 }
 
 func size(bytes int64) string {
-	if bytes < 1<<20 {
+	switch {
+	case bytes < 1<<20:
 		return fmt.Sprintf("%d KiB", (bytes+1023)>>10)
+	case bytes%(1<<30) == 0:
+		return fmt.Sprintf("%d GiB", bytes>>30)
 	}
 	return fmt.Sprintf("%d MiB", bytes>>20)
+}
+
+// diskSize is that of a disk whose configuration may not tell.
+func diskSize(bytes uint64) string {
+	if bytes == 0 {
+		return "of unknown size"
+	}
+	return size(int64(bytes))
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -19,6 +21,17 @@ func TestWritePrune(t *testing.T) {
 	kept := images.Verdict{StoredISO: iso("a.iso", 100), Keep: []string{`VM 7 "x" on pve1 refers to it`, "recast.lock has it"}}
 	gone := images.Verdict{StoredISO: iso("b.iso", 200), Removed: true}
 	goes := images.Verdict{StoredISO: iso("c.iso", 300)}
+	disk := func(key string, keep ...string) cluster.KeptVerdict {
+		return cluster.KeptVerdict{
+			Node: "wk1", Run: "20261114-0421-3f2a", Replaced: time.Date(2026, 11, 14, 4, 21, 0, 0, time.UTC), Talos: "v1.13.8",
+			Parking: 9900, Host: "pve1", Key: key, Volid: "fast:vm-9900-disk-0", SizeBytes: 10 << 30, Keep: keep,
+		}
+	}
+	staying, going, entry, freed := disk("scsi30", "the way back: recast rollback wk1"), disk("scsi29"), disk("scsi28"), disk("scsi29")
+	going.Goes, entry.Goes, entry.Volid, entry.SizeBytes, entry.Replaced = "node wk1 has 1 newer", "VM 9900 has no scsi28 any more: only its entry in the record goes", "", 0, time.Time{}
+	freed.Goes, freed.Removed = going.Goes, true
+	park := cluster.ParkingVerdict{VMID: 9901, Name: "recast-parking-wk3", Host: "pve2", Node: "wk3", Goes: "it owns nothing any more"}
+	odd := cluster.ParkingVerdict{VMID: 9902, Name: "x", Host: "pve2", Keep: []string{"record in its description can't be read"}}
 	for name, tc := range map[string]struct {
 		rep  pipeline.PruneReport
 		want string
@@ -38,26 +51,93 @@ func TestWritePrune(t *testing.T) {
 			"removed  b.iso on storage local on pve1 (200 MiB)\ngoes     c.iso on storage local on pve1 (300 MiB)\n" +
 				"1 of 2 ISOs removed, 200 MiB; 1 that could go are still there\n",
 		},
+		"disks, before": {
+			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, going, entry}, VMs: []cluster.ParkingVerdict{park, odd}},
+			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
+				"         the way back: recast rollback wk1\n" +
+				"goes     old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
+				"         node wk1 has 1 newer\n" +
+				"goes     old system disk of wk1 (of unknown size, Talos v1.13.8), replaced by run 20261114-0421-3f2a: no volume, scsi28 of VM 9900 on pve1\n" +
+				"         VM 9900 has no scsi28 any more: only its entry in the record goes\n" +
+				"goes     parking VM 9901 \"recast-parking-wk3\" on pve2 of node wk3\n         it owns nothing any more\n" +
+				"stays    parking VM 9902 \"x\" on pve2\n         record in its description can't be read\n" +
+				"2 of 3 old system disks can go, 10 GiB\n1 of 2 parking VMs can go\n",
+		},
+		"disks, after": {
+			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
+			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
+				"         the way back: recast rollback wk1\n" +
+				"removed  old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
+				"stays    a.iso on storage local on pve1 (100 MiB)\n         VM 7 \"x\" on pve1 refers to it; recast.lock has it\n" +
+				"1 of 2 old system disks removed, 10 GiB\n1 ISOs, none to remove\n",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var text, data bytes.Buffer
-			if err := WritePrune(&text, "text", tc.rep); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, text.String()); diff != "" {
-				t.Errorf("text (-want +got):\n%s", diff)
-			}
-			if err := WritePrune(&data, "json", tc.rep); err != nil {
-				t.Fatal(err)
-			}
-			var back pipeline.PruneReport
-			if err := json.Unmarshal(data.Bytes(), &back); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.rep, back); diff != "" {
-				t.Errorf("JSON (-want +got):\n%s", diff)
-			}
+			writesPrune(t, tc.rep, tc.want)
 		})
+	}
+}
+
+// writesPrune wants a report as text, and the same one back from JSON.
+func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
+	t.Helper()
+	var text, data bytes.Buffer
+	if err := WritePrune(&text, "text", rep); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("text (-want +got):\n%s", diff)
+	}
+	if err := WritePrune(&data, "json", rep); err != nil {
+		t.Fatal(err)
+	}
+	var back pipeline.PruneReport
+	if err := json.Unmarshal(data.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(rep, back); diff != "" {
+		t.Errorf("JSON (-want +got):\n%s", diff)
+	}
+}
+
+func TestPruneQuestion(t *testing.T) {
+	t.Parallel()
+	stays := []string{"why"}
+	gib := func(keep ...string) cluster.KeptVerdict { return cluster.KeptVerdict{SizeBytes: 10 << 30, Keep: keep} }
+	for want, rep := range map[string]pipeline.PruneReport{
+		"Free 1 old system disk (10 GiB) for good?": {Disks: []cluster.KeptVerdict{gib(), gib(stays...)}, ISOs: []images.Verdict{{Keep: stays}}},
+		"Free 2 old system disks (20 GiB) for good, delete 1 parking VM, delete 2 ISOs (3 MiB)?": {
+			Disks: []cluster.KeptVerdict{gib(), gib()}, VMs: []cluster.ParkingVerdict{{}, {Keep: stays}},
+			ISOs: []images.Verdict{{StoredISO: images.StoredISO{SizeBytes: 1 << 20}}, {StoredISO: images.StoredISO{SizeBytes: 2 << 20}}},
+		},
+		"Delete 2 parking VMs?": {VMs: []cluster.ParkingVerdict{{}, {}}},
+	} {
+		if got := PruneQuestion(rep); got != want {
+			t.Errorf("PruneQuestion = %q, want %q", got, want)
+		}
+	}
+}
+
+func TestPlanShowsWhatItFrees(t *testing.T) {
+	t.Parallel()
+	plan := cluster.Plan{Nodes: []cluster.NodePlan{{
+		Node: "wk1", Role: "worker", Phase: cluster.Workers, Strategy: cluster.Reimage, VMID: 101, Host: "pve1",
+		Frees: []cluster.FreePlan{
+			{Parking: 9900, Key: "scsi29", Run: "r1", Talos: "v1.13.8", Volid: "fast:vm-9900-disk-0", Size: "10G"},
+			{Parking: 9900, Key: "scsi28", Run: "r0"},
+		},
+	}}}
+	var text bytes.Buffer
+	if err := WritePlan(&text, "text", plan); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"      frees: scsi29 of VM 9900: the system disk that run r1 replaced, Talos v1.13.8 (fast:vm-9900-disk-0, 10G)\n",
+		"      frees: scsi28 of VM 9900: the entry of the system disk that run r0 replaced, Talos none\n",
+	} {
+		if !bytes.Contains(text.Bytes(), []byte(want)) {
+			t.Errorf("%q is not in\n%s", want, text.String())
+		}
 	}
 }

@@ -74,7 +74,7 @@ func drawHalf(p *page, h pipeline.Half) {
 		p.line("    It was given up: its old system disk is being put back.")
 	}
 	vm := h.VM
-	if h.VMState != pipeline.VMDeleted && h.VMState != pipeline.VMStranger {
+	if h.VMState != pipeline.VMDeleted && h.VMState != pipeline.VMAway && h.VMState != pipeline.VMStranger {
 		vm += map[bool]string{true: ", running", false: ", stopped"}[h.Running]
 	}
 	if h.VMState == pipeline.VMStranger {
@@ -126,7 +126,7 @@ func drawMarked(p *page, m pipeline.Marked) {
 
 func drawKept(p *page, k pipeline.Kept) {
 	p.line("kept  previous system disk of %s: %s, %s of VM %d", k.Node, k.Volid, k.Key, k.Parking)
-	p.line("    Talos %s, lock %s, replaced by run %s", cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), k.Run)
+	p.line("    %s, Talos %s, lock %s, replaced by run %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), k.Run, on(k.Replaced))
 	advise(p, k.Next)
 }
 

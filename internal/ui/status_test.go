@@ -41,9 +41,13 @@ func TestWriteStatus(t *testing.T) {
 		"status-quiet": {
 			Cluster: "c1", LastRun: &pipeline.RunStatus{ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(10 * time.Minute), Outcome: "done"},
 			Kept: []pipeline.Kept{
-				{Node: "wk1", Run: "r0", Volid: "fast:vm-9090-disk-0", Parking: 9090, Key: "scsi30", Talos: "v1.13.8", Lock: "sha256-" + build},
 				{
-					Node: "wk1", Run: "r1", Volid: "fast:vm-9090-disk-1", Parking: 9090, Key: "scsi29", Talos: "v1.13.9",
+					Node: "wk1", Run: "20261114-0421-3f2a", Volid: "fast:vm-9090-disk-0", Parking: 9090, Host: "pve1", Key: "scsi30", SizeBytes: 10 << 30,
+					Replaced: at.AddDate(0, 0, -7), Talos: "v1.13.8", Lock: "sha256-" + build,
+					Next: []pipeline.Advice{{Command: "recast prune", Does: "frees it: node wk1 has 1 newer"}},
+				},
+				{
+					Node: "wk1", Run: "r1", Volid: "fast:vm-9090-disk-1", Parking: 9090, Key: "scsi29", SizeBytes: 20 << 30, Talos: "v1.13.9",
 					Next: []pipeline.Advice{{Command: "recast rollback wk1", Does: "boots it if nothing relevant has changed since"}},
 				},
 			},

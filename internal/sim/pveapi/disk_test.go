@@ -136,6 +136,7 @@ func (l *lab) volumes(storage string) []string {
 func TestCreateFailsCleanly(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
+		l.world.Preallocate("fast")
 		before := l.world.Dump(nil, world.Renewed{Name: "tasks"})
 		tests := map[string]struct{ want, disk string }{
 			"no room":   {"unable to create VM 9012 - unable to create image: qemu-img: fast:9012/vm-9012-disk-1.raw: Could not preallocate data for the new file: No space left on device", "scsi1=fast:900"},

@@ -12,7 +12,8 @@ import (
 // for the values of property strings (check_type in JSONSchema.pm).
 var booleans = []string{
 	"current", "destroy-unreferenced-disks", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
-	"keepActive", "live-restore", "new-format", "overrule-shutdown", "purge", "skiplock", "unique", "verify-certificates", "vmstate",
+	"keepActive", "live-restore", "new-format", "online", "overrule-shutdown", "purge", "remove", "skiplock", "unique", "verify-certificates", "vmstate",
+	"with-conntrack-state", "with-local-disks",
 }
 
 // bounds are the least and the greatest value of a number.
@@ -43,7 +44,8 @@ func (r route) isBoolean(name string) bool {
 // isInteger is isBoolean for whole numbers.
 func (r route) isInteger(name string) (bounds, bool) {
 	within, is := integers[name]
-	return within, is && !r.isBoolean(name)
+	aList := r.path == "/nodes/{node}/vzdump" && name == "vmid"
+	return within, is && !aList && !r.isBoolean(name)
 }
 
 var (

@@ -37,6 +37,7 @@ func qemuRoutes() []route {
 			method: "POST", path: vm + "/move_disk", need: []string{"disk"}, handle: moveDisk,
 			params: []string{"disk", "target-vmid", "target-disk", "digest", "target-digest", "storage", "delete", "format", "bwlimit"},
 		},
+		{method: "PUT", path: vm + "/unlink", params: []string{"idlist", "force"}, need: []string{"idlist"}, handle: unlink},
 		{method: "PUT", path: vm + "/resize", params: []string{"disk", "size", "digest", "skiplock"}, need: []string{"disk", "size"}, handle: resize},
 		{method: "GET", path: vm + "/agent/network-get-interfaces", handle: agentInterfaces},
 		{method: "GET", path: vm + "/snapshot", handle: snapshots},
@@ -140,8 +141,14 @@ func configObject(vm world.VM, values map[string]string) object {
 	for key, value := range values {
 		out[key] = typed(key, value)
 	}
+	if values["cipassword"] != "" {
+		out["cipassword"] = masked
+	}
 	return out
 }
+
+// masked is what is shown of a password (vm_config in Qemu.pm).
+const masked = "**********"
 
 // typed is a value as the API shows it: some are numbers, "memory" and "agent" are not.
 func typed(key, value string) any {
@@ -169,6 +176,9 @@ func pending(c *call) (any, error) {
 		}
 		if value, ok := vm.Pending[key]; ok {
 			entry["pending"] = typed(key, value)
+		}
+		if _, set := vm.Config[key]; set && key == "cipassword" {
+			entry["value"] = masked
 		}
 		if force, ok := vm.PendingDelete[key]; ok {
 			entry["delete"] = 1 + bit(force)

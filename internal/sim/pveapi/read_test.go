@@ -19,8 +19,11 @@ const (
 
 func TestReads(t *testing.T) {
 	t.Parallel()
-	volume := func(key string, n, size float64) map[string]any {
-		return map[string]any{"volid": fmt.Sprintf("fast:9011/vm-9011-disk-%v.raw", n), "content": "images", "format": "raw", "size": size, "ctime": 946684800.0, "vmid": 9011.0}
+	volume := func(n, size, used float64) map[string]any {
+		return map[string]any{
+			"volid": fmt.Sprintf("fast:9011/vm-9011-disk-%v.raw", n), "content": "images", "format": "raw", "size": size, "used": used,
+			"parent": nil, "ctime": 946684800.0, "vmid": 9011.0,
+		}
 	}
 	tests := map[string]struct {
 		path string
@@ -43,11 +46,11 @@ func TestReads(t *testing.T) {
 			"total": 1099511627776.0, "used": 3.0, "avail": 1099511627773.0, "used_fraction": 3.0 / 1099511627776,
 		}}},
 		"disks": {"/nodes/pve1/storage/fast/content?content=images", []any{
-			volume("efidisk0", 0, 528<<10), volume("scsi0", 1, 10<<30), volume("scsi1", 2, 5<<30),
+			volume(0, 528<<10, 528<<10), volume(1, 10<<30, 4096), volume(2, 5<<30, 4096),
 		}},
 		"disks elsewhere":  {"/nodes/pve2/storage/fast/content", []any{}},
 		"disks of another": {"/nodes/pve1/storage/fast/content?vmid=500", []any{}},
-		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/pve/isos/template/iso/boot.iso", "size": 3.0, "used": 3.0, "format": "iso"}},
+		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/pve/isos/template/iso/boot.iso", "size": 3.0, "used": 3.0, "format": "raw"}},
 		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}}},
 		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}},
 		"next VMID":        {"/cluster/nextid", "100"},

@@ -110,6 +110,9 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 			return answer{}, err
 		}
 		data, err := r.handle(c)
+		if node := c.node(); !way.Acts && !r.local && node != s.host && s.world.HostDown(node) {
+			way = world.AnswerTimedOut // it went down under the request
+		}
 		if way.Acts {
 			return answer{}, s.unreached(way)
 		}

@@ -110,7 +110,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	} else {
 		q.drop()
 	}
-	if errors.Is(err, world.ErrClosed) || errors.Is(err, errNoAnswer) {
+	if errors.Is(err, world.ErrClosed) || errors.Is(err, errNoAnswer) || s.world.HostDown(s.host) {
 		panic(http.ErrAbortHandler)
 	}
 	seen.Status = http.StatusOK

@@ -54,7 +54,10 @@ func configEntry(s world.Storage) object {
 	if len(s.Hosts) > 0 {
 		out["nodes"] = strings.Join(s.Hosts, ",")
 	}
-	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool})
+	if s.Sparse {
+		out["sparse"] = 1
+	}
+	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "preallocation": s.Preallocation})
 	return out
 }
 
@@ -111,18 +114,47 @@ func content(c *call) (any, error) {
 	}
 	list := []object{}
 	for _, v := range volumes {
-		wrongContent := c.params["content"] != "" && v.Content != c.params["content"]
-		wrongOwner := c.params["vmid"] != "" && v.Content == "images" && v.Owner != c.vmid() // files have no owner and are listed always
-		if wrongContent || wrongOwner || !c.MaySee(c.user, v.Volid) {
+		if !c.wantsVolume(v) || !c.MaySee(c.user, v.Volid) {
 			continue
 		}
 		entry := object{"volid": v.Volid, "content": v.Content, "format": v.Format, "size": v.Size, "ctime": v.Created.Unix()}
 		if v.Owner != 0 {
 			entry["vmid"] = v.Owner
 		}
+		if v.Content == "images" {
+			c.addAllocated(entry, v)
+		}
 		list = append(list, entry)
 	}
 	return list, nil
+}
+
+// wantsVolume: asked for a VM's, the listing has no ISOs and no templates, but all
+// snippets and images to import (list_volumes in Storage/Plugin.pm).
+func (c *call) wantsVolume(v world.VolumeInfo) bool {
+	if c.params["content"] != "" && v.Content != c.params["content"] {
+		return false
+	}
+	if c.params["vmid"] == "" {
+		return true
+	}
+	switch v.Content {
+	case "iso", "vztmpl":
+		return false
+	case "images", "backup":
+		return v.Owner == c.vmid()
+	}
+	return true
+}
+
+// addAllocated adds what the listing of a directory has besides: qemu-img tells it.
+func (c *call) addAllocated(entry object, v world.VolumeInfo) {
+	if c.ListsUsed(c.storage()) {
+		entry["used"], entry["parent"] = v.Used, nil
+	}
+	if v.Parent != "" {
+		entry["parent"] = v.Parent
+	}
 }
 
 // volid is the volume of the path, which may come with or without the storage's name.
@@ -133,17 +165,25 @@ func (c *call) volid() string {
 	return c.storage() + ":" + c.vars["volume"]
 }
 
+// volumeAttributes is the info method of API2/Storage/Content.pm. An ISO is an image like others here.
 func volumeAttributes(c *call) (any, error) {
+	if err := c.CheckVolume(c.user, c.volid()); err != nil {
+		return nil, err
+	}
 	volumes, err := c.Volumes(c.storage(), c.node())
 	if err != nil {
 		return nil, err
 	}
 	for _, v := range volumes {
-		if v.Volid == c.volid() && c.MaySee(c.user, v.Volid) {
-			return object{"path": v.Path, "size": v.Size, "used": v.Size, "format": v.Format}, nil
+		if v.Volid != c.volid() {
+			continue
 		}
+		if v.Format == "iso" {
+			v.Format = "raw"
+		}
+		return object{"path": v.Path, "size": v.Size, "used": v.Used, "format": v.Format}, nil
 	}
-	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume '%s' does not exist", c.volid())}
+	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume_size_info on '%s' failed - no format", c.volid())}
 }
 
 func deleteVolume(c *call) (any, error) {

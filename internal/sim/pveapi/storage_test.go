@@ -101,7 +101,7 @@ func TestLUNs(t *testing.T) {
 	})
 }
 
-// TestContentOfOthers: images of VMs that one may not see are not listed, and files have no owner.
+// TestContentOfOthers: images of VMs that one may not see are not listed, and ISOs not where a VM's volumes are asked for.
 func TestContentOfOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,10 @@ func TestContentOfOthers(t *testing.T) {
 			t.Error(diff)
 		}
 		iso := []any{map[string]any{"volid": "isos:iso/boot.iso", "content": "iso", "format": "iso", "size": 3.0, "ctime": 946684800.0}}
-		if diff := cmp.Diff(iso, l.do("GET", "/nodes/pve1/storage/isos/content?vmid=210").Data); diff != "" {
+		if diff := cmp.Diff(iso, l.do("GET", "/nodes/pve1/storage/isos/content").Data); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff([]any{}, l.do("GET", "/nodes/pve1/storage/isos/content?vmid=210").Data); diff != "" {
 			t.Error(diff)
 		}
 	})

@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -272,31 +271,4 @@ func TestParkingOnEveryHost(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestAParkingVMOnAnotherHost has been left behind when its node was migrated.
-func TestAParkingVMOnAnotherHost(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1, Hosts: 2}, func(t *testing.T, lab *Lab) {
-		description, err := cluster.Record{Cluster: sim.ClusterName, Node: "wk1", Run: "19991231-0000-0000", VMID: worker1}.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lab.World.DefineVM("pve1", 9007, map[string]string{"name": "recast-parking-wk1", "protection": "1", "description": description}, nil); err != nil {
-			t.Fatal(err)
-		}
-		lab.Patch(sim.PatchedExtension)
-		before := len(lab.Recorder.Calls())
-		_, err = lab.Client().Roll(t.Context(), cluster.Policy{})
-		want := `VM 9007 "recast-parking-wk1" on pve1 is not on pve2, where VM 9031 is`
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) || !slices.Contains(fault.Hints(err), "migrate the parking VM to that host") {
-			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-		}
-		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
-			if !strings.Contains(call, "/machine.ImageService/Pull") {
-				t.Errorf("%s was sent", call)
-			}
-		}
-		requireDrift(t, lab, "wk1")
-	})
 }

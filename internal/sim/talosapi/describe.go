@@ -17,6 +17,9 @@ func Describe(content []byte) string {
 	if len(content) == 0 {
 		return "blank"
 	}
+	if strings.HasPrefix(string(content), nvramMagic) {
+		return "NVRAM boots " + readVariables(content).LoaderEntryDefault
+	}
 	disk, err := artefact.ReadDisk(content)
 	if err != nil {
 		return "foreign " + digest(content)
@@ -41,7 +44,11 @@ func describePartition(p artefact.Partition) string {
 		for _, e := range l.Entries {
 			entries = append(entries, e.Name+" "+digest(e.UKI))
 		}
-		return fmt.Sprintf("%s boots %s of [%s]", p.Label, l.Default, strings.Join(entries, ", "))
+		boots := ""
+		if l.Default != "" {
+			boots = " boots " + l.Default + " of"
+		}
+		return fmt.Sprintf("%s%s [%s]", p.Label, boots, strings.Join(entries, ", "))
 	case labelState:
 		var s stateData
 		if json.Unmarshal(p.Data, &s) != nil {

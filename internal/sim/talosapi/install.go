@@ -68,6 +68,9 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return system }); err != nil {
 		return carryOn, err
 	}
+	if err := b.m.setDefault(target.Key, loader{}.nextName(img.TalosVersion)); err != nil {
+		return carryOn, err
+	}
 	return kexec, b.provision(ctx)
 }
 

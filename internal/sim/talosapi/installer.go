@@ -68,7 +68,7 @@ func (b *boot) upgradeDisk(ctx context.Context, img artefact.Image, refs []strin
 		}},
 		{settleTime, func() error {
 			say("updating EFI variables")
-			return b.m.editLoader(d.Key, func(l *loader) { l.Default = entry.Name })
+			return b.m.setDefault(d.Key, entry.Name)
 		}},
 		{settleTime, func() error {
 			return b.m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = fallback })
@@ -90,10 +90,9 @@ func (b *boot) upgradeDisk(ctx context.Context, img artefact.Image, refs []strin
 // older ones keep the default, so that a second upgrade without a reboot in
 // between takes the running system off the disk (Upgrade in sdboot.go).
 func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
-	kept, ok := l.entry(l.Default)
+	kept, ok := l.entry(b.m.defaultEntry(*l))
 	if running, found := l.entry(b.med.entry); found && (!ok || after(installer, config.TalosVersion1_13)) {
 		kept = running
-		l.Default = running.Name
 	}
 	l.Entries = slices.DeleteFunc(l.Entries, func(e bootEntry) bool {
 		old := !strings.EqualFold(e.Name, kept.Name)

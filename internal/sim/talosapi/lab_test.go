@@ -148,6 +148,7 @@ func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
 		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Memory: 4096,
 		UUID:      fmt.Sprintf("00000000-0000-4000-8000-%012d", vmid),
 		BootOrder: []string{"scsi0", "ide2"},
+		NVRAM:     world.NewMedia(nil),
 		Drives: func() []world.Drive {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -205,6 +206,7 @@ func (l *lab) controlPlane() *box {
 	l.t.Helper()
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
 	b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
+	b.hw.NVRAM.Write(talosapi.NVRAM(image("old")))
 	b.on()
 	return b
 }

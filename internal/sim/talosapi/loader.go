@@ -15,10 +15,10 @@ import (
 // loaderDefaultVar is where sd-boot keeps the name of the entry that boots next.
 const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// loader is the content of the EFI partition, and the firmware's variable that
-// names the default entry.
+// loader is the content of the EFI partition. Its own default entry counts only
+// where the firmware has no variable that names one.
 type loader struct {
-	Default string
+	Default string `json:",omitempty"`
 	Entries []bootEntry
 }
 
@@ -36,11 +36,11 @@ func (l loader) entry(name string) (bootEntry, bool) {
 	return l.Entries[i], true
 }
 
-// other is the first entry in order of names that is not the default one.
-func (l loader) other() (string, bool) {
+// other is the first entry in order of names that is not that one.
+func (l loader) other(than string) (string, bool) {
 	names := make([]string, 0, len(l.Entries))
 	for _, e := range l.Entries {
-		if !strings.EqualFold(e.Name, l.Default) {
+		if !strings.EqualFold(e.Name, than) {
 			names = append(names, e.Name)
 		}
 	}

@@ -89,7 +89,7 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 			if d.Key != key {
 				continue
 			}
-			if med, ok := readMedium(d); ok {
+			if med, ok := m.readMedium(d); ok {
 				return med, true
 			}
 		}
@@ -104,5 +104,5 @@ func (m *machine) installed() (medium, bool) {
 	if !ok {
 		return medium{}, false
 	}
-	return readMedium(d)
+	return m.readMedium(d)
 }

@@ -34,7 +34,7 @@ func (m medium) halts() bool {
 }
 
 // readMedium is what a device boots, false if nothing.
-func readMedium(d device) (medium, bool) {
+func (m *machine) readMedium(d device) (medium, bool) {
 	if d.CDROM {
 		img, err := artefact.ReadISO(d.bytes())
 		return medium{key: d.Key, image: img}, err == nil
@@ -43,7 +43,7 @@ func readMedium(d device) (medium, bool) {
 	if !ok {
 		return medium{}, false
 	}
-	e, ok := l.entry(l.Default)
+	e, ok := m.selected(l)
 	if !ok {
 		return medium{}, false
 	}
@@ -118,7 +118,7 @@ func efiPartition(img artefact.Image) (artefact.Partition, error) {
 		return artefact.Partition{}, fmt.Errorf("make boot image: %w", err)
 	}
 	name := loader{}.nextName(img.TalosVersion)
-	b, err := json.Marshal(loader{Default: name, Entries: []bootEntry{{Name: name, UKI: uki}}})
+	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki}}})
 	if err != nil {
 		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)
 	}

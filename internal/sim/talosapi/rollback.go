@@ -27,16 +27,16 @@ func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) 
 
 // revertLoader makes another entry the default one.
 func (m *machine) revertLoader(d device) error {
-	previous := ""
-	err := m.editLoader(d.Key, func(l *loader) {
-		if name, ok := l.other(); ok {
-			l.Default, previous = name, name
-		}
-	})
-	if err == nil && previous == "" {
+	l, ok := readLoader(d)
+	if !ok {
 		return errNoPrevious
 	}
-	return err
+	now, _ := m.selected(l)
+	previous, ok := l.other(now.Name)
+	if !ok {
+		return errNoPrevious
+	}
+	return m.setDefault(d.Key, previous)
 }
 
 // revertUpgrade undoes an upgrade that META still has a way back from.

@@ -89,9 +89,11 @@ func (b *boot) file(path string) ([]byte, bool) {
 	case "/proc/cmdline":
 		return []byte(b.med.image.Cmdline + "\n"), true
 	case loaderDefaultVar:
-		d, _ := systemDisk(b.m.devices())
-		l, ok := readLoader(d)
-		return efiString(l.Default), ok
+		name := ""
+		if b.m.uefi() {
+			name = b.m.defaultEntry(loader{})
+		}
+		return efiString(name), name != ""
 	case "/usr/local/share/schematic/" + b.med.image.SchematicID:
 		return []byte(b.med.image.SchematicYAML), b.med.image.SchematicID != ""
 	}

@@ -86,12 +86,15 @@ func nextEntry(t *testing.T, c *client.Client) string {
 	return name
 }
 
-// efi is what the boot entries and META of a system disk say, without digests.
+// efi is what the firmware's variables, the boot entries and META say, without digests.
 func efi(b *box) string {
-	var words []string
+	words := strings.Fields("EFI " + strings.TrimPrefix(talosapi.Describe(b.hw.NVRAM.Bytes()), "NVRAM ") + " of")
 	for w := range strings.FieldsSeq(talosapi.Describe(b.drives[0].Media.Bytes())) {
 		if w == "STATE" {
 			break
+		}
+		if w == "EFI" {
+			continue
 		}
 		if w = strings.Trim(w, "[],;"); len(w) != 16 || strings.Contains(w, ".") {
 			words = append(words, w)
@@ -204,6 +207,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 			b.guest.Kill()
 			b.on()
 			l.running(cpAddr)
+			synctest.Wait() // for what follows from that
 			c = l.client(cpAddr, role.Admin)
 			now := facts(t, c)
 			builds[now.schematic]++

@@ -142,6 +142,10 @@ func (c *changing) set(key, value string) error {
 		return err
 	}
 	switch {
+	case key == "cipassword": // never pending
+		v.config[key] = storedPassword(v.config["ostype"], value)
+		delete(v.pendingDelete, key)
+		return nil
 	case isDriveKey(key):
 		stored, err := c.setDrive(key, value)
 		if err != nil {

@@ -25,11 +25,15 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 		return err
 	}
 	defer unlock()
+	crash := w.crashOf(host)
 	if err := w.delay(takes, nil); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.down[host] || w.crashes[host] != crash {
+		return failf("host %s went down meanwhile", host) // which nobody gets to read
+	}
 	defer w.noteNames()
 	return w.change(user, w.vms[r.ID], r)
 }
@@ -94,7 +98,10 @@ func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	if r.Digest != "" && r.Digest != v.digest() {
 		return nil, failf("checksum mismatch (file change by other user?)")
 	}
-	return v, v.checkLock()
+	if err := v.checkLock(); err != nil {
+		return nil, err
+	}
+	return v, v.checkBalloon(r.Set)
 }
 
 // anyConfigPrivilege is what it takes to be heard at all.
@@ -117,7 +124,13 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	if err := checkOptions(set); err != nil {
 		return err
 	}
-	r.Set = set
+	resolveCDROM(set)
+	r.Set, r.Delete = set, slices.Clone(r.Delete)
+	for i, key := range r.Delete {
+		if key == "cdrom" {
+			r.Delete[i] = "ide2"
+		}
+	}
 	if len(r.Set)+len(r.Delete)+len(r.Revert) == 0 {
 		return failf("no options specified")
 	}

@@ -32,6 +32,7 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	if err := checkOptions(config); err != nil {
 		return "", err
 	}
+	resolveCDROM(config)
 	if r.ID < 100 || r.ID > 999999999 {
 		return "", BadParam("vmid", "invalid format - value does not look like a valid VM ID\n")
 	}
@@ -148,6 +149,9 @@ func (w *World) fill(v *vm, config map[string]string, content map[string]*Media)
 		}
 	}
 	addGenerated(stored)
+	if stored["description"] == "" {
+		delete(stored, "description")
+	}
 	maps.Copy(v.config, stored)
 	return allocated, nil
 }
@@ -167,7 +171,8 @@ func addGenerated(config map[string]string) {
 }
 
 // resolveDrive turns a drive as requested into one as stored: space allocated,
-// size read. media is the content of a new volume; nil for a blank one.
+// size read (create_disks in Qemu.pm). media is the content of a new volume; nil
+// for a blank one.
 func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, allocated string, err error) {
 	d, err := parseDrive(key, value)
 	if err != nil {
@@ -178,28 +183,14 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 		return d.String(), "", nil
 	}
 	if storageID, size, ok := d.request(); ok {
-		s, err := w.storageOn(storageID, v.host)
-		if err != nil {
-			return "", "", err
-		}
-		if media == nil {
-			media = NewMedia(nil)
-		}
-		switch source := d.options["import-from"]; {
-		case isCloudInit(d.volid):
-			d.volid, err = w.allocateNamed(s, v.host, s.cloudInitName(v.id), 4<<20, media)
-			d.options["media"] = "cdrom"
-		case source != "":
-			d.volid, err = w.importVolume(s, v, d.options["format"], source)
-		default:
-			d.volid, err = w.allocate(s, v.host, v.id, d.options["format"], fixedSize(key, size, s.block()), media)
-		}
-		if err != nil {
+		if d.volid, err = w.allocateDrive(v, key, storageID, size, d, media); err != nil {
 			return "", "", err
 		}
 		allocated = d.volid
 		delete(d.options, "format")
 		delete(d.options, "import-from")
+	} else if err := w.checkUsable(key, d); err != nil {
+		return "", "", err
 	}
 	_, vol, err := w.volume(d.volid, v.host)
 	if err != nil {
@@ -212,13 +203,51 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 	return d.String(), allocated, nil
 }
 
-// importVolume makes a copy of a volume, whoever owns that.
-func (w *World) importVolume(s *storage, v *vm, format, source string) (volid string, err error) {
-	_, vol, err := w.volume(source, v.host)
+// allocateDrive makes the volume of a new drive.
+func (w *World) allocateDrive(v *vm, key, storageID string, size int64, d drive, media *Media) (volid string, err error) {
+	s, err := w.storageOn(storageID, v.host)
 	if err != nil {
-		return "", fmt.Errorf("cannot import from '%s' - %w", source, err)
+		return "", err
 	}
-	return w.allocate(s, v.host, v.id, format, vol.size, NewMedia(slices.Clone(vol.media.Bytes())))
+	if media == nil {
+		media = NewMedia(nil)
+	}
+	switch source := d.options["import-from"]; {
+	case isCloudInit(d.volid):
+		d.options["media"] = "cdrom"
+		return w.allocateNamed(s, v.host, s.cloudInitName(v.id, d.options["format"]), 4<<20, media)
+	case source != "":
+		return w.importVolume(s, v, key, d.options["format"], source)
+	}
+	if key == "efidisk0" && d.options["efitype"] == "4m" && d.options["pre-enrolled-keys"] == "1" {
+		d.options["ms-cert"] = "2023" // what pve-edk2-firmware comes with (create_efidisk in OVMF.pm)
+	}
+	if volid, err = w.allocate(s, v.host, v.id, d.options["format"], fixedSize(key, size), media); err != nil {
+		return "", err
+	}
+	if _, vol, err := w.volume(volid, v.host); err == nil && key == "efidisk0" {
+		vol.written = fixedSize(key, size) // all of the empty variables
+	}
+	return volid, nil
+}
+
+// checkUsable says whether a volume that is there can be that drive.
+func (w *World) checkUsable(key string, d drive) error {
+	if !strings.Contains(d.volid, ":") {
+		return nil // a device of the host
+	}
+	_, kind, format, err := w.kindOf(d.volid)
+	switch {
+	case err != nil:
+		return err
+	case !attachable(kind):
+		return failf("cannot use volume %s - content type needs to be 'images' or 'iso'", d.volid)
+	case d.options["format"] != "" && d.options["format"] != format:
+		return failf("drive '%s' - volume '%s' - 'format=%s' option different from storage format '%s'", key, d.volid, d.options["format"], format)
+	case key == "tpmstate0" && format != "raw":
+		return failf("tpmstate0: volume format is '%s', only 'raw' is supported!", format)
+	}
+	return nil
 }
 
 func withMAC(value string) string {

@@ -3,6 +3,7 @@ package world
 import (
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,15 +16,6 @@ type drive struct {
 	options map[string]string
 }
 
-func driveOptions() []string {
-	return []string{
-		"aio", "backup", "bps", "bps_max_length", "bps_rd", "bps_wr", "cache", "detect_zeroes", "discard", "efitype", "format",
-		"import-from", "iops", "iops_max", "iops_rd", "iops_wr", "iothread", "mbps", "mbps_max", "mbps_rd", "mbps_wr", "media",
-		"model", "ms-cert", "pre-enrolled-keys", "product", "queues", "replicate", "rerror", "ro", "scsiblock", "serial", "shared",
-		"size", "snapshot", "ssd", "vendor", "version", "werror", "wwn",
-	}
-}
-
 // isDriveKey says that a configuration key names a drive or an unused volume.
 func isDriveKey(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
@@ -31,26 +23,6 @@ func isDriveKey(key string) bool {
 		return true
 	}
 	return slices.Contains([]string{"ide", "sata", "scsi", "virtio", "unused"}, name) && inRange(key)
-}
-
-func parseDrive(key, value string) (drive, error) {
-	first, rest, _ := strings.Cut(value, ",")
-	d := drive{volid: strings.TrimPrefix(first, "file="), options: map[string]string{}}
-	if d.volid == "" {
-		return d, BadParam(key, "invalid format - format error\n%s.file: property is missing and it is not optional\n", key)
-	}
-	if rest == "" {
-		return d, nil
-	}
-	known := driveOptions()
-	for part := range strings.SplitSeq(rest, ",") {
-		name, v, ok := strings.Cut(part, "=")
-		if !ok || !slices.Contains(known, name) {
-			return d, BadParam(key, "invalid format - format error\n%s.%s: property is not defined in schema and the schema does not allow additional properties\n", key, name)
-		}
-		d.options[name] = v
-	}
-	return d, nil
 }
 
 // String writes the drive as Proxmox prints it: the volume, then the options by name.
@@ -81,15 +53,15 @@ func (d drive) request() (storage string, bytes int64, ok bool) {
 	if err != nil {
 		return "", 0, false
 	}
-	return m[1], int64(size * float64(gib)), true
+	return m[1], int64(math.Ceil(size*(1<<20))) << 10, true // whole kilobytes (convert_size of pve-common)
 }
 
 // fixedSize is the real size of the two drives for which Proxmox ignores what was asked for.
-func fixedSize(key string, asked int64, block bool) int64 {
-	switch {
-	case key == "tpmstate0", key == "efidisk0" && block:
+func fixedSize(key string, asked int64) int64 {
+	switch key {
+	case "tpmstate0":
 		return 4 << 20
-	case key == "efidisk0":
+	case "efidisk0":
 		return 528 << 10
 	}
 	return asked

@@ -30,6 +30,9 @@ type Hardware struct {
 
 	// Drives reads the drives as plugged in now, in bus order; media may have changed since power on.
 	Drives func() []Drive
+	// NVRAM is what UEFI firmware keeps its variables in: the content of efidisk0, or
+	// something that goes with the process where a VM has none; nil with SeaBIOS.
+	NVRAM *Media
 	// BootOrder reads the drive keys of boot: order= as the running VM has them: fixed at power on.
 	BootOrder []string
 	// PowerOff ends the VM from inside. Safe to call from any goroutine, also after Kill.

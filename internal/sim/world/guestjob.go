@@ -2,7 +2,6 @@ package world
 
 import (
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -94,65 +93,4 @@ func (w *World) purgeJobs(vmid int) {
 		w.backups[i].VMIDs = slices.DeleteFunc(slices.Clone(w.backups[i].VMIDs), other)
 		w.backups[i].Exclude = slices.DeleteFunc(slices.Clone(w.backups[i].Exclude), other)
 	}
-}
-
-// StartBackup backs VMs up, one after the other, in a task that takes so long
-// for each. Meanwhile that one's configuration is locked. A task for several
-// VMs names none of them.
-func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int) (upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	id := ""
-	if len(vmids) == 1 {
-		id = strconv.Itoa(vmids[0])
-	}
-	return w.startTask(host, "vzdump", id, user, func(t *task) error {
-		var failed error
-		for _, vmid := range vmids {
-			if err := w.backup(t, host, vmid, takes); err != nil {
-				w.mu.Lock()
-				t.logf("ERROR: Backup of VM %d failed - %v", vmid, err)
-				w.mu.Unlock()
-				failed = failf("job errors")
-			}
-		}
-		return failed
-	})
-}
-
-// backup leaves the lock behind where its worker is killed.
-func (w *World) backup(t *task, host string, vmid int, takes time.Duration) error {
-	if err := w.lockForBackup(t, host, vmid); err != nil {
-		return err
-	}
-	err := t.begin(takes)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if v := w.vms[vmid]; v != nil && !t.killed {
-		delete(v.config, "lock")
-	}
-	return err
-}
-
-func (w *World) lockForBackup(t *task, host string, vmid int) error {
-	unlock, err := w.lockConfig(vmid)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if t.stopped {
-		return errInterrupted
-	}
-	v, err := w.vmOn(host, vmid)
-	if err != nil {
-		return err
-	}
-	if err := v.checkLock(); err != nil {
-		return err
-	}
-	t.logf("INFO: Starting Backup of VM %d (qemu)", vmid)
-	v.config["lock"] = "backup"
-	return nil
 }

@@ -40,10 +40,11 @@ type HAStatus struct {
 type haService struct {
 	options map[string]string // state and group included
 	manager string
-	busy    bool // its managers are about to act
-	now     bool // the next stop pulls the plug
-	timeout int  // seconds that the next stop leaves the guest
-	failed  int  // starts that failed in a row
+	busy    bool   // its managers are about to act
+	now     bool   // the next stop pulls the plug
+	timeout int    // seconds that the next stop leaves the guest
+	failed  int    // starts that failed in a row
+	target  string // host that it is to be migrated to
 }
 
 func haSID(vmid int) string { return "vm:" + strconv.Itoa(vmid) }
@@ -190,7 +191,7 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 	switch {
 	case s != nil && s.manager == "error" && set["state"] != "disabled":
 		return failf("service '%s' in error state, must be disabled and fixed first", sid)
-	case !w.quorate:
+	case !w.hasQuorum():
 		return failf("update resource failed: cfs-lock 'domain-ha' error: no quorum!")
 	case digest != "" && digest != w.haDigest():
 		return failf("update resource failed: detected modified configuration - file changed by other user? Try again.")
@@ -223,13 +224,31 @@ func (w *World) DeleteHA(user, sid string, purge bool) error {
 		return err
 	case w.ha[sid] == nil:
 		return failf("cannot delete service '%s', not HA managed!", sid)
-	case !w.quorate:
+	case !w.hasQuorum():
 		return failf("delete resource failed: cfs-lock 'domain-ha' error: no quorum!")
 	}
 	w.letGo(sid)
 	if purge {
 		w.purgeRules(sid)
 	}
+	return nil
+}
+
+// MigrateHA asks for a resource to go to another host.
+func (w *World) MigrateHA(sid, target string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sid, err := w.parseSID(sid)
+	switch {
+	case err != nil:
+		return err
+	case w.ha[sid] == nil:
+		return failf("no such resource '%s'", sid)
+	case !slices.Contains(w.hosts, target):
+		return failf("no such cluster node '%s'", target)
+	}
+	w.ha[sid].target = target
+	w.manage(sid)
 	return nil
 }
 

@@ -46,10 +46,15 @@ func (w *World) runManagers(sid string, s *haService) {
 // Without quorum, or on a host that is down, that is nothing for now.
 func (w *World) clusterManager(sid string, s *haService) (more bool) {
 	v := w.haVM(sid)
-	if w.ha[sid] != s || v == nil || !w.quorate || w.down[v.host] {
+	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
 		return false
 	}
-	running := v.proc != nil
+	running := v.proc != nil && !v.proc.paused
+	if s.target != "" && s.target != v.host && s.manager != "error" && !w.down[s.target] {
+		s.manager = "migrate"
+		return true
+	}
+	s.target = ""
 	switch s.state() {
 	case "ignored":
 		s.manager = ""
@@ -94,6 +99,7 @@ func (w *World) hostManager(sid string, s *haService) {
 	t, _ := w.WaitTask(upid)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	s.target = ""
 	if t.Type != "qmstart" || t.ExitStatus == "OK" || v.proc != nil {
 		s.failed = 0
 		return
@@ -111,6 +117,8 @@ func (w *World) hostManager(sid string, s *haService) {
 func (w *World) order(v *vm, s *haService) (upid string) {
 	const root = "root@pam"
 	switch {
+	case s.manager == "migrate":
+		return w.migrateVM(root, v.host, MigrateRequest{ID: v.id, Target: s.target, Online: true})
 	case s.manager == "started" && v.proc == nil:
 		return w.startVM(root, v.host, v.id)
 	case s.manager != "request_stop":
@@ -158,6 +166,25 @@ func (w *World) guestEnded(sid string) {
 	})
 }
 
+// requestMigration is the task that a migration of a managed VM is: it asks HA and is done.
+func (w *World) requestMigration(user, host string, r MigrateRequest) string {
+	return w.startTask(host, "hamigrate", strconv.Itoa(r.ID), user, func(t *task) error {
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		t.logf("Requesting HA migration for VM %d to node %s", r.ID, r.Target)
+		s := w.ha[haSID(r.ID)]
+		if s == nil || s.manager == "error" || !w.hasQuorum() {
+			return failf("command 'ha-manager migrate vm:%d %s' failed: exit code 255", r.ID, r.Target)
+		}
+		s.target = r.Target
+		w.manage(haSID(r.ID))
+		return nil
+	})
+}
+
 // requestHA is the task that a start or stop of a managed VM is: it asks HA and is done.
 func (w *World) requestHA(user, host string, id int, state string, apply func(*haService)) string {
 	kind, word, command := "hastart", "start", "set vm:%d --state started"
@@ -172,7 +199,7 @@ func (w *World) requestHA(user, host string, id int, state string, apply func(*h
 		defer w.mu.Unlock()
 		t.logf("Requesting HA %s for VM %d", word, id)
 		s := w.ha[haSID(id)]
-		if s == nil || s.manager == "error" || !w.quorate {
+		if s == nil || s.manager == "error" || !w.hasQuorum() {
 			return failf("command 'ha-manager "+command+"' failed: exit code 255", id)
 		}
 		s.options["state"] = state

@@ -1,8 +1,11 @@
 package world
 
 import (
+	"cmp"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -14,6 +17,13 @@ func (w *World) HostDown(host string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.down[host]
+}
+
+// crashOf counts the crashes of a host: another number means that what was in progress is over.
+func (w *World) crashOf(host string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.crashes[host]
 }
 
 // CrashHost cuts a Proxmox node's power: its VMs are off, its tasks end where
@@ -30,6 +40,9 @@ func (w *World) CrashHost(host string) {
 // cutPower returns the processes whose guests are yet to be killed; mu must be held.
 func (w *World) cutPower(host string) []*process {
 	w.down[host] = true
+	w.crashes[host]++
+	crash := w.crashes[host]
+	w.spawn(func() { w.fence(host, crash) })
 	for _, t := range w.tasks {
 		if t.Host == host && t.Running {
 			t.kill()
@@ -57,6 +70,7 @@ func (w *World) BootHost(host string) {
 		return
 	}
 	delete(w.down, host)
+	w.resumeHA()
 	w.spawn(func() {
 		if w.Delay(bootTime) {
 			w.mu.Lock()
@@ -64,9 +78,6 @@ func (w *World) BootHost(host string) {
 			w.startAll(host)
 		}
 	})
-	for sid := range w.ha {
-		w.manage(sid)
-	}
 }
 
 // RebootHost is CrashHost, and BootHost after a while.
@@ -77,22 +88,21 @@ func (w *World) RebootHost(host string, off time.Duration) {
 	}
 }
 
+// startAll is the task that a host begins with once there is quorum (startall in
+// API2/Nodes.pm): the lock of a backup that went down with it is lifted, others stay.
 func (w *World) startAll(host string) {
 	if w.down[host] {
 		return
 	}
 	w.startTask(host, "startall", "", "root@pam", func(t *task) error {
-		for _, id := range w.onBoot(host) {
-			w.mu.Lock()
-			t.logf("Starting VM %d", id)
-			upid := w.startVM("root@pam", host, id)
-			w.mu.Unlock()
-			if ended, _ := w.WaitTask(upid); ended.ExitStatus != "OK" {
-				w.mu.Lock()
-				t.warnf("Starting VM %d failed: %s", id, ended.ExitStatus)
-				w.mu.Unlock()
+		for !w.Quorate() {
+			if err := t.delay(time.Second); err != nil {
+				return err
 			}
-			if err := t.begin(0); err != nil {
+		}
+		w.liftBackupLocks(t, host)
+		for _, id := range w.onBoot(host) {
+			if err := w.startOne(t, host, id); err != nil {
 				return err
 			}
 		}
@@ -100,13 +110,60 @@ func (w *World) startAll(host string) {
 	})
 }
 
-// onBoot lists the VMs that a host starts by itself; those under HA are HA's.
+func (w *World) liftBackupLocks(t *task, host string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range w.vmids() {
+		if v := w.vms[id]; v.host == host && v.config["lock"] == "backup" {
+			delete(v.config, "lock")
+			t.logf("removed left over backup lock from '%d'!", id)
+		}
+	}
+}
+
+// startOne starts a VM and lets its startup delay pass, of three seconds where it has none.
+func (w *World) startOne(t *task, host string, id int) error {
+	w.mu.Lock()
+	v := w.vms[id]
+	if v == nil || v.proc != nil {
+		w.mu.Unlock()
+		return nil
+	}
+	up := startupNumber(v.config["startup"], "up", 3)
+	t.logf("Starting VM %d", id)
+	upid := w.startVM("root@pam", host, id)
+	w.mu.Unlock()
+	if ended, _ := w.WaitTask(upid); ended.ExitStatus != "OK" && !strings.HasPrefix(ended.ExitStatus, "WARNINGS") {
+		t.printf("Starting VM %d failed: %s", id, ended.ExitStatus)
+		return t.begin(0)
+	}
+	return t.begin(time.Duration(up) * time.Second)
+}
+
+// startupNumber reads one number of "order=1,up=30,down=60", whose first may stand alone.
+func startupNumber(startup, name string, otherwise int) int {
+	for part := range strings.SplitSeq(startup, ",") {
+		value, named := strings.CutPrefix(part, name+"=")
+		if !named && (name != "order" || strings.Contains(part, "=")) {
+			continue
+		}
+		if n, err := strconv.Atoi(value); err == nil {
+			return n
+		}
+	}
+	return otherwise
+}
+
+// onBoot lists the VMs that a host starts by itself, in order; those under HA are HA's.
 func (w *World) onBoot(host string) []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.DeleteFunc(w.vmids(), func(id int) bool {
+	ids := slices.DeleteFunc(w.vmids(), func(id int) bool {
 		v := w.vms[id]
 		on, err := strconv.Atoi(v.config["onboot"])
 		return v.host != host || err != nil || on == 0 || v.config["template"] == "1" || w.haStatus(id).Managed || v.proc != nil
 	})
+	order := func(id int) int { return startupNumber(w.vms[id].config["startup"], "order", math.MaxInt) }
+	slices.SortStableFunc(ids, func(a, b int) int { return cmp.Compare(order(a), order(b)) })
+	return ids
 }

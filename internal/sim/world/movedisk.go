@@ -2,7 +2,9 @@ package world
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -144,10 +146,26 @@ func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 		return failf("Storage does not support moving of this disk to another VM")
 	case source.proc != nil && !strings.HasPrefix(r.Disk, "unused"):
 		return failf("Cannot move disk to another VM while the source VM is running - detach first")
+	case !fitsKey(r.TargetDisk, source.config[r.Disk]):
+		return failf("failed to parse source disk for target disk format - %s", misfit(r.TargetDisk, source.config[r.Disk]))
 	case w.replicates(r.Target) != "" && !s.replicates():
 		return failf("Cannot move disk to a replicated VM. Storage does not support replication!")
 	}
 	return w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace")
+}
+
+// fitsKey says that a drive can be another one: every bus has options of its own.
+func fitsKey(target, value string) bool { return misfit(target, value) == "" }
+
+func misfit(target, value string) string {
+	if strings.HasPrefix(target, "unused") {
+		return "" // which keeps nothing but the volume
+	}
+	_, err := parseDrive(target, value)
+	if e, ok := errors.AsType[*Error](err); ok {
+		return strings.TrimSuffix(strings.TrimPrefix(e.Params[target], "invalid format - "), "\n")
+	}
+	return ""
 }
 
 // reassign renames the volume, then writes the source's configuration, then
@@ -162,7 +180,7 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err != nil {
 		return err
 	}
-	t.logf("reassign disk '%s' from VM '%d' as '%s' to VM '%d'", r.Disk, r.ID, r.TargetDisk, r.Target)
+	t.logf("moving disk '%s' from VM '%d' to '%d'", r.Disk, r.ID, r.Target)
 	if err := s.activate(source.host); err != nil { // rename_volume of Storage.pm
 		return err
 	}
@@ -175,6 +193,10 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if w.stopsMove(t, AfterRename) {
 		return errInterrupted
 	}
+	if slices.Contains(bootOrder(source.config["boot"]), r.Disk) {
+		t.logf("removing disk '%s' from boot order config", r.Disk)
+	}
+	t.logf("removing disk '%s' from VM '%d' config", r.Disk, r.ID)
 	err = w.edit(source, func() error {
 		delete(source.config, r.Disk)
 		source.dropFromBoot(r.Disk)
@@ -183,17 +205,12 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err != nil {
 		return err
 	}
-	t.logf("removing disk '%s' from VM '%d' config", r.Disk, r.ID)
 	if w.stopsMove(t, AfterSource) {
 		return errInterrupted
 	}
 	if strings.HasPrefix(r.TargetDisk, "unused") {
 		return w.edit(target, func() error { target.config[r.TargetDisk] = d.volid; return nil })
 	}
-	set := map[string]string{r.TargetDisk: d.String()}
-	if err := w.change("", target, ChangeRequest{ID: target.id, Set: set}); err != nil {
-		return err
-	}
 	t.logf("update VM %d: -%s %s", r.Target, r.TargetDisk, d)
-	return nil
+	return w.change("", target, ChangeRequest{ID: target.id, Set: map[string]string{r.TargetDisk: d.String()}})
 }

@@ -46,6 +46,9 @@ func (w *World) applySet(v *vm, key string) {
 	delete(v.pending, key)
 	old, had := v.config[key]
 	v.config[key] = value
+	if key == "description" && value == "" {
+		delete(v.config, key) // no line of the file is one
+	}
 	if had && isDriveKey(key) {
 		w.registerUnused(v, key, old)
 	}
@@ -82,18 +85,18 @@ func (w *World) registerUnused(v *vm, key, value string) {
 	}
 }
 
-// addUnused keeps a volume under the lowest free unusedN; its options are lost.
-func (v *vm) addUnused(volid string) {
+// addUnused keeps a volume under the lowest free unusedN, which it returns; its options are lost.
+func (v *vm) addUnused(volid string) string {
 	for key, value := range v.config {
 		if strings.HasPrefix(key, "unused") && value == volid {
-			return
+			return key
 		}
 	}
 	for n := 0; ; n++ {
 		key := fmt.Sprintf("unused%d", n)
 		if _, taken := v.config[key]; !taken {
 			v.config[key] = volid
-			return
+			return key
 		}
 	}
 }

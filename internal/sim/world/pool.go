@@ -10,7 +10,7 @@ func (w *World) CreatePool(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case !w.quorate:
+	case !w.hasQuorum():
 		return failf("create pool failed: %s", userConfigLock)
 	case w.pools[name]:
 		return failf("create pool failed: pool '%s' already exists", name)
@@ -24,7 +24,7 @@ func (w *World) DeletePool(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case !w.quorate:
+	case !w.hasQuorum():
 		return failf("delete pool failed: %s", userConfigLock)
 	case !w.pools[name]:
 		return failf("delete pool failed: pool '%s' does not exist", name)

@@ -62,6 +62,9 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 	return w.startTask(host, "qmstart", strconv.Itoa(id), user, func(t *task) error {
 		return w.withVM(t, host, id, func(v *vm) error {
 			p, err := w.launch(v)
+			if err == nil && v.temporaryVariables() {
+				t.warnf("no efidisk configured! Using temporary efivars disk.")
+			}
 			w.mu.Unlock()
 			if err == nil {
 				w.boot(p)
@@ -234,7 +237,7 @@ func (w *World) restart(v *vm) error {
 	}
 	p := &process{started: old.started, gone: make(chan struct{}), booted: make(chan struct{})}
 	p.hw = w.hardware(v, p)
-	p.hw.BootOrder = old.hw.BootOrder
+	p.hw.BootOrder, p.hw.NVRAM = old.hw.BootOrder, old.hw.NVRAM
 	v.proc = p
 	close(old.gone)
 	w.mu.Unlock()

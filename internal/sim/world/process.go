@@ -15,6 +15,7 @@ type process struct {
 	gone    chan struct{} // closed when the process has ended
 	booted  chan struct{} // closed when the firmware has returned the guest
 	guest   Guest         // set before booted is closed
+	paused  bool          // there only for a backup: no guest runs in it
 }
 
 // idleGuest runs where there is no firmware: it does nothing and ignores its power button.
@@ -43,6 +44,9 @@ func (w *World) launch(v *vm) (*process, error) {
 	if err := v.checkNetworks(); err != nil {
 		return nil, err
 	}
+	if err := w.checkMappings(v); err != nil {
+		return nil, err
+	}
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
 		if err != nil {
@@ -62,7 +66,17 @@ func (w *World) launch(v *vm) (*process, error) {
 	p := &process{started: time.Now(), gone: make(chan struct{}), booted: make(chan struct{})}
 	p.hw = w.hardware(v, p)
 	v.proc, v.qmp = p, ""
-	w.violateSharing(v)
+	return p, nil
+}
+
+// launchPaused starts a VM's process and nothing in it.
+func (w *World) launchPaused(v *vm) (*process, error) {
+	p, err := w.launch(v)
+	if err != nil {
+		return nil, err
+	}
+	p.paused, p.guest, v.qmp = true, idleGuest{}, "prelaunch"
+	close(p.booted)
 	return p, nil
 }
 
@@ -70,6 +84,11 @@ func (w *World) launch(v *vm) (*process, error) {
 func (w *World) boot(p *process) {
 	w.mu.Lock()
 	firmware := w.firmware
+	for _, v := range w.vms {
+		if v.proc == p {
+			w.violateSharing(v)
+		}
+	}
 	w.mu.Unlock()
 	p.guest = idleGuest{}
 	if firmware != nil {
@@ -86,9 +105,27 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
 		MACs: v.macs(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
+		NVRAM:    w.nvram(v),
 		Drives:   func() []Drive { return w.drives(v, p) },
 		PowerOff: func() { w.poweredOff(v, p) },
 	}
+}
+
+// temporaryVariables says that a VM has UEFI firmware and nothing that keeps its variables.
+func (v *vm) temporaryVariables() bool {
+	return v.config["bios"] == "ovmf" && v.config["efidisk0"] == ""
+}
+
+// nvram is where the firmware's variables are. Without an EFI disk they are made
+// anew for every start (OVMF.pm).
+func (w *World) nvram(v *vm) *Media {
+	if v.config["bios"] != "ovmf" {
+		return nil
+	}
+	if _, vol, err := w.volume(driveVolid("efidisk0", v.config["efidisk0"]), v.host); err == nil {
+		return vol.media
+	}
+	return NewMedia(nil)
 }
 
 // drives is what the guest of process p sees; nothing once the process is gone.

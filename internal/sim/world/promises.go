@@ -137,7 +137,7 @@ func runningIn(refs []reference) []int {
 	for _, r := range refs {
 		_, plugged := r.vm.config[r.key]
 		plugged = plugged && !strings.HasPrefix(r.key, "unused")
-		if plugged && r.vm.proc != nil && !slices.Contains(running, r.vm.id) {
+		if plugged && r.vm.proc != nil && !r.vm.proc.paused && !slices.Contains(running, r.vm.id) {
 			running = append(running, r.vm.id)
 		}
 	}

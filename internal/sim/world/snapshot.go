@@ -36,6 +36,9 @@ func (w *World) AddSnapshot(id int, s Snapshot) error {
 
 func (w *World) snapshot(v *vm, s Snapshot) error {
 	s.Config, s.Parent = maps.Clone(v.config), v.config["parent"]
+	maps.DeleteFunc(s.Config, func(key, _ string) bool { // __snapshot_copy_config in AbstractConfig.pm
+		return strings.HasPrefix(key, "unused") || key == "lock" || key == "description"
+	})
 	s.Time = cmp.Or(s.Time, time.Now())
 	s.Config["snaptime"] = strconv.FormatInt(s.Time.Unix(), 10)
 	if s.Description != "" {
@@ -162,6 +165,9 @@ func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, er
 
 // checkSnapshot asks every volume for the feature (__snapshot_prepare in AbstractConfig.pm).
 func (w *World) checkSnapshot(v *vm, name string) error {
+	if v.config["template"] == "1" {
+		return failf("you can't take a snapshot if it's a template")
+	}
 	if slices.ContainsFunc(v.snapshots, func(s Snapshot) bool { return s.Name == name }) {
 		return failf("snapshot name '%s' already used", name)
 	}

@@ -14,21 +14,26 @@ import (
 type Storage struct {
 	ID       string
 	Type     string   // "dir", "nfs", "cephfs", "btrfs", "lvm", "lvmthin", "zfspool", "rbd", "iscsi", "pbs"
-	Content  []string // "images", "iso", "vztmpl", "snippets"
+	Content  []string // "images", "iso", "vztmpl", "snippets", "import", "backup"
 	Shared   bool     // the same volumes on every host; else each host has its own
 	Hosts    []string // where it is; nil: everywhere
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
 	NoRename bool     // volumes can't be given to another VM, whatever the type
-	// VolumeGroup and ThinPool are what an lvmthin storage lies on; "" means "pve" and the storage's name.
+	// VolumeGroup and ThinPool are what an lvm or lvmthin storage lies on; "" means "pve" and the storage's name.
 	VolumeGroup, ThinPool string
+	Pool                  string // of ZFS or Ceph; "" means "rpool/data" and "rbd"
+	Sparse                bool   // ZFS: volumes reserve nothing
+	Preallocation         string // of files: "off", "metadata", "falloc", "full"; "" is the default
 }
 
 // VolumeInfo is a volume as the content listing of a storage shows it.
 type VolumeInfo struct {
 	Volid   string
-	Content string // "images", "iso", "import" or "vztmpl"
+	Content string // "images", "iso", "import", "vztmpl", "snippets" or "backup"
 	Format  string // "raw", "qcow2", "iso"
 	Size    int64
+	Used    int64  // what is allocated of it, where its storage can tell
+	Parent  string // what a linked clone is built on, as its storage calls that
 	Owner   int    // VMID in the name; 0 for ISOs
 	Path    string // of the file or device
 	Created time.Time
@@ -58,6 +63,7 @@ type volume struct {
 	format  string
 	size    int64
 	media   *Media
+	written int64 // bytes written when it was made, whatever the media holds
 	created time.Time
 }
 
@@ -66,8 +72,15 @@ func (w *World) AddStorage(s Storage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s.Capacity = cmp.Or(s.Capacity, 1024*gib)
-	if s.Type == "lvmthin" {
+	switch s.Type {
+	case "lvmthin":
 		s.VolumeGroup, s.ThinPool = cmp.Or(s.VolumeGroup, "pve"), cmp.Or(s.ThinPool, s.ID)
+	case "lvm":
+		s.VolumeGroup = cmp.Or(s.VolumeGroup, "pve")
+	case "zfspool":
+		s.Pool = cmp.Or(s.Pool, "rpool/data")
+	case "rbd":
+		s.Pool = cmp.Or(s.Pool, "rbd")
 	}
 	w.storages[s.ID] = &storage{
 		Storage: s, volumes: map[string]map[string]*volume{}, offline: map[string]bool{}, pools: map[string]ThinPool{},
@@ -114,24 +127,6 @@ func (s *storage) at(host string) map[string]*volume {
 		s.volumes[host] = map[string]*volume{}
 	}
 	return s.volumes[host]
-}
-
-func (s *storage) used(host string) int64 {
-	if s.full {
-		return s.Capacity
-	}
-	if pool, ok := s.pools[host]; ok {
-		return pool.Used
-	}
-	var sum int64
-	for _, v := range s.at(host) {
-		sum += v.size
-	}
-	return sum
-}
-
-func (s *storage) room(host string, size int64) bool {
-	return s.used(host)+size <= s.Capacity
 }
 
 // storageOn finds a storage that a host has.
@@ -185,15 +180,39 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 		return "", err
 	}
 	format := cmp.Or(strings.TrimPrefix(path.Ext(name), "."), "raw")
-	if !s.room(host, size) {
+	size = s.aligned(size)
+	switch free := s.Capacity - s.used(host); {
+	case s.room(host, s.firstTaken(size)):
+	case s.Type == "lvm": // alloc_lvm_image of LVMPlugin.pm counts in kilobytes
+		return "", failf("not enough free space (%d < %d)", free>>10, size>>10)
+	default:
 		return "", failf("unable to create image: qemu-img: %s:%s: Could not preallocate data for the new file: No space left on device", s.ID, name)
 	}
 	s.at(host)[name] = &volume{name: name, content: "images", format: format, size: size, media: media, created: time.Now()}
 	return s.ID + ":" + name, nil
 }
 
+// aligned is what a volume of that size takes: LVM counts in extents, ZFS and Ceph
+// in megabytes (alloc_image of the plugins).
+func (s *storage) aligned(size int64) int64 {
+	switch s.Type {
+	case "lvm", "lvmthin":
+		return roundUp(size, 4<<20)
+	case "zfspool", "rbd":
+		return roundUp(size, 1<<20)
+	}
+	return size
+}
+
+// forgives says that freeing what is not there is no error: a missing file is
+// warned of, LVM-thin removes a volume "if exists", ZFS takes a data set that does
+// not exist as destroyed (free_image of Plugin.pm, LvmThinPlugin.pm, ZFSPoolPlugin.pm).
+func (s *storage) forgives() bool {
+	return !s.block() || s.Type == "lvmthin" || s.Type == "zfspool"
+}
+
 // freeVolume deletes a volume; that it is in use somewhere matters to nobody,
-// as in Proxmox. A file that is not there any more counts as deleted.
+// as in Proxmox. Where that is forgiven, one that is not there any more counts as deleted.
 func (w *World) freeVolume(volid, host string) error {
 	s, v, err := w.volume(volid, host)
 	if s != nil {
@@ -204,7 +223,7 @@ func (w *World) freeVolume(volid, host string) error {
 	switch {
 	case s != nil && s.fixed():
 		return failf("can't free space in iscsi storage")
-	case s != nil && v == nil && !s.block():
+	case s != nil && v == nil && s.forgives():
 		return nil
 	case err != nil:
 		return err
@@ -230,13 +249,16 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 }
 
 // Alloc makes a volume of a VM's number that no configuration names, as pvesm
-// alloc on a Proxmox node does.
+// alloc on a Proxmox node does; without media it is blank.
 func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (volid string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s, err := w.storageOn(storageID, host)
 	if err != nil {
 		return "", err
+	}
+	if m == nil {
+		m = NewMedia(nil)
 	}
 	return w.allocate(s, host, vmid, "", size, m)
 }
@@ -297,8 +319,8 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 			continue
 		}
 		list = append(list, VolumeInfo{
-			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size,
-			Owner: volumeOwner(name), Created: v.created, Path: s.filePath(name),
+			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size, Used: s.allocated(v), Parent: s.parentOf(name),
+			Owner: max(volumeOwner(name), backupOwner(name)), Created: v.created, Path: s.filePath(name),
 		})
 	}
 	return list, nil

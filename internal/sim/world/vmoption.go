@@ -153,6 +153,7 @@ func checkText(key, value string) (stored, problem string) {
 		if len(value) > 8192 {
 			return "", "value may only be 8192 characters long"
 		}
+		return strings.TrimRight(value, " \t\r\n\f\v"), "" // as it is read back from the file (parse_vm_config in QemuServer.pm)
 	case "tags":
 		tags := strings.FieldsFunc(value, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
 		slices.Sort(tags)

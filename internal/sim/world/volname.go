@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"regexp"
@@ -55,25 +56,19 @@ func (s *storage) cloned(host string, vol *volume) bool {
 	return false
 }
 
-// cloudInitName is the name of a VM's cloud-init drive.
-func (s *storage) cloudInitName(owner int) string {
+// cloudInitName is the name of a VM's cloud-init drive: qcow2 unless it is asked
+// for otherwise, whatever the storage's own default (create_disks in API2/Qemu.pm).
+func (s *storage) cloudInitName(owner int, format string) string {
 	if s.block() {
 		return fmt.Sprintf("vm-%d-cloudinit", owner)
 	}
-	return fmt.Sprintf("%d/vm-%d-cloudinit.qcow2", owner, owner)
+	return fmt.Sprintf("%d/vm-%d-cloudinit.%s", owner, owner, cmp.Or(format, "qcow2"))
 }
 
 // isCloudInit says that a volid is a cloud-init drive, or a request for one.
 func isCloudInit(volid string) bool {
 	name := path.Base(volid[strings.Index(volid, ":")+1:])
 	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
-}
-
-// isFile says that a volid is an ISO or a template, which belong to nobody.
-func isFile(volid string) bool {
-	_, name, _ := strings.Cut(volid, ":")
-	kind, _, _ := strings.Cut(name, "/")
-	return kind == "iso" || kind == "vztmpl" || kind == "import" || kind == "snippets"
 }
 
 // volumeOwner is the VMID in a volume's name or volid, 0 for an ISO: on a file
@@ -84,6 +79,9 @@ func volumeOwner(volid string) int {
 	_, name, ok := strings.Cut(volid, ":")
 	if !ok {
 		name = volid
+	}
+	if isFileName(name) {
+		return 0
 	}
 	if id, err := strconv.Atoi(path.Base(path.Dir(name))); err == nil {
 		return id

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"strings"
 )
 
@@ -16,8 +17,8 @@ func checkDrives(set map[string]string) error {
 			return err
 		}
 		if d.options["import-from"] != "" {
-			if _, size, ok := d.request(); !ok || size != 0 {
-				return BadParam(key, "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>")
+			if err := checkImportForm(key, d); err != nil {
+				return err
 			}
 		}
 		if _, name, _ := strings.Cut(d.volid, ":"); strings.HasPrefix(name, "iso/") && d.options["media"] != "cdrom" {
@@ -36,19 +37,22 @@ func (w *World) checkVolumes(user string, id int, set map[string]string) error {
 		if err != nil {
 			return err
 		}
-		if err := w.checkDriveVolume(user, id, d); err != nil {
+		if err := w.checkDriveVolume(user, id, key, d); err != nil {
 			return err
 		}
 		if source := d.options["import-from"]; source != "" {
-			if err := w.checkSource(user, id, source); err != nil {
+			if err := w.checkSource(user, id, key, source); err != nil {
 				return err
 			}
 		}
 	}
+	if storageID := set["vmstatestorage"]; storageID != "" {
+		return w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace")
+	}
 	return nil
 }
 
-func (w *World) checkDriveVolume(user string, id int, d drive) error {
+func (w *World) checkDriveVolume(user string, id int, key string, d drive) error {
 	storageID, _, isRequest := d.request()
 	switch {
 	case d.volid == "none", isRequest && isCloudInit(d.volid):
@@ -56,7 +60,7 @@ func (w *World) checkDriveVolume(user string, id int, d drive) error {
 	case d.volid == "cdrom":
 		return w.check(user, "/", "Sys.Console")
 	case !isRequest:
-		return w.checkVolume(user, id, d.volid)
+		return w.checkAttached(user, id, key, d.volid)
 	}
 	if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
 		return err
@@ -71,38 +75,43 @@ func (w *World) checkDriveVolume(user string, id int, d drive) error {
 	return nil
 }
 
-// checkSource checks the right to copy a volume.
-func (w *World) checkSource(user string, id int, source string) error {
-	if owner := volumeOwner(source); strings.Contains(source, ":") && owner != 0 {
-		return w.check(user, vmPath(owner), "VM.Clone")
+// checkAttached checks the access to a volume that is there, and that it can be a drive.
+func (w *World) checkAttached(user string, id int, key, volid string) error {
+	if err := w.checkVolume(user, id, volid); err != nil || !strings.Contains(volid, ":") {
+		return err
 	}
-	return w.checkVolume(user, id, source)
+	if _, kind, _, err := w.kindOf(volid); err != nil || !attachable(kind) {
+		return cmp.Or(err, BadParam(key, "content type needs to be 'images' or 'iso'"))
+	}
+	return nil
 }
 
 // checkVolume is the check before a volume is attached to VM id, or shown (id 0)
 // (check_volume_access in Storage.pm).
 func (w *World) checkVolume(user string, id int, volid string) error {
-	storageID, name, ok := strings.Cut(volid, ":")
+	storageID, _, ok := strings.Cut(volid, ":")
 	if !ok {
 		if user == "" || user == "root@pam" {
 			return nil
 		}
 		return failf("Only root can pass arbitrary filesystem paths.")
 	}
-	s, known := w.storages[storageID]
-	if !known {
-		return failf("storage '%s' does not exist", storageID)
+	_, kind, _, err := w.kindOf(volid)
+	if err != nil {
+		return err
 	}
 	owner, path := volumeOwner(volid), "/storage/"+storageID
-	if owner == 0 && !isFile(volid) && !s.block() {
-		return failf("unable to parse directory volume name '%s'", name)
-	}
 	if w.check(user, path, "Datastore.Allocate") == nil {
 		return nil
 	}
 	switch {
-	case isFile(volid):
+	case kind == isoKind, kind == templateKind, kind == importKind:
 		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
+	case kind == backupKind && backupOwner(volid) != 0:
+		if err := w.check(user, path, "Datastore.AllocateSpace"); err != nil {
+			return err
+		}
+		return w.check(user, vmPath(backupOwner(volid)), "VM.Backup")
 	case owner == 0:
 		return failf("missing privileges to access %s", volid)
 	case owner == id:
@@ -112,6 +121,13 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 		return err
 	}
 	return w.check(user, vmPath(owner), "VM.Config.Disk")
+}
+
+// CheckVolume is the check before a volume's attributes are shown.
+func (w *World) CheckVolume(user, volid string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.checkVolume(user, 0, volid)
 }
 
 // MaySee says whether the content listing shows a volume to user.

@@ -43,7 +43,7 @@ type World struct {
 	closed      bool
 	firmware    Firmware
 	dial        DialFunc // nil: hosts have no way out
-	quorate     bool
+	quorate     bool     // as far as a test wants it; see hasQuorum
 	hosts       []string
 	storages    map[string]*storage
 	devices     map[string]map[string]*volume // block devices of the hosts: host -> path -> device
@@ -59,6 +59,7 @@ type World struct {
 	registered  map[string]bool // tags that only those with Sys.Modify on / may set
 	pools       map[string]bool
 	down        map[string]bool // hosts without power
+	crashes     map[string]int  // how often each host's power was cut
 	roots       map[string]*rootDisk
 	clocks      map[string]time.Duration // how wrong each host's clock is
 	walled      map[string]bool          // hosts without a way out
@@ -71,6 +72,7 @@ type World struct {
 	replication []ReplicationJob
 	backups     []BackupJob
 	firewalls   map[int]Firewall
+	mappings    map[string]map[string]bool // devices of hosts by a name: "pci gpu" -> hosts
 	failures    []failure
 	moveStops   []moveStop
 	protected   []*guarded
@@ -87,7 +89,8 @@ func New(o Options) *World {
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
 		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
-		down: map[string]bool{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
+		down: map[string]bool{}, crashes: map[string]int{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
+		mappings: map[string]map[string]bool{},
 	}
 }
 
@@ -121,9 +124,7 @@ func (w *World) SetQuorum(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.quorate = ok; ok {
-		for sid := range w.ha {
-			w.manage(sid)
-		}
+		w.resumeHA()
 	}
 }
 
@@ -131,7 +132,18 @@ func (w *World) SetQuorum(ok bool) {
 func (w *World) Quorate() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.quorate
+	return w.hasQuorum()
+}
+
+// hasQuorum says that more than half of the hosts are there, each with one vote.
+func (w *World) hasQuorum() bool {
+	up := 0
+	for _, host := range w.hosts {
+		if !w.down[host] {
+			up++
+		}
+	}
+	return w.quorate && (w.cluster == "" || len(w.hosts) == 0 || 2*up > len(w.hosts))
 }
 
 // Delay lets d of simulated time pass. It is false when the world was closed meanwhile.
@@ -216,7 +228,7 @@ func (w *World) HoldLock(id int) (release func(), err error) { return w.lockConf
 
 // checkQuorum is the check that Proxmox makes before some operations, not all.
 func (w *World) checkQuorum() error {
-	if !w.quorate {
+	if !w.hasQuorum() {
 		return failf("cluster not ready - no quorum?")
 	}
 	return nil
@@ -225,7 +237,7 @@ func (w *World) checkQuorum() error {
 // writeConfig stands for writing a VM's configuration file: without quorum it
 // fails, after whatever came before it has happened.
 func (w *World) writeConfig(v *vm) error {
-	if !w.quorate {
+	if !w.hasQuorum() {
 		w.lastPID++
 		return failf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.%d' - Permission denied", v.host, v.id, w.lastPID)
 	}

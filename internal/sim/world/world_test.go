@@ -58,7 +58,8 @@ func TestDriveForms(t *testing.T) {
 		"block":            {"scsi0", "thin:8", "thin:vm-200-disk-0,size=8G"},
 		"fraction":         {"scsi0", "fast:0.5", "fast:200/vm-200-disk-0.raw,size=512M"},
 		"qcow2":            {"scsi0", "fast:1,format=qcow2", "fast:200/vm-200-disk-0.qcow2,size=1G"},
-		"options sorted":   {"virtio0", "fast:1,ssd=1,backup=0", "fast:200/vm-200-disk-0.raw,backup=0,size=1G,ssd=1"},
+		"options sorted":   {"virtio0", "fast:1,ro=on,backup=no", "fast:200/vm-200-disk-0.raw,backup=0,ro=1,size=1G"},
+		"volume last":      {"scsi0", "ssd=1,bps_rd_length=2,volume=fast:1", "fast:200/vm-200-disk-0.raw,bps_rd_max_length=2,size=1G,ssd=1"},
 		"EFI on a block":   {"efidisk0", "thin:1,efitype=4m", "thin:vm-200-disk-0,efitype=4m,size=4M"},
 		"TPM":              {"tpmstate0", "fast:1,version=v2.0", "fast:200/vm-200-disk-0.raw,size=4M,version=v2.0"},
 		"cloud-init":       {"ide0", "fast:cloudinit", "fast:200/vm-200-cloudinit.qcow2,media=cdrom,size=4M"},
@@ -84,6 +85,10 @@ func TestBadDrives(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ value, want string }{
 		"unknown option":  {"fast:1,foo=1", "Parameter verification failed."},
+		"twice":           {"fast:1,ssd=1,ssd=0", "Parameter verification failed."},
+		"two volumes":     {"fast:1,fast:2", "Parameter verification failed."},
+		"no switch":       {"fast:1,ssd=maybe", "Parameter verification failed."},
+		"of another bus":  {"fast:1,efitype=4m", "Parameter verification failed."},
 		"unknown storage": {"nosuch:1", "storage 'nosuch' does not exist"},
 		"block qcow2":     {"thin:1,format=qcow2", "unsupported format 'qcow2'"},
 		"missing":         {"fast:7/vm-7-disk-0.raw", "volume 'fast:7/vm-7-disk-0.raw' does not exist"},
@@ -165,6 +170,7 @@ func TestFullStorage(t *testing.T) {
 func TestFailedChange(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		w.Preallocate("fast")
 		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
 		if err := w.SetConfig("", "pve1", change); err == nil {

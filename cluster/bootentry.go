@@ -1,0 +1,56 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// bootEntryStep sees that an old system disk that came back boots the entry that
+// it booted before. One that was upgraded in place has two, and which of them the
+// boot loader takes is written in the EFI variables, not on the disk
+// (LoaderEntryDefault): the replacement's install has set that to its own entry,
+// and the older one here may go by the same name.
+func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
+	look := func(ctx context.Context) (m Machine, want string, err error) {
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return m, "", err
+		}
+		m, err = n.Talos.Machine(ctx, n.plan.Addr)
+		return m, entry(mem), err
+	}
+	return step.Step{
+		ID: "boot-entry", Title: "see that it boots the entry that it booted before", Risk: step.Disruptive,
+		Skip: func(ctx context.Context) (string, error) {
+			m, want, err := look(ctx)
+			switch {
+			case want == "":
+				return "it is not known to have more than one", nil
+			case err == nil && m.UUID == n.plan.UUID && m.BootEntry == want:
+				return "it booted " + want, nil
+			}
+			return "", nil //nolint:nilerr // not yet: Do waits and says why
+		},
+		Do: func(ctx context.Context) error {
+			var m Machine
+			var want string
+			await := func(what string, is func() bool) error {
+				return n.wait(ctx, "boot-entry", n.plan.Node+" "+what, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+					var err error
+					m, want, err = look(ctx)
+					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + cmpNone(m.Stage), n.stillOn(ctx, err)
+				})
+			}
+			if err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want }); err != nil || m.BootEntry == want {
+				return err
+			}
+			n.say("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", cmpNone(m.BootEntry), want))
+			if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
+				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, cmpNone(m.BootEntry), err)
+			}
+			return await("up with "+want, func() bool { return m.BootEntry == want })
+		},
+	}
+}

@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// compareDisks makes sure that the VM has every drive that it had before and no
+// other, and that nobody else has one of them too: it is started next.
+func (r *Replace) compareDisks(ctx context.Context) error {
+	vm, found, err := r.current(ctx)
+	if err != nil || !found {
+		return errors.Join(err, fault.Refusedf("VM %d is gone", r.VM.ID))
+	}
+	have, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	before, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	problems := append(r.missing(vm, before, have), added(vm, before, have)...)
+	if len(problems) == 0 && !vm.Running {
+		problems, err = sharedDisks(ctx, r.Proxmox, vm, have)
+	}
+	return errors.Join(append(problems, err)...)
+}
+
+func findDrive(disks []Disk, key string) (Disk, bool) {
+	i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
+	if i < 0 {
+		return Disk{}, false
+	}
+	return disks[i], true
+}
+
+// missing lists the drives that the VM lacks, or has another way.
+func (r *Replace) missing(vm VM, before, have []Disk) (problems []error) {
+	const again = "set that right, then run the same command again"
+	for _, d := range before {
+		h, there := findDrive(have, d.Key)
+		switch {
+		case d.CDROM:
+		case !there:
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
+		case !r.isSystem(d.Key) && !sameOptions(h.Options, d.Options):
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
+		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // its own may have been moved to another storage
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
+		}
+	}
+	return problems
+}
+
+// added lists the drives that the VM had not before. The volumes of pods come
+// and go on one that runs already.
+func added(vm VM, before, have []Disk) (problems []error) {
+	for _, h := range have {
+		_, had := findDrive(before, h.Key)
+		switch {
+		case h.CDROM || had || h.CSI() && vm.Running:
+		case h.CSI():
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
+				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))
+		default:
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
+				"take %s out of VM %d, then run the same command again; nothing of it was touched", h.Key, vm.ID))
+		}
+	}
+	return problems
+}
+
+// sharedDisks lists disks that another VM could write to at the same time: Proxmox
+// lets two VMs run with one volume (pve-qemu switches QEMU's image locking off).
+func sharedDisks(ctx context.Context, px Inventory, vm VM, have []Disk) (problems []error, err error) {
+	vms, err := px.VMs(ctx)
+	if _, away := errors.AsType[*HostsAway](err); err != nil && !away { // of those that can't be read the plan has spoken
+		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
+	}
+	storages, err := px.Storages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
+	}
+	c := candidate{vm: vm, world: Observation{VMs: vms, Storages: storages}}
+	asked := map[VMID]bool{}
+	for _, d := range have {
+		if d.CDROM {
+			continue
+		}
+		if others := c.otherUsers(d); len(others) > 0 {
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
+				"take it out of %s, then run the same command again", strings.Join(others, ", ")))
+		}
+		if d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
+			continue
+		}
+		asked[d.Owner] = true
+		holder, err := px.VM(ctx, d.Owner)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
+				"see whether storage %s still has it: a VM's volumes are deleted with it", d.Storage()))
+		case err != nil:
+			return problems, fmt.Errorf("look up VM %d: %w", d.Owner, err)
+		case holder.Running:
+			problems = append(problems, fault.WithHint(fault.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
+		}
+	}
+	return problems, nil
+}
+
+// moved says whether a disk changes its volid on its way.
+func (r *Replace) moved(key string) bool {
+	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
+}
+
+// requireAlone refuses to start a VM with a disk that another one could write to.
+func (n *nodeRoll) requireAlone(ctx context.Context, vm VM) error {
+	disks, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	problems, err := sharedDisks(ctx, n.Proxmox, vm, disks)
+	return errors.Join(append(problems, err)...)
+}

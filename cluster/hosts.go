@@ -1,0 +1,183 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// HostsAway is the error of a reading that lacks what is on Proxmox hosts that
+// do not answer. A host alone tells the configurations of its VMs; of them the
+// rest of the cluster knows little more than the numbers.
+type HostsAway struct {
+	Hosts []AwayHost // by name
+	VMs   []VM       // what is on them, by VMID, without configuration
+}
+
+// AwayHost is a Proxmox host that does not answer.
+type AwayHost struct {
+	Name string
+	Why  string // "is offline", "does not answer: …"
+}
+
+func (e *HostsAway) Error() string {
+	return fmt.Sprintf("%s, so %s can't be read", e.who(), numbers(e.VMs))
+}
+
+// who names the hosts and what is the matter with each.
+func (e *HostsAway) who() string {
+	var parts []string
+	for _, h := range e.Hosts {
+		parts = append(parts, fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why))
+	}
+	return strings.Join(parts, " and ")
+}
+
+// names lists the hosts.
+func (e *HostsAway) names() string {
+	var names []string
+	for _, h := range e.Hosts {
+		names = append(names, h.Name)
+	}
+	return strings.Join(names, " and ")
+}
+
+// VM is the VM of that number if it is on one of the hosts.
+func (e *HostsAway) VM(id VMID) (VM, bool) {
+	if e == nil {
+		return VM{}, false
+	}
+	i := slices.IndexFunc(e.VMs, func(vm VM) bool { return vm.ID == id })
+	if i < 0 {
+		return VM{}, false
+	}
+	return e.VMs[i], true
+}
+
+// numbers is "VM 9011" or "VMs 9011, 9012".
+func numbers(vms []VM) string {
+	var ids []string
+	for _, vm := range vms {
+		ids = append(ids, fmt.Sprint(vm.ID))
+	}
+	if len(ids) == 1 {
+		return "VM " + ids[0]
+	}
+	return "VMs " + strings.Join(ids, ", ")
+}
+
+// planAway is the plan for a node whose VM, or parking VM, is on a host that
+// does not answer, for all that can be told.
+func planAway(n *NodePlan, away *HostsAway) {
+	n.Why = "it could not be read"
+	n.Host = away.names()
+	if n.found.Node != nil && n.found.Node.ControlPlane {
+		n.Role = controlPlane
+	}
+	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
+	if vm, known := away.VM(n.wanted.VMID); known {
+		n.VMID, n.Host = vm.ID, vm.Host
+		where = fmt.Sprintf("its VM %d is on %s", vm.ID, vm.Host)
+	}
+	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.who(), away.names())}
+}
+
+// hidden says why a system disk must not be exchanged while hosts do not answer:
+// nobody can tell what the configurations of their VMs name, or whether one is a
+// parking VM with an unfinished replacement of this very node. A volume on a
+// storage that is not shared is beyond them: under its name every host has its own.
+func (o Observation) hidden(vm VM) []string {
+	if o.Away == nil {
+		return nil
+	}
+	var out []string
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil // refused for that already
+	}
+	var exposed []string
+	for _, d := range disks {
+		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.local(d.Storage()) {
+			exposed = append(exposed, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
+		}
+	}
+	if len(exposed) > 0 {
+		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be told: bring %s back first",
+			o.Away.Error(), strings.Join(exposed, ", "), o.Away.names()))
+	}
+	var numbered []VM
+	for _, there := range o.Away.VMs {
+		if o.reserved != nil && o.reserved(there.ID) {
+			numbered = append(numbered, there)
+		}
+	}
+	if len(numbered) > 0 {
+		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
+			o.Away.who(), numbers(numbered), o.Away.names()))
+	}
+	return out
+}
+
+// local says whether each host has its own volumes on a storage. What Proxmox
+// does not list is taken for shared.
+func (o Observation) local(storage string) bool {
+	return slices.ContainsFunc(o.Storages, func(s Storage) bool { return s.Name == storage && !s.Shared })
+}
+
+// namesakes are the VMs whose configurations, naming a volume, mean the one that
+// this VM has: where the storage is not shared, those on the same host.
+func (o Observation) namesakes(vm VM, storage string) []VM {
+	if !o.local(storage) {
+		return o.VMs
+	}
+	return slices.DeleteFunc(slices.Clone(o.VMs), func(other VM) bool { return other.Host != vm.Host })
+}
+
+// apart says where the VM and the parking VM of an unfinished replacement are if
+// somebody has moved one of them meanwhile, and what brings it back; "" if they
+// are where the replacement was begun. vm is nil while it is deleted. Proxmox
+// hands disks over on one host only, on shared storages too (qemu-server,
+// API2/Qemu.pm, move_vm_disk).
+func apart(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
+	if there, known := away.VM(id); vm == nil && known {
+		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.who(), there.Host)
+	}
+	var moved []VM
+	for _, m := range []*VM{vm, &park} {
+		if m != nil && m.Host != begun {
+			moved = append(moved, *m)
+		}
+	}
+	if len(moved) == 0 {
+		return ""
+	}
+	var is, back []string
+	for _, m := range moved {
+		is = append(is, m.String())
+		back = append(back, fmt.Sprintf("on %s: %s", m.Host, migrate(m, begun)))
+	}
+	return fmt.Sprintf("it was begun on %s, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed",
+		begun, strings.Join(is, " and "), strings.Join(back, "; "))
+}
+
+// requireHost refuses to go on with a VM of the exchange that somebody has moved
+// meanwhile: Proxmox HA may, until the VM is out of it.
+func (r *Replace) requireHost(vm VM) error {
+	if vm.Host == r.VM.Host {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),
+		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, migrate(vm, r.VM.Host))
+}
+
+// migrate is what somebody types to move a VM. One that is off takes its local
+// disks along unasked (qemu-server, PVE/QemuMigrate.pm).
+func migrate(vm VM, to string) string {
+	command := fmt.Sprintf("qm migrate %d %s", vm.ID, to)
+	if vm.Running {
+		command += " --online --with-local-disks"
+	}
+	return command
+}

@@ -1,0 +1,253 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// On a storage that is not shared a volid means another volume on every host.
+func TestVolumesOfOtherHosts(t *testing.T) {
+	t.Parallel()
+	stranger := func(host string, shared bool) func(*Wanted, *Found, *Observation) {
+		return func(_ *Wanted, _ *Found, o *Observation) {
+			o.VMs[1].Host, o.VMs[1].Config["scsi5"] = host, "fast:vm-9002-disk-1,serial=data"
+			o.Storages[1].Shared = shared
+		}
+	}
+	holder := func(host string, shared bool) func(*Wanted, *Found, *Observation) {
+		return func(w *Wanted, f *Found, o *Observation) {
+			w.Holder, f.VM.Config["scsi4"] = 200, "fast:vm-200-disk-0,serial=held"
+			o.VMs[1].Host, o.VMs[1].Config["scsi1"] = host, "fast:vm-200-disk-0,serial=held"
+			o.Storages[1].Shared = shared
+		}
+	}
+	const (
+		twice     = "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"
+		elsewhere = "scsi4 (fast:vm-200-disk-0) carries the number of its holder, VM 200, but that is on another host and storage fast is not shared: " +
+			"what the holder has under that name is another volume. Reassign this one to VM 9002"
+	)
+	check(t, map[string]refusalCase{
+		"a namesake on another host":            {change: stranger("pve2", false)},
+		"shared with a VM on another host":      both(stranger("pve2", true), twice),
+		"shared with a VM on the same host":     both(stranger("pve1", true), twice),
+		"local, with a VM on the same host":     both(stranger("pve1", false), twice),
+		"a holder beside it":                    {change: holder("pve1", false)},
+		"a holder elsewhere, on shared storage": {change: holder("pve2", true)},
+		"a holder elsewhere, on local storage":  both(holder("pve2", false), elsewhere),
+	})
+}
+
+// What Proxmox does not list may be shared.
+func TestLocalStorages(t *testing.T) {
+	t.Parallel()
+	_, _, o := staleNode()
+	o.Storages[1].Shared = true
+	got := []bool{o.local("bulk"), o.local("fast"), o.local("unlisted")}
+	if diff := cmp.Diff([]bool{true, false, false}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func parkingOn(id VMID, host string, open bool, kept ...string) Parking {
+	p := Parking{VM: VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: Record{Node: "wk1", Open: open}}
+	for i, run := range kept {
+		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: parkedAt(i), Run: run})
+	}
+	return p
+}
+
+func parkedAt(i int) string { return []string{"scsi30", "scsi29"}[i] }
+
+func TestParkingVMsOfANode(t *testing.T) {
+	t.Parallel()
+	const (
+		run1 = "20260101-0000-aaaa"
+		run2 = "20260102-0000-aaaa"
+	)
+	other := parkingOn(9099, "pve1", true, run1)
+	other.Record.Node = "wk2"
+	cases := map[string]struct {
+		parkings []Parking
+		want     VMID // of the one that is taken for a VM on pve1
+		last     string
+		err      string
+	}{
+		"none":                       {parkings: []Parking{other}, last: " 0"},
+		"beside the VM":              {parkings: []Parking{parkingOn(9001, "pve1", false, run1), other}, want: 9001, last: "scsi30 9001"},
+		"left behind":                {parkings: []Parking{parkingOn(9001, "pve2", false, run1)}, last: "scsi30 9001"},
+		"one on each host":           {parkings: []Parking{parkingOn(9001, "pve2", false, run1), parkingOn(9002, "pve1", false, run2)}, want: 9002, last: "scsi30 9002"},
+		"the newer disk elsewhere":   {parkings: []Parking{parkingOn(9001, "pve2", false, run2), parkingOn(9002, "pve1", false, run1)}, want: 9002, last: "scsi30 9001"},
+		"of several the last":        {parkings: []Parking{parkingOn(9001, "pve1", false, run1, "20260101-0000-0000")}, want: 9001, last: "scsi29 9001"},
+		"the open one":               {parkings: []Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", true)}, want: 9002, last: "scsi30 9001"},
+		"two open ones":              {parkings: []Parking{parkingOn(9001, "pve1", true), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs with an unfinished replacement: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`},
+		"two on one host":            {parkings: []Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", false)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
+		"an open and a closed there": {parkings: []Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
+		"a copy on another host": {
+			parkings: []Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", false, run2, run1)},
+			err:      `two parking VMs say that they keep the system disk of node wk1 that run 20260101-0000-aaaa replaced: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := Observation{
+				VMs:     []VM{{ID: 101, Host: "pve1", Config: map[string]string{"smbios1": "uuid=u"}}},
+				Nodes:   []KubeNode{{Name: "wk1", UUID: "u"}},
+				Parking: tc.parkings,
+			}
+			for i := range o.Parking {
+				if o.Parking[i].Record.Open {
+					o.Parking[i].Record.UUID = "u"
+				}
+			}
+			f, err := match(Wanted{Name: "wk1"}, &o, nil)
+			if err != nil || tc.err != "" {
+				if fault.KindOf(err) != fault.Refused || err.Error() != tc.err || len(fault.Hints(err)) == 0 {
+					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+				}
+				return
+			}
+			var got VMID
+			if f.Parking != nil {
+				got = f.Parking.VM.ID
+			}
+			last, on, _ := f.lastKept()
+			if got != tc.want || fmt.Sprintf("%s %d", last.Key, on.ID) != tc.last {
+				t.Errorf("takes %d, last kept %s of %d; want %d, %s", got, last.Key, on.ID, tc.want, tc.last)
+			}
+		})
+	}
+}
+
+func TestMovedInTheMiddle(t *testing.T) {
+	t.Parallel()
+	at := func(id VMID, host string, running bool) VM {
+		return VM{ID: id, Name: "x", Host: host, Running: running}
+	}
+	away := &HostsAway{Hosts: []AwayHost{{"pve3", "is offline"}}, VMs: []VM{{ID: 101, Host: "pve3"}}}
+	const moved = `it was begun on pve1, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed`
+	cases := map[string]struct {
+		vm   *VM
+		park VM
+		away *HostsAway
+		want string
+	}{
+		"both there":                  {vm: new(at(101, "pve1", true)), park: at(9001, "pve1", false)},
+		"deleted":                     {park: at(9001, "pve1", false)},
+		"the VM":                      {vm: new(at(101, "pve2", false)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1")},
+		"a VM that runs":              {vm: new(at(101, "pve2", true)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1 --online --with-local-disks")},
+		"the parking VM":              {vm: new(at(101, "pve1", true)), park: at(9001, "pve2", false), want: fmt.Sprintf(moved, `VM 9001 "x" on pve2`, "on pve2: qm migrate 9001 pve1")},
+		"deleted, and the parking VM": {park: at(9001, "pve2", false), want: fmt.Sprintf(moved, `VM 9001 "x" on pve2`, "on pve2: qm migrate 9001 pve1")},
+		"both": {
+			vm: new(at(101, "pve2", false)), park: at(9001, "pve2", false),
+			want: fmt.Sprintf(moved, `VM 101 "x" on pve2 and VM 9001 "x" on pve2`, "on pve2: qm migrate 101 pve1; on pve2: qm migrate 9001 pve1"),
+		},
+		"to a host that is down": {park: at(9001, "pve1", false), away: away, want: "VM 101 is on pve3, and Proxmox host pve3 is offline: bring pve3 back first; nothing was destroyed"},
+		"deleted while another host is down": {
+			park: at(9001, "pve1", false), away: &HostsAway{Hosts: away.Hosts, VMs: []VM{{ID: 102, Host: "pve3"}}},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tc.want, apart(tc.vm, tc.park, "pve1", tc.away, 101)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A host that does not answer stops what its VMs decide, and nothing else.
+func TestPlanWhileAHostIsAway(t *testing.T) {
+	t.Parallel()
+	const (
+		down = "Proxmox host pve2 is offline, so VM 300 can't be read"
+		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be told: bring pve2 back first"
+	)
+	cases := map[string]struct {
+		change   func(w []Wanted, o *Observation)
+		strategy Strategy
+		want     []string
+		notes    string
+	}{
+		"local storage":  {change: func([]Wanted, *Observation) {}, strategy: Recreate},
+		"shared storage": {change: func(_ []Wanted, o *Observation) { o.Storages[0].Shared = true }, strategy: Recreate, want: []string{used}},
+		"shared storage, in place": {
+			change: func(w []Wanted, o *Observation) { o.Storages[0].Shared, w[1].Strategy = true, InPlace }, strategy: InPlace,
+			notes: "should it not come back, a reimage is not possible: " + used,
+		},
+		"a VM that may be a parking VM": {
+			change: func(_ []Wanted, o *Observation) { o.reserved = func(id VMID) bool { return id == 300 } }, strategy: Recreate,
+			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := world()
+			o.Away = &HostsAway{Hosts: []AwayHost{{"pve2", "is offline"}}, VMs: []VM{{ID: 300, Host: "pve2"}}}
+			tc.change(wanted, &o)
+			o.PastBuilds = map[string]Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}
+			plan, err := NewPlan("c1", wanted, o, past, Policy{BootFailure: ReimageOnBootFailure})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := plan.Work()[0]
+			if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
+				t.Errorf("%s: %s", n.Strategy, diff)
+			}
+			if !strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes) {
+				t.Errorf("notes: %q", n.Notes)
+			}
+			if !slices.Contains(plan.Warn, down) {
+				t.Errorf("warnings: %q", plan.Warn)
+			}
+		})
+	}
+}
+
+func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
+	t.Parallel()
+	wanted, o := world()
+	o.VMs, o.Away = o.VMs[:2], &HostsAway{Hosts: []AwayHost{{"pve2", "is offline"}}, VMs: []VM{{ID: 9003, Host: "pve2"}}}
+	o.Nodes = []KubeNode{{Name: "wk2", UUID: "u-wk2"}}
+	for name, tc := range map[string]struct {
+		vmid  VMID
+		where string
+	}{
+		"which VM is known":     {9003, "its VM 9003 is on pve2"},
+		"which VM is not known": {0, "its VM, or the parking VM with disks of it, is none of those that can be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, wanted := o, append([]Wanted(nil), wanted...)
+			o.Found = append([]Found(nil), o.Found...)
+			wanted[2].VMID = tc.vmid
+			var err error
+			if o.Found[2], err = match(wanted[2], &o, nil); err != nil {
+				t.Fatal(err)
+			}
+			plan, err := NewPlan("c1", wanted, o, past, Policy{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
+			if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
+				t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
+			}
+			_, err = PlanRecover("c1", wanted, o, "wk2")
+			if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
+				t.Errorf("recover: %v", err)
+			}
+			if drift := plan.Nodes[2].Drift; drift.Stale || len(drift.Unread) != 1 {
+				t.Errorf("drift %+v", drift)
+			}
+		})
+	}
+}

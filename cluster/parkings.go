@@ -1,0 +1,79 @@
+package cluster
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Parkings finds the parking VMs of a cluster among all VMs.
+func Parkings(vms []VM, cluster string) ([]Parking, error) {
+	var out []Parking
+	var problems []error
+	for _, vm := range vms {
+		rec, ok, err := ReadRecord(vm)
+		switch {
+		case err != nil:
+			problems = append(problems, err)
+		case ok && rec.Cluster == cluster:
+			out = append(out, Parking{VM: vm, Record: rec})
+		}
+	}
+	return out, errors.Join(problems...)
+}
+
+// parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
+// replaced, since a VM that is moved leaves its old system disks behind. It
+// refuses a copy (a clone, a restored backup), which tells the same story of
+// disks that are not the ones it means.
+func parkingsOf(all []Parking, node string) ([]Parking, error) {
+	mine := slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.Record.Node != node })
+	for i, p := range mine {
+		for _, q := range mine[:i] {
+			if err := p.twin(q); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return mine, nil
+}
+
+// twin says why two parking VMs of one node can't both be genuine.
+func (p Parking) twin(q Parking) error {
+	hint := "look at their descriptions (recast status; qm config): a copy (clone, restore) of a parking VM has to go"
+	switch {
+	case p.Record.Open && q.Record.Open:
+		return fault.WithHint(fault.Refusedf("node %s has two parking VMs with an unfinished replacement: %s and %s", p.Record.Node, q.VM, p.VM), "%s", hint)
+	case p.VM.Host == q.VM.Host:
+		return fault.WithHint(fault.Refusedf("node %s has two parking VMs on %s: %s and %s", p.Record.Node, p.VM.Host, q.VM, p.VM),
+			"%s; one that was migrated there has to go back to where it was made", hint)
+	}
+	for _, k := range p.Record.Kept {
+		if slices.ContainsFunc(q.Record.Kept, func(o KeptDisk) bool { return o.Run == k.Run }) {
+			return fault.WithHint(fault.Refusedf("two parking VMs say that they keep the system disk of node %s that run %s replaced: %s and %s",
+				p.Record.Node, k.Run, q.VM, p.VM), "%s", hint)
+		}
+	}
+	return nil
+}
+
+// takeParking takes the one that is so out of a node's parking VMs; nil if none is.
+func takeParking(all []Parking, is func(Parking) bool) (one *Parking, others []Parking) {
+	for _, p := range all {
+		if one == nil && is(p) {
+			one = &p
+			continue
+		}
+		others = append(others, p)
+	}
+	return one, others
+}
+
+// parkings are all parking VMs of the node.
+func (f Found) parkings() []Parking {
+	if f.Parking == nil {
+		return f.Elsewhere
+	}
+	return append([]Parking{*f.Parking}, f.Elsewhere...)
+}

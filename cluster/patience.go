@@ -1,0 +1,183 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// lockWait bounds how long somebody else's work on a VM is waited for. A backup
+// that is due is refused before a node is taken out, so this is one by hand.
+const lockWait = 15 * time.Minute
+
+// passing are the locks of a VM's configuration that go with the task that set
+// them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
+var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
+
+// Patient gives a Proxmox that waits while somebody else's task, a backup say,
+// holds a VM that is to be changed, and says so. What it was asked for is done
+// afterwards only if the VM is then as it was.
+func Patient(px Proxmox, poll time.Duration, say func(text string)) Proxmox {
+	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
+}
+
+type patient struct {
+	Access
+	Inventory
+	Tasks
+	HA
+	px   Proxmox
+	poll time.Duration
+	say  func(text string)
+}
+
+var _ Proxmox = patient{}
+
+// VM waits for the end of a backup that has started the VM for its own purpose:
+// one that was off runs then, without a guest (pve-manager's vzdump, in
+// qemu-server, PVE/VZDump/QemuServer.pm, enforce_vm_running_for_backup).
+func (p patient) VM(ctx context.Context, id VMID) (VM, error) {
+	vm, err := p.px.VM(ctx, id)
+	if err != nil || !forBackup(vm) {
+		return vm, err
+	}
+	if _, err := p.free(ctx, vm.ID, forBackup); err != nil {
+		return vm, err
+	}
+	return p.px.VM(ctx, id)
+}
+
+func forBackup(vm VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
+
+func locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
+
+// free waits until a VM is held by nobody; waited is false if it was not.
+func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited bool, err error) {
+	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		vm, err := p.px.VM(ctx, id)
+		if errors.Is(err, ErrNotFound) {
+			return true, "", nil
+		}
+		if err != nil || !held(vm) {
+			return err == nil, "", err
+		}
+		waited = true
+		return false, "it is locked (" + vm.Lock + ")", nil
+	})
+	return waited, fault.WithHint(err, "see which task of VM %d runs; where none does any more, qm unlock %d takes the lock away: that is for you to decide. Then run the same command again", id, id)
+}
+
+// change makes a change of a VM, and of others that it is about. One that is
+// refused because of somebody's lock, which is part of the configuration and so
+// of the digest too, is made again when the lock is gone.
+func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) error) error {
+	ids := append([]VMID{vm.ID}, others...)
+	for start := time.Now(); ; {
+		err := do(vm)
+		if !errors.Is(err, ErrLocked) && !errors.Is(err, ErrChanged) || time.Since(start) >= lockWait {
+			return err
+		}
+		waited := false
+		for _, id := range ids {
+			w, errLock := p.free(ctx, id, locked)
+			if errLock != nil {
+				return errors.Join(err, errLock)
+			}
+			waited = waited || w
+		}
+		if err := p.lasting(ctx, ids, err); err != nil {
+			return err
+		}
+		now, errLook := p.px.VM(ctx, vm.ID)
+		switch {
+		case errLook != nil:
+			return errors.Join(err, prefix(fmt.Sprintf("look up VM %d", vm.ID), errLook))
+		case !sameButLock(vm, now) && errors.Is(err, ErrChanged):
+			return err
+		case !sameButLock(vm, now):
+			return fmt.Errorf("%w; then %s was %w", err, now, ErrChanged)
+		case !waited: // it came and went
+			select {
+			case <-ctx.Done():
+				return err
+			case <-time.After(p.poll):
+			}
+		}
+		vm = now
+		if err := RequireQuorum(ctx, p.px); err != nil {
+			return err
+		}
+	}
+}
+
+// sameButLock says whether a VM is as it was when the change was decided upon.
+func sameButLock(a, b VM) bool {
+	without := func(vm VM) map[string]string {
+		config := maps.Clone(vm.Config)
+		delete(config, "lock")
+		return config
+	}
+	return a.Host == b.Host && maps.Equal(without(a), without(b)) && slices.Equal(a.Pending, b.Pending)
+}
+
+// lasting is the refusal with the lock that it is due to, if that is one which
+// no task takes away; nil if it is not.
+func (p patient) lasting(ctx context.Context, ids []VMID, refused error) error {
+	for _, id := range ids {
+		vm, err := p.px.VM(ctx, id)
+		if err != nil || vm.Lock == "" || locked(vm) {
+			continue
+		}
+		return fault.WithHint(fmt.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),
+			"no task takes the lock of VM %d away; qm unlock %d does, which is for you to decide: of a suspended VM it throws the saved state away", id, id)
+	}
+	return nil
+}
+
+func (p patient) CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error {
+	return p.px.CreateVM(ctx, host, id, config)
+}
+
+func (p patient) SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error {
+	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.SetConfig(ctx, vm, set, del) })
+}
+
+func (p patient) FreeDisk(ctx context.Context, vm VM, key string) error {
+	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.FreeDisk(ctx, vm, key) })
+}
+
+func (p patient) DeleteVM(ctx context.Context, vm VM) error {
+	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.DeleteVM(ctx, vm) })
+}
+
+func (p patient) MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error {
+	return p.change(ctx, vm, []VMID{to}, func(vm VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
+}
+
+func (p patient) Start(ctx context.Context, vm VM) error {
+	return p.change(ctx, vm, nil, func(vm VM) error {
+		err := p.px.Start(ctx, vm)
+		if err == nil {
+			return nil
+		}
+		if now, errLook := p.px.VM(ctx, vm.ID); errLook == nil && forBackup(now) {
+			return fmt.Errorf("%w (backup): %w", ErrLocked, err) // it runs, but only to be backed up
+		}
+		return err
+	})
+}
+
+func (p patient) Shutdown(ctx context.Context, vm VM, grace time.Duration) error {
+	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.Shutdown(ctx, vm, grace) })
+}
+
+func (p patient) Stop(ctx context.Context, vm VM) error {
+	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.Stop(ctx, vm) })
+}

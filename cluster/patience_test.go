@@ -1,0 +1,130 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// lockedVM is a Proxmox with one VM that somebody else has locked until some time.
+type lockedVM struct {
+	Proxmox
+	vm       VM
+	until    time.Time // the lock goes then
+	leaves   map[string]string
+	noQuorum bool
+	done     int
+}
+
+func (f *lockedVM) VM(context.Context, VMID) (VM, error) {
+	vm := f.vm
+	vm.Config = maps.Clone(vm.Config)
+	if vm.Lock != "" && !time.Now().Before(f.until) {
+		maps.Copy(vm.Config, f.leaves)
+		vm.Lock, vm.Running, vm.QMP = "", false, ""
+		delete(vm.Config, "lock")
+	}
+	vm.Digest = fmt.Sprint(vm.Config)
+	return vm, nil
+}
+
+func (f *lockedVM) Quorate(context.Context) (bool, error) { return !f.noQuorum, nil }
+
+func (f *lockedVM) SetConfig(ctx context.Context, vm VM, _ map[string]string, _ []string) error {
+	switch now, err := f.VM(ctx, vm.ID); {
+	case err != nil:
+		return err
+	case now.Lock != "" && vm.Config["lock"] != "":
+		return fmt.Errorf("VM is locked: %w", ErrLocked)
+	case now.Digest != vm.Digest:
+		return fmt.Errorf("checksum mismatch: %w", ErrChanged)
+	}
+	f.done++
+	return nil
+}
+
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	const minute = time.Minute
+	for name, c := range map[string]struct {
+		lock     string
+		lasts    time.Duration
+		before   bool // the VM was read before it was locked
+		leaves   map[string]string
+		noQuorum bool
+		took     time.Duration // less than a poll more
+		err      string
+		hint     string
+		said     []string
+	}{
+		"free":                       {before: true},
+		"locked since":               {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"locked already":             {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
+		"changed under the lock":     {lock: "snapshot", lasts: minute, before: true, leaves: map[string]string{"parent": "theirs"}, took: minute, err: "changed by someone else", said: []string{"waiting for VM 101: it is locked (snapshot)"}},
+		"quorum is lost meanwhile":   {lock: "backup", lasts: minute, before: true, noQuorum: true, took: minute, err: "no quorum", hint: "pvecm status", said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"for too long":               {lock: "backup", lasts: 24 * time.Hour, before: true, took: lockWait, err: "VM 101 free: gave up after 15m0s; last seen: it is locked (backup)", hint: "qm unlock 101", said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"a lock that no task has":    {lock: "suspended", lasts: 24 * time.Hour, before: true, err: `VM 101 "wk1" on pve1 is locked (suspended)`, hint: "qm unlock 101"},
+		"such a lock from before it": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "throws the saved state away"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := &lockedVM{vm: VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
+				read, _ := f.VM(t.Context(), 101)
+				if c.lock != "" {
+					f.vm.Lock, f.vm.Config["lock"], f.until = c.lock, c.lock, time.Now().Add(c.lasts)
+				}
+				if !c.before {
+					read, _ = f.VM(t.Context(), 101)
+				}
+				var said []string
+				px := Patient(f, 2*time.Second, func(text string) { said = append(said, text) })
+				start := time.Now()
+				err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
+				if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
+					t.Errorf("it took %s, want %s", took, c.took)
+				}
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
+					t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
+				}
+				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+					t.Errorf("hints %q lack %q", hints, c.hint)
+				}
+				if diff := cmp.Diff(c.said, said); diff != "" {
+					t.Errorf("said (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestPatienceWithABackupOfAStoppedVM: one that is off runs while it is backed
+// up, and is not taken for one that somebody has started.
+func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &lockedVM{vm: VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
+		px := Patient(f, 2*time.Second, func(string) {})
+		vm, err := px.VM(t.Context(), 101)
+		if err != nil || vm.Running || vm.Lock != "" {
+			t.Errorf("%+v, %v", vm, err)
+		}
+		f.vm.QMP = "running" // a guest's own
+		f.until = time.Now().Add(time.Hour)
+		if vm, err := px.VM(t.Context(), 101); err != nil || !vm.Running || vm.Lock != "backup" {
+			t.Errorf("%+v, %v", vm, err)
+		}
+		if _, err := px.VM(t.Context(), 101); errors.Is(err, ErrLocked) {
+			t.Error(err)
+		}
+	})
+}

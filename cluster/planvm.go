@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// tellOfVM says in the plan what a new system disk changes in the VM beside it.
+// system is the disk that goes.
+func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
+	vm := *n.found.VM
+	if n.Strategy == Recreate {
+		n.Renewed = vm.madeAnew()
+		for _, d := range disks {
+			if d.Key != system.Key && d.Owner == vm.ID && !d.CDROM && !d.CSI() {
+				n.Renewed = append(n.Renewed, "volid of "+d.Key)
+			}
+		}
+	}
+	note := func(format string, args ...any) { n.Notes = append(n.Notes, fmt.Sprintf(format, args...)) }
+	if vm.Config["protection"] == "1" {
+		note("the VM's protection is lifted meanwhile and set again at the end")
+	}
+	if cd := cdKey(vm.Config, disks); vm.Config[cd] != "" {
+		if d, err := ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
+			if _, ours := bootISO(d); !ours {
+				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)
+			}
+		}
+	}
+	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && bootDevices(boot) == nil {
+		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)
+	}
+	have, want := system.SizeBytes(), uint64(max(n.wanted.SystemGiB, 0))<<30
+	switch {
+	case n.System == nil || want == 0 || have == 0 || want == have:
+	case want < have:
+		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.wanted.SystemGiB)
+	default:
+		n.System.NewSize = fmt.Sprintf("%dG", n.wanted.SystemGiB)
+	}
+}
+
+// newDisk is the blank system disk that a node gets; nil where its storage is not
+// listed, which is refused.
+func (o Observation) newDisk(w Wanted, host string, system Disk) *NewDisk {
+	i := slices.IndexFunc(o.Storages, func(s Storage) bool { return s.Name == system.Storage() })
+	if i < 0 {
+		return nil
+	}
+	return &NewDisk{
+		Node: w.Name, Host: host, Storage: o.Storages[i],
+		Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)),
+	}
+}
+
+// NewDisks are those that a roll of all these nodes would make.
+func (s Survey) NewDisks(wanted []Wanted, assessments []Assessment) []NewDisk {
+	var out []NewDisk
+	for i, a := range assessments {
+		disk, known := a.SystemDisk()
+		if !known || a.Strategy == InPlace {
+			continue
+		}
+		if d := s.newDisk(wanted[i], a.Host, disk); d != nil {
+			out = append(out, *d)
+		}
+	}
+	return out
+}
+
+// frees is what the node's roll gives back to a storage at its end. How much of a
+// disk that grows with its data was ever written can't be told: none of it counts.
+func (n NodePlan) frees(s Storage) (bytes int64) {
+	for _, f := range n.Frees {
+		d := Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
+		if s.Thick && d.Storage() == s.Name {
+			bytes += int64(d.SizeBytes())
+		}
+	}
+	return bytes
+}
+
+// space refuses the nodes for whose new system disk there is no room, all that
+// the plan takes together: the old disks stay parked.
+func (p *Plan) space(o Observation) {
+	var disks []NewDisk
+	for _, n := range p.Nodes {
+		if n.space != nil && !n.Resume {
+			d := *n.space
+			d.Freed = n.frees(d.Storage)
+			disks = append(disks, d)
+		}
+	}
+	for _, use := range SpaceUses(disks, o.Rooms) {
+		for i, lack := range use.Lacks(max(1, p.MaxUnavailable)) {
+			if lack == "" {
+				continue
+			}
+			at := slices.IndexFunc(p.Nodes, func(n NodePlan) bool { return n.Node == use.Disks[i].Node })
+			p.Nodes[at].Refused = append(p.Nodes[at].Refused, lack)
+		}
+		p.Warn = append(p.Warn, use.Warn()...)
+	}
+}

@@ -1,0 +1,133 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// keptRef names an old system disk as it was shown to whoever had it freed.
+type keptRef struct {
+	Cluster, Node string
+	Parking       VMID
+	Key, Run      string
+	Volid         string // "": its drive is gone, and only its entry in the record is to go
+}
+
+// find reads the parking VM afresh and the disk's entry in its record; found is
+// false once that is gone.
+func (k keptRef) find(ctx context.Context, px Inventory) (p Parking, entry KeptDisk, found bool, err error) {
+	p.VM, err = px.VM(ctx, k.Parking)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return p, entry, false, nil
+	case err != nil:
+		return p, entry, false, fmt.Errorf("look up parking VM %d: %w", k.Parking, err)
+	}
+	rec, is, err := ReadRecord(p.VM)
+	switch {
+	case err != nil:
+		return p, entry, false, err
+	case !is || rec.Cluster != k.Cluster || rec.Node != k.Node:
+		return p, entry, false, fault.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
+	}
+	p.Record = rec
+	i := slices.IndexFunc(rec.Kept, k.is)
+	if i < 0 {
+		return p, entry, false, nil
+	}
+	return p, rec.Kept[i], true, nil
+}
+
+func (k keptRef) is(entry KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
+
+// free frees the disk and takes its entry from the record. It looks at
+// everything again right before: the volume must be the one that was shown, the
+// parking VM's own, with the options that recast left it with, in no snapshot, and
+// named by nothing else. Cut off anywhere, it ends the same when it is run again.
+func (k keptRef) free(ctx context.Context, px Proxmox, uses func(context.Context) ([]Use, error)) error {
+	p, disk, found, err := k.look(ctx, px)
+	if err != nil || !found {
+		return err
+	}
+	if disk.Volid == "" {
+		return k.forget(ctx, px)
+	}
+	now, err := uses(ctx)
+	if err != nil {
+		return err
+	}
+	if by := namedBeside(p.VM, disk, now); len(by) > 0 {
+		return fault.WithHint(fault.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
+			"detach it there; it is a system disk that recast keeps")
+	}
+	if p.VM.Config["protection"] == "1" {
+		// Protection forbids to remove a drive (qemu-server, QemuConfig.pm,
+		// check_protection); writing the record sets it again.
+		if err := px.SetConfig(ctx, p.VM, map[string]string{"protection": "0"}, nil); err != nil {
+			return fmt.Errorf("lift the protection of %s: %w", p.VM, err)
+		}
+		if p, disk, found, err = k.look(ctx, px); err != nil || !found {
+			return errors.Join(err, k.protect(ctx, px))
+		}
+	}
+	if err := RequireQuorum(ctx, px); err != nil {
+		return err
+	}
+	if err := px.FreeDisk(ctx, p.VM, k.Key); err != nil {
+		return errors.Join(fmt.Errorf("free %s, %s of %s: %w", disk.Volid, k.Key, p.VM, err), k.protect(ctx, px))
+	}
+	return k.forget(ctx, px)
+}
+
+// look finds the disk and refuses unless everything is as it was shown. Its
+// Volid is "" where the drive is gone.
+func (k keptRef) look(ctx context.Context, px Proxmox) (p Parking, disk Disk, found bool, err error) {
+	p, entry, found, err := k.find(ctx, px)
+	if err != nil || !found {
+		return p, disk, false, err
+	}
+	if against := p.untouchable(nil); len(against) > 0 {
+		return p, disk, true, fault.Refusedf("nothing of it is freed: %s", strings.Join(against, "; "))
+	}
+	if _, there := p.VM.Config[k.Key]; !there {
+		return p, disk, true, nil
+	}
+	if disk, err = p.keptDisk(entry); err != nil {
+		return p, disk, true, fault.Refusedf("%s of %s is not freed: %w", k.Key, p.VM, err)
+	}
+	if disk.Volid != k.Volid {
+		return p, disk, true, fault.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, cmpNone(k.Volid))
+	}
+	ties, err := px.Ties(ctx, p.VM)
+	if err == nil && len(ties.Snapshots) > 0 {
+		err = fault.Refusedf("%s has snapshots (%s): nothing of it is freed", p.VM, strings.Join(ties.Snapshots, ", "))
+	}
+	return p, disk, true, err
+}
+
+// forget takes the entry out of the record, and protects the parking VM again.
+func (k keptRef) forget(ctx context.Context, px Proxmox) error {
+	p, _, found, err := k.find(ctx, px)
+	if err != nil || !found {
+		return err
+	}
+	if _, there := p.VM.Config[k.Key]; there || p.Record.Open {
+		return fault.Refusedf("%s of %s is there again, or its record is open: it stays in the record", k.Key, p.VM)
+	}
+	p.Record.Kept = slices.DeleteFunc(p.Record.Kept, k.is)
+	return writeRecord(ctx, px, p.VM, p.Record)
+}
+
+// protect sets the protection again that was lifted for a disk which stays.
+func (k keptRef) protect(ctx context.Context, px Proxmox) error {
+	vm, err := px.VM(ctx, k.Parking)
+	if err != nil || vm.Config["protection"] == "1" {
+		return err
+	}
+	return prefix(fmt.Sprintf("protect %s again", vm), px.SetConfig(ctx, vm, map[string]string{"protection": "1"}, nil))
+}

@@ -1,0 +1,243 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Retention says which old system disks stay parked.
+type Retention struct {
+	Cluster string
+	Nodes   []string // of the configuration: the disks of all others go
+	Keep    int      // of each of them, the newest; 0: none, recast rollback is not possible then
+	Holders []VMID   // VMs that the configuration names as holders
+	Except  VMID     // the claim
+}
+
+// KeptVerdict is what is to become of an old system disk.
+type KeptVerdict struct {
+	Node      string    `json:"node"`
+	Run       string    `json:"run"`               // that replaced it
+	Replaced  time.Time `json:"replaced,omitzero"` // when that run began, if its ID says so
+	Talos     string    `json:"talos,omitempty"`   // version of the system on it
+	Parking   VMID      `json:"parking"`
+	Host      string    `json:"host"`
+	Key       string    `json:"key"`             // on the parking VM
+	Volid     string    `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
+	SizeBytes uint64    `json:"sizeBytes,omitempty"`
+	Goes      string    `json:"goes,omitempty"` // why it can go
+	Keep      []string  `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed   bool      `json:"removed"`
+}
+
+func (v KeptVerdict) String() string {
+	what := "the system disk"
+	if v.Volid == "" {
+		what = "the entry of a system disk"
+	}
+	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s replaced", v.Key, v.Parking, v.Host, what, v.Node, v.Run)
+}
+
+// ParkingVerdict is what is to become of a parking VM.
+type ParkingVerdict struct {
+	VMID    VMID     `json:"vmid"`
+	Name    string   `json:"name"`
+	Host    string   `json:"host"`
+	Node    string   `json:"node,omitempty"` // "": its record can't be read
+	Goes    string   `json:"goes,omitempty"` // why it can go
+	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool     `json:"removed"`
+}
+
+func (v ParkingVerdict) String() string {
+	return VM{ID: v.VMID, Name: v.Name, Host: v.Host}.String()
+}
+
+// judgement is a judgement of all parking VMs in progress.
+type judgement struct {
+	Retention
+	vms      []VM
+	uses     []Use
+	parkings []Parking
+	kept     []KeptVerdict
+	vouched  map[int]bool // indexes of kept: it is what its record says
+}
+
+// JudgeParked says of each old system disk of the cluster, and of each parking
+// VM, whether it can go. What is not provably a system disk that a finished
+// replacement has kept stays, with the reason.
+func JudgeParked(vms []VM, uses []Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
+	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
+	parks := []ParkingVerdict{}
+	for _, vm := range vms {
+		rec, is, err := ReadRecord(vm)
+		switch {
+		case vm.ID == r.Except || err == nil && (!is || rec.Cluster != r.Cluster):
+			continue
+		case err != nil:
+			parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Keep: []string{err.Error()}})
+			continue
+		}
+		j.parkings = append(j.parkings, Parking{vm, rec})
+		parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Node: rec.Node})
+	}
+	for _, p := range j.parkings {
+		for _, k := range p.Record.Kept {
+			v, vouched := j.judge(p, k)
+			j.vouched[len(j.kept)] = vouched
+			j.kept = append(j.kept, v)
+		}
+	}
+	j.copies()
+	j.retain()
+	for i := range j.kept {
+		if len(j.kept[i].Keep) > 0 {
+			j.kept[i].Goes = ""
+		}
+	}
+	for i := range parks {
+		if p := parkingWith(j.parkings, parks[i].VMID); p != nil {
+			j.judgeVM(&parks[i], *p)
+		}
+	}
+	return append([]KeptVerdict{}, j.kept...), parks
+}
+
+func parkingWith(parkings []Parking, id VMID) *Parking {
+	i := slices.IndexFunc(parkings, func(p Parking) bool { return p.VM.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &parkings[i]
+}
+
+// judge looks at one disk by itself; vouched says that it is what its record says.
+func (j *judgement) judge(p Parking, k KeptDisk) (v KeptVerdict, vouched bool) {
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
+	v.Keep = p.untouchable(j.Holders)
+	value, there := p.VM.Config[k.Key]
+	if !there {
+		v.Goes = fmt.Sprintf("VM %d has no %s any more: only its entry in the record goes", p.VM.ID, k.Key)
+		return v, false
+	}
+	disk, err := p.keptDisk(k)
+	if err != nil {
+		v.Volid, _, _ = strings.Cut(value, ",")
+		v.Keep = append(v.Keep, err.Error())
+		return v, false
+	}
+	v.Volid, v.SizeBytes = disk.Volid, disk.SizeBytes()
+	if by := namedBeside(p.VM, disk, j.uses); len(by) > 0 {
+		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
+		return v, false
+	}
+	return v, true
+}
+
+// copies keeps what two parking VMs say that they have: a clone or a restored
+// backup has the same record, and which one is real can't be told.
+func (j *judgement) copies() {
+	at := map[string][]int{}
+	for i, v := range j.kept {
+		id := v.Node + "/" + v.Run
+		at[id] = append(at[id], i)
+	}
+	for _, same := range at {
+		for _, i := range same {
+			for _, other := range same {
+				if j.kept[other].Parking != j.kept[i].Parking {
+					j.kept[i].Keep = append(j.kept[i].Keep, fmt.Sprintf("VM %d has a record of the same disk: one of them is a copy (clone, restore), look at both", j.kept[other].Parking))
+					j.vouched[i] = false
+				}
+			}
+		}
+	}
+}
+
+// retain keeps the newest disks of each node. Those that are not what their
+// record says are no ways back, so they do not count.
+func (j *judgement) retain() {
+	byNode := map[string][]int{}
+	for i, v := range j.kept {
+		if j.vouched[i] {
+			byNode[v.Node] = append(byNode[v.Node], i)
+		}
+	}
+	for node, list := range byNode {
+		// Run IDs sort by time; the record has the newest last.
+		slices.SortStableFunc(list, func(a, b int) int { return cmp.Or(strings.Compare(j.kept[b].Run, j.kept[a].Run), b-a) })
+		open := slices.IndexFunc(j.parkings, func(p Parking) bool { return p.Record.Node == node && p.Record.Open })
+		for rank, i := range list {
+			v := &j.kept[i]
+			switch {
+			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
+				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
+			case len(v.Keep) > 0:
+			case !slices.Contains(j.Nodes, node):
+				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
+			case rank < j.Keep:
+				v.Keep = append(v.Keep, wayBack(rank, node))
+			case j.Keep > 0 && j.lastOnItsHost(list[:rank], i):
+				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast rollback %s boots", node, v.Host, node))
+			case j.Keep == 0:
+				v.Goes = fmt.Sprintf("none is to stay: the way back of node %s is a roll to the previous lock then", node)
+			default:
+				v.Goes = fmt.Sprintf("node %s has %d newer", node, rank)
+			}
+		}
+	}
+}
+
+func wayBack(rank int, node string) string {
+	if rank == 0 {
+		return "the way back: recast rollback " + node
+	}
+	return fmt.Sprintf("node %s has only %d newer", node, rank)
+}
+
+// lastOnItsHost says whether none of the newer ones is on the host where the
+// node's VM and this one are: disks change hands on one host only.
+func (j *judgement) lastOnItsHost(newer []int, i int) bool {
+	rec := parkingWith(j.parkings, j.kept[i].Parking).Record
+	at := slices.IndexFunc(j.vms, func(vm VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
+	if at < 0 || j.vms[at].Host != j.kept[i].Host {
+		return false
+	}
+	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
+}
+
+// judgeVM lets a parking VM go that owns nothing, or will own nothing.
+func (j *judgement) judgeVM(v *ParkingVerdict, p Parking) {
+	v.Keep = append(v.Keep, p.untouchable(j.Holders)...)
+	staying := 0
+	known := map[string]bool{}
+	for _, k := range j.kept {
+		if k.Parking == v.VMID {
+			known[k.Key] = true
+			if len(k.Keep) > 0 {
+				staying++
+			}
+		}
+	}
+	if staying > 0 && len(v.Keep) == 0 {
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, plural(staying, "disk"), v.Node))
+	}
+	if !p.Record.Open {
+		for _, d := range strange(p.VM, known) {
+			v.Keep = append(v.Keep, d+" is in no record of recast: not ours, look at it")
+		}
+	}
+	if len(v.Keep) == 0 {
+		v.Goes = "it owns nothing any more"
+	}
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return what
+	}
+	return what + "s"
+}

@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc,
+// of PVE 8 and 9) is in one of the lists here, or is a drive. One that is in none
+// came with a later Proxmox: whether a token may write it is not known, and that
+// must not turn out when the old VM is gone.
+var (
+	// rootOnly are those that only the real root@pam user may write, not even its
+	// tokens: those of no group in API2/Qemu.pm, check_vm_modify_config_perm. A VM
+	// that has one can be deleted by a token, but not made again.
+	rootOnly = []string{
+		"affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages", "spice_enhancements",
+	}
+	// carried are those that a new VM is given as the old one had them. Some take
+	// privileges of their own: see Needs.config.
+	carried = []string{
+		"acpi", "agent", "allow-ksm", "audio0", "autostart", "balloon", "bios", "boot", "bootdisk", "citype", "ciupgrade", "ciuser", "cores",
+		"cpu", "cpulimit", "cpuunits", "description", "freeze", "hotplug", "keyboard", "kvm", "localtime", "machine", "memory",
+		"migrate_downtime", "migrate_speed", "name", "nameserver", "numa", "onboot", "ostype", "protection", "reboot", "rng0", "scsihw",
+		"searchdomain", "shares", "smbios1", "smp", "sockets", "sshkeys", "startdate", "startup", "tablet", "tags", "tdf", "template", "vcpus",
+		"vga", "vmstatestorage", "watchdog",
+	}
+	// carriedBuses are numbered, and carried unless rawDevice says otherwise.
+	carriedBuses = []string{"hostpci", "ipconfig", "net", "numa", "parallel", "serial", "usb", "virtiofs"}
+	// hidden are those whose value can't be carried: what they name is elsewhere.
+	hidden = []string{"cicustom", "cipassword"}
+)
+
+// rawDevice tells passed-through devices that are not mapped, and device ROMs:
+// those too are for root@pam alone.
+func rawDevice(key, value string) bool {
+	options := Disk{Options: strings.Split(value, ",")}
+	switch bus := numberedBus(key); bus {
+	case "serial":
+		return value != "socket"
+	case "usb":
+		return options.Option("mapping") == "" && options.Option("host") != "spice" && options.Options[0] != "spice"
+	case "hostpci":
+		return options.Option("mapping") == "" || options.Option("romfile") != ""
+	case "parallel":
+		return true
+	}
+	return false
+}
+
+// numberedBus is "net" of "net0"; "" for a key that has no number, or is no bus.
+func numberedBus(key string) string {
+	bus := strings.TrimRight(key, "0123456789")
+	if bus == key || !slices.Contains(carriedBuses, bus) {
+		return ""
+	}
+	return bus
+}
+
+// unwritable are settings that a new VM could not be given.
+func (c candidate) unwritable() []string {
+	var out []string
+	for key, value := range c.vm.Config {
+		switch {
+		case slices.Contains(rootOnly, key) || rawDevice(key, value):
+			out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
+		case !IsDiskKey(key) && numberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(renewed, key):
+			out = append(out, fmt.Sprintf("its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key))
+		}
+	}
+	if custom := c.vm.Config["cicustom"]; custom != "" && !customUserData(c.vm) {
+		out = append(out, fmt.Sprintf("the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom))
+	}
+	if c.vm.Config["cipassword"] != "" {
+		out = append(out, "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
+	}
+	slices.Sort(out)
+	return out
+}
+
+// madeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,
+// create_vm). A token can't write vmgenid, nobody can write meta.
+func (vm VM) madeAnew() []string {
+	var out []string
+	switch vm.Config["vmgenid"] {
+	case "":
+	case "0":
+		out = append(out, "vmgenid (which is switched off now)")
+	default:
+		out = append(out, "vmgenid")
+	}
+	if vm.Config["meta"] != "" {
+		out = append(out, "meta")
+	}
+	return out
+}
+
+// bootDevices are those that a boot order names, in order. The old kind ("cdn",
+// legacy=cdn) names none (PVE/QemuServer.pm, $boot_fmt).
+func bootDevices(boot string) []string {
+	for part := range strings.SplitSeq(boot, ",") {
+		if list, ok := strings.CutPrefix(part, "order="); ok {
+			return strings.FieldsFunc(list, func(r rune) bool { return r == ';' || r == ' ' })
+		}
+	}
+	return nil
+}
+
+// missingBoot are devices in the boot order that the VM has not. Proxmox takes
+// such an order with a create, but with no change ("invalid bootorder",
+// API2/Qemu.pm, update_vm_api): it could not be set again.
+func (c candidate) missingBoot() []string {
+	var out []string
+	for _, key := range bootDevices(c.vm.Config["boot"]) {
+		if _, there := c.vm.Config[key]; !there {
+			out = append(out, fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key))
+		}
+	}
+	return out
+}

@@ -1,0 +1,117 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+)
+
+// undo writes the commands that give a node's VM its old self back without
+// recast, for a root shell of the host that it and its parking VM are on. Each
+// line says by what qm config shows whether there is anything to do, so that
+// the whole can be run from every state that an exchange may be cut off in, and
+// be run again. recast itself never reads them. docs/notes/proxmox.md explains them.
+type undo struct {
+	rec Record
+	mem memory
+	undoForm
+	out  []string
+	used map[string]bool // the functions that the lines call
+	read []string        // the settings that new reads
+}
+
+// undoForm is how much is spelled out. The less that is, the more is read from
+// the packed memory, which has it all.
+type undoForm struct {
+	long  int  // longer values are read
+	tight bool // so are the options of drives, and what repeats is a function
+}
+
+var undoForms = []undoForm{{maxDescription, false}, {60, false}, {16, true}}
+
+// shellFunctions are what the lines call, in the order in which they are defined.
+// lost asks for volumes that no configuration names without writing anything
+// (qm.pm, rescan); of one storage; what follows that was without a name before, a line each. old unpacks
+// the record. They are for bash or dash with what every Proxmox host has.
+var shellFunctions = []struct{ name, body string }{
+	{"has", `has() { qm config $1 2>/dev/null | grep -q "^$2"; }`},
+	{"lacks", `lacks() { ! has "$@"; }`},
+	{"vol", `vol() { qm config $1 | sed -n "s/^$2: \([^,]*\).*/\1/p"; }`},
+	{"lost", `lost() { qm disk rescan --vmid $1 --dryrun 1 | sed -n "s/.*add unref[^']*'\($2:[^']*\).*/\1/p" | grep -vxF "$3"; }`},
+	{"gone", `gone() { pvesm list ${1%%:*} | awk '$1==v{f=1}END{exit f||!NR}' v="$1"; }`},
+	{"key", `key() { qm config $1 | sed -n "s|^\(unused[0-9]*\): $2\$|\1|p"; }`},
+	{"ha", `ha() { ha-manager config | grep -qx "vm:$1"; }`},
+	{"old", `old() { qm config PARKING | perl -MJSON -MMIME::Base64=decode_base64url -MCompress::Zlib=memGunzip -ne 'BEGIN{$k=pop}/^desc/||next;s/%(..)/chr hex $1/ge;/.*"memory":"([^"]+)/s;$_=decode_json(memGunzip decode_base64url $1)->{VM}{Config}{$k};utf8::encode $_;print' $1; }`},
+	{"new", `new() { for k in SETTINGS; do set -- "$@" --$k "$(old $k)"; done; qm create VMID "$@"; }`},
+	{"back", `back() { lacks PARKING $1: || qm disk move PARKING $1 --target-vmid VMID --target-disk ${2-$1}; }`},
+	{"same", `same() { for k; do set -- "$@" --$k "$(vol VMID $k),$(old $k | cut -d, -f2-)"; shift; done; qm set VMID "$@"; }`},
+}
+
+// wayBack is the part of an open record's description that an administrator
+// follows; "" where there is nothing to say. It takes no more than room bytes.
+func (r Record) wayBack(room int) string {
+	if !r.Open || r.Parking == 0 || r.Memory == "" {
+		return ""
+	}
+	mem, err := unpackMemory(r.Memory)
+	if err != nil {
+		return "" // somebody edited it; what reads it says so
+	}
+	for _, form := range undoForms {
+		u := undo{rec: r, mem: mem, undoForm: form, used: map[string]bool{}}
+		if text := u.text(); len(text) <= room {
+			return text
+		}
+	}
+	if len(noRoom) > room {
+		return ""
+	}
+	return noRoom
+}
+
+const noRoom = "The lines that undo this without recast have no room here: see docs/notes/proxmox.md, Undo by hand.\n\n"
+
+func (u *undo) text() string {
+	u.switchOff()
+	u.make()
+	u.moveBack()
+	u.restoreSystem()
+	u.setUp()
+	var b strings.Builder
+	fmt.Fprintf(&b, "Without recast, as root on the host of both VMs (see docs/notes/proxmox.md, Undo by hand), these lines, in this order, give VM %d its old self back:\n\n```sh\n", u.vm())
+	ids := strings.NewReplacer("PARKING", fmt.Sprint(u.rec.Parking), "VMID", fmt.Sprint(u.vm()), "SETTINGS", strings.Join(u.read, " "))
+	for _, f := range shellFunctions {
+		if u.used[f.name] {
+			b.WriteString(ids.Replace(f.body) + "\n")
+		}
+	}
+	b.WriteString(strings.Join(u.out, "\n") + "\n```\n\n")
+	return b.String()
+}
+
+func (u *undo) vm() VMID { return u.mem.VM.ID }
+
+// line adds a command behind conditions, "has 9011 scsi1:". What is in
+// conditions and arguments must be quoted already.
+func (u *undo) line(parts ...string) {
+	for _, p := range parts {
+		name, _, _ := strings.Cut(p, " ")
+		u.use(name)
+	}
+	u.out = append(u.out, strings.Join(parts, " && "))
+}
+
+// use notes that a line calls a function, and what that calls.
+func (u *undo) use(name string) {
+	u.used[name] = true
+	switch name {
+	case "lacks":
+		u.use("has")
+	case "back":
+		u.use("lacks")
+	case "new":
+		u.use("old")
+	case "same":
+		u.use("vol")
+		u.use("old")
+	}
+}

@@ -1,0 +1,158 @@
+package cluster
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// undoRecord is the open record of a VM's recreation, with what is remembered of it.
+func undoRecord(t *testing.T, vm VM, in *Intent) Record {
+	t.Helper()
+	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: Recreate, Parking: 9900}.
+		open(memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Intent = in
+	return rec
+}
+
+func TestWayBack(t *testing.T) {
+	t.Parallel()
+	vm := VM{ID: 9011, Name: "wk1", Host: "pve1", Pool: "talos", Config: map[string]string{
+		"name": "wk1", "memory": "4096", "smbios1": "uuid=a", "net0": "virtio=BC:24:11:00:00:11,bridge=vmbr0", "tags": "a;b", "ide0": "fast:vm-9011-cloudinit,media=cdrom,size=4M",
+		"ide2": "none,media=cdrom", "boot": "order=scsi0;ide2", "onboot": "1", "protection": "1", "description": "it's\n100%41\n", "sshkeys": "ssh-ed25519%20AAAA",
+		"scsi0": "fast:vm-9011-disk-0,size=10G", "scsi1": "fast:vm-9011-disk-1,backup=0,serial=d,size=20G", "scsi2": "fast:vm-200-disk-0,serial=h", "unused3": "fast:vm-9011-disk-7",
+		"vmgenid": "x", "meta": "y", "digest": "z", "cipassword": "**********",
+	}}
+	in := &Intent{From: 9011, Key: "scsi1", Volid: "fast:vm-9011-disk-1", To: 9900, ToKey: "scsi1", Options: "backup=0,serial=d", Unnamed: []string{"fast:vm-9011-disk-3", "fast:vm-9900-disk-0"}}
+	text, err := undoRecord(t, vm, in).Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(text, "```sh\n")
+	block, rest, _ := strings.Cut(block, "```\n")
+	var lines []string
+	for line := range strings.Lines(block) {
+		if !strings.Contains(line, "() {") {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	want := []string{
+		`has 9011 'lock: create' && lacks 9011 '.*vm-' && qm unlock 9011 && qm destroy 9011`,
+		`has 9011 && qm shutdown 9011 --timeout 120 --forceStop 1 && qm set 9011 --onboot 0 --protection 0`,
+		`lacks 9011 && qm create 9011 --ide0 fast:cloudinit --ide2 none,media=cdrom --memory 4096 --name wk1 --net0 virtio=BC:24:11:00:00:11,bridge=vmbr0 --pool talos --smbios1 uuid=a --tags 'a;b'`,
+		`lacks 9011 sshkeys: && pvesh set /nodes/localhost/qemu/9011/config --sshkeys "$(printf %b 'ssh-ed25519\004520AAAA')"`,
+		`has 9900 unused3: && qm disk move 9900 unused3 --target-vmid 9011 --target-disk unused3`,
+		`has 9011 'scsi1: fast:vm-9011-disk-1\b' && gone fast:vm-9011-disk-1 && qm set 9011 --delete scsi1`,
+		`has 9011 'unused[0-9]*: fast:vm-9011-disk-1\b' && gone fast:vm-9011-disk-1 && qm set 9011 --delete "$(key 9011 fast:vm-9011-disk-1)"`,
+		`lacks 9011 scsi1: && lacks 9900 scsi1: && lost 9900 fast "$(printf %b 'fast:vm-9011-disk-3\nfast:vm-9900-disk-0')" && qm set 9900 --scsi1 "$(lost 9900 fast "$(printf %b 'fast:vm-9011-disk-3\nfast:vm-9900-disk-0')")",backup=0,serial=d`,
+		`has 9900 scsi1: && qm disk move 9900 scsi1 --target-vmid 9011 --target-disk scsi1`,
+		`lacks 9011 scsi2: && qm set 9011 --scsi2 fast:vm-200-disk-0,serial=h`,
+		`has 9011 'scsi0:.*serial=recast-0123456789ab' && qm set 9011 --delete scsi0`,
+		`has 9900 scsi30: && qm disk move 9900 scsi30 --target-vmid 9011 --target-disk scsi0`,
+		`qm set 9011 --scsi0 "$(vol 9011 scsi0)",size=10G`,
+		`qm set 9011 --ide2 none,media=cdrom`,
+		`qm set 9011 --boot 'order=scsi0;ide2' --description "$(printf %b 'it'\''s\n100\004541')" --onboot 1 --protection 1`,
+		`qm start 9011`,
+		`# unusedN before: unused3`,
+	}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, recordMark) || strings.Contains(rest, "\n") {
+		t.Errorf("the record is not the one last line: %q", rest)
+	}
+	if percentEncoded.MatchString(text) {
+		t.Errorf("Proxmox before 9 would decode %q", percentEncoded.FindString(text))
+	}
+}
+
+// manyDrives is a VM with ten disks, four network cards and all that a VM may have.
+func manyDrives(keys, description int) VM {
+	r := rand.New(rand.NewPCG(1, 2))
+	random := func(n int) string {
+		var b strings.Builder
+		for range n {
+			b.WriteByte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"[r.IntN(62)])
+		}
+		return b.String()
+	}
+	vm := VM{ID: 90110, Name: "worker-zone-a-17", Host: "pve1", Pool: "talos-production", Config: map[string]string{
+		"name": "worker-zone-a-17", "memory": "65536", "balloon": "0", "cores": "16", "sockets": "1", "cpu": "x86-64-v3", "numa": "1", "machine": "q35", "bios": "ovmf",
+		"ostype": "l26", "agent": "1,fstrim_cloned_disks=1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=5ec0ffee-0000-4000-8000-000000090110", "tags": "production;talos;worker;zone-a",
+		"onboot": "1", "protection": "1", "startup": "order=3,up=30,down=120", "boot": "order=scsi0;ide2;net0", "ide2": "none,media=cdrom", "ide0": "ceph-nvme:vm-90110-cloudinit,media=cdrom,size=4M",
+		"serial0": "socket", "vga": "serial0", "rng0": "source=/dev/urandom", "hostpci0": "mapping=gpu,pcie=1", "ciuser": "talos", "searchdomain": "cluster.example.org", "nameserver": "10.0.0.1",
+		"efidisk0": "ceph-nvme:vm-90110-disk-0,efitype=4m,pre-enrolled-keys=0,size=528K", "tpmstate0": "ceph-nvme:vm-90110-disk-1,size=4M,version=v2.0",
+		"description": random(description),
+	}}
+	for i := range 4 {
+		vm.Config[fmt.Sprintf("net%d", i)] = fmt.Sprintf("virtio=BC:24:11:%02X:%02X:%02X,bridge=vmbr%d,firewall=1,mtu=9000,queues=8,tag=%d", r.IntN(256), r.IntN(256), r.IntN(256), i, 100+i)
+		vm.Config[fmt.Sprintf("ipconfig%d", i)] = fmt.Sprintf("gw=10.%d.0.1,ip=10.%d.0.17/16", i, i)
+	}
+	for range keys {
+		vm.Config["sshkeys"] += "ssh-rsa%20" + random(372) + "%20admin%40example.org%0A"
+	}
+	for i := range 10 {
+		vm.Config[fmt.Sprintf("scsi%d", i)] = fmt.Sprintf("ceph-nvme:vm-90110-disk-%d,aio=io_uring,cache=none,discard=on,iothread=1,serial=data-%s,size=%dG,ssd=1", i+2, random(8), 100+i)
+	}
+	return vm
+}
+
+// TestWayBackFits: what an administrator needs is there for a VM that has a lot,
+// and never keeps a record from being written.
+func TestWayBackFits(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		keys, description int
+		commands          bool
+	}{
+		"a big VM":            {1, 200, true},
+		"with three SSH keys": {3, 200, true},
+		"with a description that leaves no room for anything": {1, 3000, false},
+		"nor for a word about that":                           {1, 3340, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := manyDrives(c.keys, c.description)
+			in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
+			rec := undoRecord(t, vm, in)
+			text, err := rec.Description()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(text) > maxDescription {
+				t.Errorf("%d bytes", len(text))
+			}
+			if got := strings.Contains(text, "qm create 90110 "); got != c.commands {
+				t.Errorf("commands: %t, want %t", got, c.commands)
+			}
+			if !c.commands && len(text)+len(noRoom) < maxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
+				t.Errorf("it does not say where else to look: %s", text)
+			}
+			got, ok, err := ReadRecord(VM{Config: map[string]string{"description": text}})
+			if err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12 {
+				t.Errorf("ok %t, %v", ok, err)
+			}
+		})
+	}
+}
+
+// TestShellFunctionsAreExplained: the document has each of them word for word.
+func TestShellFunctionsAreExplained(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../docs/notes/proxmox.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range shellFunctions {
+		if !strings.Contains(string(doc), "\n"+f.body+"\n") {
+			t.Errorf("the document does not show %s", f.body)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// switchOff sees to it that nobody starts the VM, and clears away one whose
+// creation was cut off: it is locked and names nothing yet.
+func (u *undo) switchOff() {
+	id := u.vm()
+	if u.rec.Strategy != Reimage && u.rec.Strategy != Rollback {
+		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
+	}
+	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
+		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id), "sleep 30")
+	}
+	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm shutdown %d --timeout 120 --forceStop 1", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
+}
+
+// make creates the VM where it is gone. A VM that a run made anew has all of
+// this already.
+func (u *undo) make() {
+	if u.rec.Strategy == Reimage || u.rec.Strategy == Rollback {
+		return
+	}
+	config := oldSettings(u.mem.VM)
+	for _, key := range []string{"boot", "description", "onboot", "protection", "sshkeys", "cipassword"} {
+		delete(config, key) // set afterwards, or known to nobody
+	}
+	id := u.vm()
+	create := fmt.Sprintf("qm create %d", id)
+	if u.tight {
+		create = "new"
+		for _, key := range slices.SortedFunc(maps.Keys(config), compareKeys) {
+			if _, remembered := u.mem.VM.Config[key]; remembered && !IsDiskKey(key) {
+				u.read = append(u.read, key)
+				delete(config, key)
+			}
+		}
+	}
+	u.line(fmt.Sprintf("lacks %d", id), create+u.flags(config))
+	if _, ok := u.mem.VM.Config["sshkeys"]; ok {
+		// qm takes the name of a file for these keys, and encodes what is in it (qm.pm, param_mapping).
+		u.line(fmt.Sprintf("lacks %d sshkeys:", id), fmt.Sprintf("pvesh set /nodes/localhost/qemu/%d/config --sshkeys %s", id, u.value("sshkeys")))
+	}
+}
+
+// moveBack gives every disk but the system disk back. Detached volumes go first:
+// to take a drive away from the VM makes an unusedN of it.
+func (u *undo) moveBack() {
+	in := u.rec.Intent
+	detached := in != nil && strings.HasPrefix(in.Key, "unused")
+	if detached {
+		u.finishMove(*in)
+	}
+	for _, d := range u.rec.Disks {
+		if strings.HasPrefix(d.Key, "unused") {
+			u.move(d)
+		}
+	}
+	if in != nil && !detached {
+		u.finishMove(*in)
+	}
+	for _, d := range u.rec.Disks {
+		switch {
+		case d.System, strings.HasPrefix(d.Key, "unused"):
+		case d.Holder != 0:
+			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, shellQuote(joinOptions(d.Volid, d.Options))))
+		default:
+			u.move(d)
+		}
+	}
+}
+
+func (u *undo) move(d ParkedDisk) {
+	if u.tight {
+		u.line(strings.TrimSuffix(fmt.Sprintf("back %s %s", d.ParkKey, d.Key), " "+d.ParkKey))
+		return
+	}
+	u.line(fmt.Sprintf("has %d %s:", u.rec.Parking, d.ParkKey),
+		fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.rec.Parking, d.ParkKey, u.vm(), d.Key))
+}
+
+// finishMove finishes the hand-over that was begun last, if Proxmox has renamed
+// the volume and not written both configurations: the source's name for it, which
+// nothing has any more, is dropped, and the target gets the volume.
+func (u *undo) finishMove(in Intent) {
+	drop := func(key, line string) {
+		parts := []string{fmt.Sprintf("has %d %s", in.From, shellQuote(key+": "+in.Volid+`\b`)), "gone " + shellQuote(in.Volid)}
+		if in.From == u.rec.Parking {
+			parts = append(parts, fmt.Sprintf("qm set %d --protection 0", in.From))
+		}
+		u.line(append(parts, fmt.Sprintf("qm set %d --delete %s", in.From, line))...)
+	}
+	drop(in.Key, in.Key)
+	storage, _, _ := strings.Cut(in.Volid, ":")
+	lost := fmt.Sprintf("lost %d %s", in.To, storage)
+	if len(in.Unnamed) > 0 {
+		lost += " " + shellQuote(strings.Join(in.Unnamed, "\n"))
+	}
+	cut := []string{fmt.Sprintf("lacks %d %s:", in.From, in.Key), fmt.Sprintf("lacks %d %s:", in.To, in.ToKey), lost}
+	if strings.HasPrefix(in.ToKey, "unused") {
+		u.line(append(cut, fmt.Sprintf("qm disk rescan --vmid %d", in.To))...)
+		return
+	}
+	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, shellQuote(in.Volid)))
+	u.use("key")
+	options := optionSuffix(in.Options)
+	if key := cmp.Or(map[VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && u.mem.VM.Config[key] != "" && u.rec.Strategy != Rollback {
+		u.use("old")
+		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, if it is still to be parked
+	}
+	u.line(append(cut, fmt.Sprintf(`qm set %d --%s "$(%s)"%s`, in.To, in.ToKey, lost, options))...)
+}
+
+func optionSuffix(options string) string {
+	if options == "" {
+		return ""
+	}
+	return shellQuote("," + options)
+}
+
+// restoreSystem takes the system disk of the exchange away, without freeing it,
+// and gives the old one back.
+func (u *undo) restoreSystem() {
+	id := u.vm()
+	for _, d := range u.rec.Disks {
+		if !d.System {
+			continue
+		}
+		if k := u.rec.Restore; u.rec.Strategy == Rollback && k != nil {
+			u.line(fmt.Sprintf("lacks %d %s:", u.rec.Parking, k.Key), fmt.Sprintf("has %d %s:", id, d.Key),
+				fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", id, d.Key, u.rec.Parking, k.Key),
+				fmt.Sprintf(`qm set %d --%s "$(vol %d %s)"%s`, u.rec.Parking, k.Key, u.rec.Parking, k.Key,
+					optionSuffix(strings.Join(parkedOptions(ParkedDisk{Key: d.Key, Options: k.Options}), ","))))
+			u.use("vol")
+		} else {
+			u.line(fmt.Sprintf("has %d %s", id, shellQuote(d.Key+":.*serial="+u.mem.DiskSerial)), fmt.Sprintf("qm set %d --delete %s", id, d.Key))
+		}
+		u.move(d)
+	}
+}
+
+// setUp sets what parking changed in the drives' options, then the settings that
+// an exchange changes. Drives come before the boot order: a CD drive that it
+// lacks is appended to it (Qemu.pm, update_vm_api).
+func (u *undo) setUp() {
+	id := u.vm()
+	u.setOptions()
+	u.setCDs()
+	settings, del := map[string]string{}, []string{}
+	for _, key := range []string{"boot", "description", "onboot", "protection"} {
+		if value := strings.TrimRight(u.mem.VM.Config[key], "\n"); value != "" {
+			settings[key] = value
+		} else {
+			del = append(del, key)
+		}
+	}
+	set := fmt.Sprintf("qm set %d%s", id, u.flags(settings))
+	if len(del) > 0 {
+		set += " --delete " + strings.Join(del, ",")
+	}
+	u.line(set)
+	u.line(fmt.Sprintf("qm start %d", id))
+	if ha := u.mem.HA; ha != nil {
+		options := map[string]string{"state": cmp.Or(ha.State, "started")}
+		for key, value := range ha.Settings {
+			options[key] = value
+		}
+		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, plainFlags(options)))
+	}
+	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", cmpNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
+}
+
+// setOptions gives the drives that have come back the options that they had.
+func (u *undo) setOptions() {
+	spelled, keys := "", ""
+	for _, d := range u.rec.Disks {
+		if d.Holder == 0 && !sameOptions(splitOptions(d.Options), parkedOptions(d)) {
+			spelled += fmt.Sprintf(` --%s "$(vol %d %s)"%s`, d.Key, u.vm(), d.Key, optionSuffix(d.Options))
+			keys += " " + d.Key
+		}
+	}
+	switch {
+	case spelled == "":
+	case u.tight:
+		u.line("same" + keys)
+	default:
+		u.use("vol")
+		u.line(fmt.Sprintf("qm set %d%s", u.vm(), spelled))
+	}
+}
+
+func (u *undo) setCDs() {
+	disks, err := u.mem.VM.Disks()
+	if err != nil {
+		return // it was refused when it was remembered
+	}
+	id := u.vm()
+	cds := map[string]string{}
+	for _, d := range disks {
+		if d.CDROM && !d.CloudInit() {
+			cds[d.Key] = withoutOption(d, "size").Value()
+		}
+	}
+	if len(cds) > 0 {
+		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
+	}
+	if key := cdKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
+		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
+	}
+}
+
+func unusedKeys(vm VM) []string {
+	var keys []string
+	for key := range vm.Config {
+		if IsDiskKey(key) && strings.HasPrefix(key, "unused") {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	return keys
+}

@@ -1,0 +1,160 @@
+package contract
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// TestExchange exchanges the system of a node like Talos': all that it had is as
+// before, and its old system disk is parked.
+func TestExchange(t *testing.T) {
+	var chosen slice
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		for name, b := range inOrder(belongingsOfAll()) {
+			if !chosen.next() {
+				continue
+			}
+			t.Run(string(strategy)+"/"+name, func(t *testing.T) {
+				run(t, 0, func(t *testing.T, s *server) {
+					x := s.newNode(b)
+					r, err := x.open(s.newClient(), strategy, "r1")
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := s.carryOut(r.Steps()); err != nil {
+						t.Fatal(err)
+					}
+					x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial))
+					x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
+					s.intact(t)
+				})
+			})
+		}
+	}
+}
+
+// TestExchangeAgain does so three times in a row, with one parking VM: the old
+// system disks add up, and the last but one comes back.
+func TestExchangeAgain(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		x, px := s.newNode(mixed()), s.newClient()
+		var systems []driveIs
+		for i, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+			run := "r" + itoa(i+1)
+			systems = append(systems, x.writeSystem("before "+run))
+			if err := x.exchange(px, strategy, run); err != nil {
+				t.Fatal(err)
+			}
+			x.wantKept(t, run, systems...)
+		}
+		third := x.writeSystem("before r3")
+		if err := x.exchange(px, cluster.Rollback, "r3"); err != nil {
+			t.Fatal(err)
+		}
+		want := x.before.markedBy("r3")
+		want.Drives["scsi0"] = systems[1]
+		x.wantMachine(t, "rolled back", want)
+		x.wantKept(t, "rolled back", systems[0], third)
+		s.intact(t)
+	})
+}
+
+// writeSystem has the system disk hold bytes that tell it from any other, in the
+// simulator, whose eye is on them from then on.
+func (x *exchanged) writeSystem(bytes string) driveIs {
+	x.s.t.Helper()
+	if x.s.sim != nil {
+		m := x.s.sim.world.Media(x.s.volid(x.id, "scsi0"), x.s.place.node)
+		if m.Size() == 0 {
+			m.Write([]byte(bytes))
+			x.s.sim.world.Protect(world.Protected{Serial: bytes, Media: m})
+		}
+	}
+	return x.s.machine(x.id).Drives["scsi0"]
+}
+
+// TestRollbackDisk exchanges the system of a node for the one that it had before:
+// the kept disk is the system disk again, with its options, and nothing else moves.
+func TestRollbackDisk(t *testing.T) {
+	var chosen slice
+	for name, b := range inOrder(belongingsOfAll()) {
+		if !chosen.next() {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			run(t, 0, func(t *testing.T, s *server) {
+				x, px := s.newNode(b), s.newClient()
+				if err := x.exchange(px, cluster.Recreate, "r1"); err != nil {
+					t.Fatal(err)
+				}
+				replacement := s.machine(x.id).Drives["scsi0"]
+				if err := x.exchange(px, cluster.Rollback, "r2"); err != nil {
+					t.Fatal(err)
+				}
+				x.wantMachine(t, "rolled back", x.before.markedBy("r2"))
+				x.wantKept(t, "rolled back", replacement)
+				s.intact(t)
+			})
+		})
+	}
+}
+
+// TestPutBack gives an exchange up when all but the record's end is done: the VM
+// is as before, the disk that the exchange made is freed.
+func TestPutBack(t *testing.T) {
+	var chosen slice
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		for name, b := range inOrder(belongingsOfAll()) {
+			if !chosen.next() {
+				continue
+			}
+			t.Run("after "+string(strategy)+"/"+name, func(t *testing.T) {
+				run(t, 0, func(t *testing.T, s *server) {
+					x := s.newNode(b)
+					if err := x.exchange(mortal(s.newClient(), untilClosed), strategy, "r1"); err == nil {
+						t.Fatal("it went on to its end")
+					}
+					if err := x.resume(s.newClient(), strategy, "r1", true); err != nil {
+						t.Fatal(err)
+					}
+					x.wantMachine(t, "put back", x.before)
+					x.wantKept(t, "put back")
+					s.intact(t)
+				})
+			})
+		}
+	}
+}
+
+// TestExchangeGrows: a system disk that is to be larger is so, also where the
+// exchange is finished by another process.
+func TestExchangeGrows(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		x := s.newNode(mixed())
+		px := s.newClient()
+		vm, err := px.VM(t.Context(), cluster.VMID(x.id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := cluster.OpenReplace(t.Context(), px, cluster.ReplaceOptions{
+			Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r1", Build: "b0", Strategy: cluster.Recreate, VM: vm, System: "scsi0",
+			SystemGiB: 3, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.carryOut(r.Steps()); err != nil {
+			t.Fatal(err)
+		}
+		want := x.before.renewedBy("r1", r.Serial)
+		system := want.Drives["scsi0"]
+		system.Size = itoa(3 << 30)
+		system.Options = slices.Clone(system.Options)
+		system.Options[slices.Index(system.Options, "size=2G")] = "size=3G"
+		want.Drives["scsi0"] = system
+		x.wantMachine(t, "afterwards", want)
+	})
+}

@@ -1,0 +1,238 @@
+package contract
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// exchangeCluster is the Talos cluster that the records and claims of the tests
+// speak of: by it parking VMs and claims that a killed run has left are told from anybody's.
+const exchangeCluster = "recast-contract"
+
+// exchanged is a VM like a Talos node's, and what it takes to exchange its system.
+type exchanged struct {
+	s      *server
+	id     int
+	holder int // owns some of its data disks; 0: nobody does
+	park   int // free for its parking VM
+	iso    string
+	before machine
+}
+
+// belongings say whose the data disks of a node are.
+type belongings map[string]bool // key -> another VM owns it
+
+func belongingsOfAll() map[string]belongings {
+	return map[string]belongings{
+		"own disks":                   {"scsi1": false, "scsi2": false},
+		"disks of another VM":         {"scsi1": true, "scsi2": true},
+		"one of its own, one another": {"scsi1": false, "scsi2": true},
+	}
+}
+
+// mixed are one disk of each kind.
+func mixed() belongings { return belongings{"scsi1": false, "scsi2": true} }
+
+// newNode makes a VM that has all that a Talos node's may have and that the token
+// may give it. It is off, and is never started.
+func (s *server) newNode(b belongings, form ...string) *exchanged {
+	s.t.Helper()
+	form = append(form, "bios=ovmf", "machine=q35", "cpu=x86-64-v2-AES", "cores=2", "numa=1", "memory=512", "balloon=0",
+		"ostype=l26", "agent=enabled=1,fstrim_cloned_disks=1", "tablet=0", "vga=serial0", "serial0=socket", "rng0=source=/dev/urandom",
+		"hotplug=network,disk,usb", "net0=virtio=BC:24:11:00:00:01,bridge="+s.place.bridge+",queues=2",
+		"ide0="+s.place.storage+":cloudinit", "ipconfig0=ip=192.0.2.10/24,gw=192.0.2.1", "nameserver=192.0.2.53", "searchdomain=example.com",
+		"efidisk0="+s.disk()+",efitype=4m,pre-enrolled-keys=0", "tpmstate0="+s.disk()+",version=v2.0")
+	if !given(form, "boot") {
+		form = append(form, "boot=order=scsi0;ide2;net0")
+	}
+	if slices.Contains(s.privileges("/"), "Sys.Modify") {
+		form = append(form, "startup=order=3,up=30")
+	}
+	return s.makeNode(b, s.data, form...)
+}
+
+// newPlainNode makes a VM with no more than what an exchange has to keep apart:
+// disks, a CD drive, an identity. It can be started.
+func (s *server) newPlainNode(form ...string) *exchanged {
+	s.t.Helper()
+	return s.makeNode(mixed(), s.blank, form...)
+}
+
+// blank is a new data disk without bytes, of a size of its own.
+func (s *server) blank(key string) string {
+	return s.place.storage + ":" + map[string]string{"scsi1": "1", "scsi2": "3"}[key]
+}
+
+func (s *server) makeNode(b belongings, data func(key string) string, form ...string) *exchanged {
+	s.t.Helper()
+	x := &exchanged{s: s, id: s.freeID(), park: s.freeID(), iso: s.bootISO()}
+	for _, f := range []string{
+		"scsihw=virtio-scsi-single", "onboot=1", "protection=1", "tags=recast-contract;talos",
+		"smbios1=uuid=" + newUUID() + ",manufacturer=cmVjYXN0,base64=1", "description=" + marker + "\n\nkeep & this = \"line\", 100%: ä\n",
+		"ide2=none,media=cdrom", "boot=order=scsi0;ide2", "scsi0=" + s.place.storage + ":2,serial=system,discard=on,ssd=1,iothread=1",
+	} {
+		if key, _, _ := strings.Cut(f, "="); !given(form, key) {
+			form = append(form, f)
+		}
+	}
+	if s.place.pool != "" {
+		form = append(form, "pool="+s.place.pool)
+	}
+	form = append(form, x.dataDisks(b, data)...)
+	s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(x.id, form...)...)
+	x.fill()
+	x.before = s.machine(x.id)
+	return x
+}
+
+// dataDisks are those of a node; what another VM owns is made there first.
+func (x *exchanged) dataDisks(b belongings, data func(key string) string) (form []string) {
+	x.s.t.Helper()
+	options := map[string]string{
+		"scsi1": ",serial=data-1,discard=on,ssd=1,iothread=1,backup=0",
+		"scsi2": ",serial=data-2,discard=on,aio=threads,cache=none",
+	}
+	var held []string
+	for key, isHeld := range b {
+		if isHeld {
+			held = append(held, key+"="+data(key))
+		} else {
+			form = append(form, key+"="+data(key)+options[key])
+		}
+	}
+	if len(held) == 0 {
+		return form
+	}
+	x.holder = x.s.newVM(held...)
+	for key, isHeld := range b {
+		if isHeld {
+			form = append(form, key+"="+x.s.volid(x.holder, key)+options[key])
+		}
+	}
+	return form
+}
+
+// fill gives every disk bytes of its own in the simulator, as far as the import
+// has not, and has the simulator watch over them.
+func (x *exchanged) fill() {
+	x.s.t.Helper()
+	if x.s.sim == nil {
+		return
+	}
+	for key, d := range x.s.machine(x.id).Drives {
+		m := x.s.sim.world.Media(d.volid, x.s.place.node)
+		if m.Size() == 0 {
+			m.Write([]byte(key + " of VM " + itoa(x.id)))
+		}
+		x.s.sim.world.Protect(world.Protected{Serial: key + "-" + itoa(x.id), Media: m, Held: d.Owner != x.id})
+	}
+}
+
+// newClient is one of recast's with a connection of its own, as another process has it.
+func (s *server) newClient() *pve.Client {
+	s.t.Helper()
+	o := s.trusting()
+	if s.sim == nil {
+		o.Poll = pollTasks
+	}
+	c, err := pve.New(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(c.Close)
+	return c
+}
+
+// open begins an exchange of the node as a new run.
+func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*cluster.Replace, error) {
+	vm, err := px.VM(x.s.t.Context(), cluster.VMID(x.id))
+	if err != nil {
+		return nil, err
+	}
+	parking, err := x.parking(px)
+	if err != nil {
+		return nil, err
+	}
+	o := cluster.ReplaceOptions{
+		Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: run, Build: "b0", Strategy: strategy, VM: vm, System: "scsi0",
+		Parking: parking, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
+	}
+	if strategy == cluster.Rollback && parking != nil && len(parking.Record.Kept) > 0 {
+		o.Restore = &parking.Record.Kept[len(parking.Record.Kept)-1]
+	}
+	return cluster.OpenReplace(x.s.t.Context(), px, o)
+}
+
+func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
+
+// parking finds the node's parking VM as recast finds it; nil if there is none.
+func (x *exchanged) parking(px cluster.Proxmox) (*cluster.Parking, error) {
+	vms, err := px.VMs(x.s.t.Context())
+	if err != nil {
+		return nil, err
+	}
+	all, err := cluster.Parkings(vms, exchangeCluster)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range all {
+		if p.Record.VMID == cluster.VMID(x.id) {
+			return &p, nil
+		}
+	}
+	return nil, nil
+}
+
+// exchange opens an exchange and carries it out.
+func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run string) error {
+	r, err := x.open(px, strategy, run)
+	if err != nil {
+		return err
+	}
+	return x.s.carryOut(r.Steps())
+}
+
+func (s *server) carryOut(root step.Step) error {
+	return (&step.Runner{}).Run(s.t.Context(), root)
+}
+
+// resume finishes whatever is unfinished of the node, as another process that
+// has nothing but Proxmox; putBack gives it up instead.
+func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run string, putBack bool) error {
+	parking, err := x.parking(px)
+	switch {
+	case err != nil:
+		return err
+	case (parking == nil || !parking.Record.Open) && putBack:
+		return nil // nothing was begun
+	case parking == nil || !parking.Record.Open:
+		return x.exchange(px, strategy, run)
+	}
+	r, err := cluster.ResumeReplace(px, parking.VM, x.bootISO)
+	if err != nil {
+		return err
+	}
+	if putBack {
+		return x.s.carryOut(r.PutBackSteps())
+	}
+	return x.s.carryOut(r.Steps())
+}
+
+// intact holds the simulator to what it has seen since its beginning.
+func (s *server) intact(t *testing.T) {
+	t.Helper()
+	if s.sim == nil {
+		return
+	}
+	for _, broken := range s.sim.world.Violations() {
+		t.Error(broken)
+	}
+}

@@ -1,0 +1,179 @@
+package contract
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// unfinished is an exchange that ends somewhere, and how it is taken up again.
+type unfinished struct {
+	strategy cluster.Strategy
+	putBack  bool
+}
+
+func (u unfinished) String() string {
+	if u.putBack {
+		return string(u.strategy) + "/given up"
+	}
+	return string(u.strategy) + "/finished"
+}
+
+func unfinishedOnes() []unfinished {
+	return []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}, {cluster.Rollback, false}}
+}
+
+// TestExchangeResume kills an exchange after each of its changes. Another process,
+// which knows nothing of it but what Proxmox tells, finishes it or gives it up.
+func TestExchangeResume(t *testing.T) {
+	for i, u := range unfinishedOnes() {
+		t.Run(u.String(), func(t *testing.T) {
+			n, first, each := u.changes(t), 0, 1
+			if _, isReal := realPlace(t); isReal { // every third takes minutes already
+				first, each = i%3, 3
+			}
+			var chosen slice
+			for k := first; k < n; k += each {
+				if !chosen.next() {
+					continue
+				}
+				t.Run(fmt.Sprintf("after %d of %d changes", k, n), func(t *testing.T) {
+					run(t, 0, func(t *testing.T, s *server) { u.killed(t, s, after(k)) })
+				})
+			}
+		})
+	}
+}
+
+// changes counts those of an exchange that nobody disturbs.
+func (u unfinished) changes(t *testing.T) (n int) {
+	t.Helper()
+	if _, isReal := realPlace(t); !isReal {
+		return u.changesSimulated(t)
+	}
+	t.Run("undisturbed", func(t *testing.T) {
+		run(t, 0, func(t *testing.T, s *server) { n = u.count(t, s) })
+	})
+	return n
+}
+
+// changesSimulated counts them in the simulator.
+func (u unfinished) changesSimulated(t *testing.T) int {
+	t.Helper()
+	return u.simulate(t, u.count)
+}
+
+// simulate gives what was counted in the simulator, at once: what run is given
+// begins when this test has ended. A real server needs no count for what can't be
+// tried on it.
+func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int) (n int) {
+	t.Helper()
+	if _, isReal := realPlace(t); isReal {
+		run(t, simulated, nil)
+	}
+	synctest.Test(t, func(t *testing.T) { n = count(t, newSimulated(t)) })
+	return n
+}
+
+func (u unfinished) count(t *testing.T, s *server) int {
+	t.Helper()
+	x, px := u.node(t, s), mortal(s.newClient(), immortal)
+	if err := x.exchange(px, u.strategy, "r1"); err != nil {
+		t.Fatal(err)
+	}
+	u.check(t, x, false)
+	return px.done
+}
+
+// node is one to be exchanged; for a rollback it has been so once.
+func (u unfinished) node(t *testing.T, s *server) *exchanged {
+	t.Helper()
+	x := s.newPlainNode()
+	if u.strategy != cluster.Rollback {
+		return x
+	}
+	if err := x.exchange(s.newClient(), cluster.Reimage, "r0"); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// killed has an exchange end as lives says, and another process take it up.
+func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bool) {
+	t.Helper()
+	x := u.node(t, s)
+	if err := x.exchange(mortal(s.newClient(), lives), u.strategy, "r1"); err == nil {
+		t.Fatal("it went on to its end")
+	}
+	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
+		t.Fatal(err)
+	}
+	u.check(t, x, u.putBack)
+}
+
+// check compares the end with what it is when nothing happens.
+func (u unfinished) check(t *testing.T, x *exchanged, putBack bool) {
+	t.Helper()
+	const what = "in the end"
+	switch {
+	case putBack:
+		x.wantMachine(t, what, x.before)
+		if parking, err := x.parking(x.s.client); err == nil && parking != nil {
+			x.wantKept(t, what)
+		}
+	case u.strategy == cluster.Rollback:
+		x.wantMachine(t, what, x.before.markedBy("r1"))
+		x.wantKept(t, what, x.replacement("r0"))
+	default:
+		x.wantMachine(t, what, x.before.renewedBy("r1", x.serial()))
+		x.wantKept(t, what, x.before.Drives["scsi0"])
+	}
+	x.s.intact(t)
+}
+
+// replacement is the system disk that a run gave the node, which stayed blank.
+func (x *exchanged) replacement(run string) driveIs {
+	x.s.t.Helper()
+	parking, err := x.parking(x.s.client)
+	if err != nil || parking == nil || len(parking.Record.Kept) != 1 {
+		x.s.t.Fatalf("parking VM %v, %v", parking, err)
+	}
+	id, key := int(parking.VM.ID), parking.Record.Kept[0].Key
+	d := x.before.renewedBy(run, "").Drives["scsi0"]
+	now := x.s.machine(id).Drives[key]
+	d.Options, d.Used, d.Bytes = now.Options, now.Used, now.Bytes
+	return d
+}
+
+// TestExchangeCutOff has Proxmox itself end between the parts of each hand-over of
+// a disk, when no configuration names the volume.
+func TestExchangeCutOff(t *testing.T) {
+	moves := map[cluster.Strategy]int{cluster.Recreate: 3, cluster.Reimage: 1, cluster.Rollback: 2}
+	stages := map[string]world.MoveStage{"once it is renamed": world.AfterRename, "once the source is written": world.AfterSource}
+	var chosen slice
+	for _, u := range unfinishedOnes() {
+		for n := 1; n <= moves[u.strategy]; n++ {
+			for when, stage := range inOrder(stages) {
+				if !chosen.next() {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/hand-over %d/%s", u, n, when), func(t *testing.T) {
+					run(t, simulated, func(t *testing.T, s *server) {
+						seen := 0
+						u.killed(t, s, func(_ int, c mutation) bool {
+							if c.what == "move" {
+								if seen++; seen == n {
+									s.sim.world.StopNextMove(stage, false)
+								}
+							}
+							return true
+						})
+					})
+				})
+			}
+		}
+	}
+}

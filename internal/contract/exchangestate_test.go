@@ -1,0 +1,195 @@
+package contract
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// machine is a VM as an exchange must leave it, or give it back: what it is made
+// of, without what Proxmox renews.
+type machine struct {
+	Config map[string]string // all but renewed and drives
+	Drives map[string]driveIs
+	Pool   string
+	HA     string   // what HA is to do with it; "": not managed
+	Loose  []string // volumes of its number that it does not name
+}
+
+// driveIs is what of a disk has to be the same, wherever it was meanwhile.
+type driveIs struct {
+	Options []string // sorted, size among them
+	Owner   int      // the VMID in the volume's name
+	Size    string   // of the volume, in bytes
+	Format  string
+	Used    allocated
+	Bytes   string // their SHA-256, in the simulator
+
+	volid string
+}
+
+// allocated is what a volume takes up on its storage. A file system may still be
+// writing when it is asked, or trim what it had reserved.
+type allocated int64
+
+const settling = 64 << 10
+
+var settled = cmp.Options{
+	cmp.Comparer(func(a, b allocated) bool { return max(a, b)-min(a, b) <= settling }),
+	cmp.Comparer(func(a, b driveIs) bool {
+		return slices.Equal(a.Options, b.Options) && a.Owner == b.Owner && a.Size == b.Size && a.Format == b.Format && a.Bytes == b.Bytes &&
+			max(a.Used, b.Used)-min(a.Used, b.Used) <= settling
+	}),
+}
+
+// renewed is the explicit list of what Proxmox makes up anew with a VM, beside
+// the names of volumes, and can't be given.
+func renewed() []string { return []string{"digest", "meta", "vmgenid"} }
+
+// machine reads a VM as it is now.
+func (s *server) machine(id int) machine {
+	s.t.Helper()
+	m := machine{Config: s.config(id), Drives: map[string]driveIs{}, Pool: s.poolOf(id), HA: s.managedAs(id)}
+	named := []string{}
+	for _, key := range slices.Sorted(maps.Keys(m.Config)) {
+		value := m.Config[key]
+		switch {
+		case slices.Contains(renewed(), key):
+			delete(m.Config, key)
+		case key == "description": // Proxmox ends it with a line break
+			m.Config[key] = strings.TrimRight(value, "\n")
+		case !cluster.IsDiskKey(key):
+		case strings.Contains(value, "cloudinit"): // Proxmox notes its size when it next looks
+			volid, _, _ := strings.Cut(value, ",")
+			named = append(named, volid)
+			value, _, _ = strings.Cut(value, ",size=")
+			m.Config[key] = value
+		case !strings.Contains(value, "media=cdrom"):
+			delete(m.Config, key)
+			m.Drives[key] = s.driveIs(key, value)
+			named = append(named, m.Drives[key].volid)
+		}
+	}
+	for _, volid := range s.volumes(s.place.storage, id) {
+		if !slices.Contains(named, volid) {
+			m.Loose = append(m.Loose, volid)
+		}
+	}
+	return m
+}
+
+func (s *server) driveIs(key, value string) driveIs {
+	s.t.Helper()
+	d, err := cluster.ParseDisk(key, value)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	slices.Sort(d.Options)
+	info := object(s.t, s.get(s.content(d.Volid)))
+	used, _ := info["used"].(float64)
+	out := driveIs{
+		Options: d.Options, Owner: int(d.Owner), Size: text(info["size"]), Format: text(info["format"]), Used: allocated(used), volid: d.Volid,
+	}
+	if s.sim != nil {
+		out.Bytes = s.sim.world.Media(d.Volid, s.place.node).SHA256()
+	}
+	return out
+}
+
+// managedAs is the state that HA wants of a VM; "" where it does not manage it, or where nobody may look.
+func (s *server) managedAs(id int) string {
+	s.t.Helper()
+	r := s.do(http.MethodGet, haResources)
+	rows, _ := r.Data.([]any)
+	for _, row := range rows {
+		if o := object(s.t, row); o["sid"] == "vm:"+itoa(id) {
+			return text(o["state"])
+		}
+	}
+	return ""
+}
+
+// clone is a copy whose maps are its own.
+func (m machine) clone() machine {
+	m.Config, m.Drives = maps.Clone(m.Config), maps.Clone(m.Drives)
+	return m
+}
+
+// renewedBy is the machine after an exchange for a blank system disk: all as
+// before, but for that and for the mark of the run.
+func (m machine) renewedBy(run string, serial string) machine {
+	m = m.markedBy(run)
+	system := m.Drives["scsi0"]
+	system.Options = slices.Clone(system.Options)
+	for i, o := range system.Options {
+		if strings.HasPrefix(o, "serial=") {
+			system.Options[i] = "serial=" + serial
+		}
+	}
+	slices.Sort(system.Options)
+	system.Used, system.Bytes = 0, ""
+	m.Drives["scsi0"] = system
+	return m
+}
+
+func (m machine) markedBy(run string) machine {
+	m = m.clone()
+	text, _, _ := strings.Cut(m.Config["description"], "\nrecast: run=")
+	m.Config["description"] = text + "\nrecast: run=" + run + " build=b0"
+	return m
+}
+
+// wantMachine compares the VM with what it should be.
+func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
+	t.Helper()
+	got := x.s.machine(x.id)
+	if want.Drives["scsi0"].Bytes == "" { // a blank one
+		system := got.Drives["scsi0"]
+		if x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0 {
+			t.Errorf("%s: scsi0 is not blank", what)
+		}
+		system.Used, system.Bytes = 0, "" // a storage may be set to allocate in advance
+		got.Drives["scsi0"] = system
+	}
+	if diff := cmp.Diff(want, got, settled); diff != "" {
+		t.Errorf("%s: the VM is not as it should be (-want +got):\n%s", what, diff)
+	}
+}
+
+// wantKept wants the node's parking VM protected, its record closed, and on it
+// nothing but old system disks, the newest last.
+func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
+	t.Helper()
+	parking, err := x.parking(x.s.client)
+	if err != nil || parking == nil {
+		t.Errorf("%s: parking VM: %v, %v", what, parking, err)
+		return
+	}
+	rec, id := parking.Record, int(parking.VM.ID)
+	if rec.Open || rec.PutBack || rec.Intent != nil || len(rec.Disks) > 0 || len(rec.Kept) != len(systems) || parking.VM.Config["protection"] != "1" {
+		t.Errorf("%s: record %+v, protection %q", what, rec, parking.VM.Config["protection"])
+		return
+	}
+	got, want := x.s.machine(id), map[string]driveIs{}
+	for i, d := range systems {
+		d.Owner, d.Options = id, notBackedUp(d.Options)
+		want[rec.Kept[i].Key] = d
+	}
+	if diff := cmp.Diff(want, got.Drives, settled); diff != "" || len(got.Loose) > 0 {
+		t.Errorf("%s: what is parked (-want +got):\n%s\nwithout a name: %q", what, diff, got.Loose)
+	}
+}
+
+// notBackedUp are the options of a drive while it is parked.
+func notBackedUp(options []string) []string {
+	out := slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "backup=") })
+	out = append(out, "backup=0")
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,41 @@
+package pve
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNormalise(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		raw, err string
+		want     map[string]string
+	}{
+		"as Proxmox gives it": {
+			`{"digest":"d","memory":"2048","cores":2,"cpulimit":1.5,"numa":0,"onboot":true,"sshkeys":"ssh-ed25519%20AAAA%2Bb%0A","description":"a\n","hotplug":null}`, "",
+			map[string]string{
+				"memory": "2048", "cores": "2", "cpulimit": "1.5", "numa": "0", "onboot": "1", "sshkeys": "ssh-ed25519%20AAAA%2Bb%0A", "description": "a\n",
+			},
+		},
+		"a section of Proxmox 8":   {`{"digest":"d","name":"a","cloudinit":{"ipconfig0":"ip=dhcp","ide2":"x:vm-1-cloudinit"}}`, "", map[string]string{"name": "a"}},
+		"sections of Proxmox 9":    {`{"digest":"d","name":"a","special-sections":{"cloudinit":{"name":"b"},"fleecing":{}}}`, "", map[string]string{"name": "a"}},
+		"anything else is a fault": {`{"digest":"d","extra":{"a":1}}`, `extra is neither a text nor a number: {"a":1}`, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var raw rawConfig
+			if err := json.Unmarshal([]byte(tc.raw), &raw); err != nil {
+				t.Fatal(err)
+			}
+			got, digest, err := raw.normalise()
+			if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
+				t.Fatalf("digest %q, error %v", digest, err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}

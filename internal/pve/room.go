@@ -1,0 +1,115 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/url"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// storageConfig is a section of storage.cfg. Whoever may use the storage is shown
+// all of it but passwords (pve-storage, API2/Storage/Config.pm, index).
+type storageConfig struct {
+	Storage, Type string
+	Shared        json.RawMessage // set too for types that always are (Storage/Plugin.pm)
+	Sparse        json.RawMessage
+	Preallocation string
+	VG            string `json:"vgname"`
+	ThinPool      string
+	Pool          string // of ZFS or Ceph
+	MonHost       string
+	Namespace     string
+}
+
+// Storages implements cluster.Inventory. Proxmox leaves out those on which the
+// token has neither Datastore.Audit nor Datastore.AllocateSpace.
+func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
+	var rows []storageConfig
+	if err := c.get(ctx, "/storage", &rows); err != nil {
+		return nil, err
+	}
+	found := make([]cluster.Storage, 0, len(rows))
+	for _, r := range rows {
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: truth(r.Shared), Thick: r.thick(), Pool: r.pool()})
+	}
+	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// thick says whether an image takes its whole size when it is made. Files do if
+// they are told to: raw is sparse and of qcow2 only the metadata is written by
+// default (Storage/Plugin.pm, preallocation_cmd_opt). ZFS reserves the size of a
+// volume unless the storage is sparse (ZFSPoolPlugin.pm, zfs_create_zvol). LVM
+// knows nothing else, qcow2 on it included (LVMPlugin.pm, alloc_lvm_image).
+func (s storageConfig) thick() bool {
+	switch s.Type {
+	case "lvmthin", "rbd":
+		return false
+	case "zfspool", "zfs":
+		return !truth(s.Sparse)
+	case "btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs":
+		return s.Preallocation == "falloc" || s.Preallocation == "full"
+	}
+	return true
+}
+
+// pool names what storages can be defined on more than once. That two
+// directories are on one filesystem can't be told.
+func (s storageConfig) pool() string {
+	switch s.Type {
+	case "lvm":
+		return s.VG
+	case "lvmthin":
+		return s.VG + "/" + s.ThinPool
+	case "zfspool":
+		return "zfs " + s.Pool
+	case "rbd":
+		return "rbd " + cmp.Or(s.Pool, "rbd") + " of " + cmp.Or(s.MonHost, "the hosts' own Ceph") // RBDPlugin.pm: the pool's default is rbd
+	}
+	return ""
+}
+
+// Room implements cluster.Inventory. Asked for a content, Proxmox lists only the
+// storages that are enabled for the host and take it (Storage.pm, storage_info).
+func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
+	at := "/nodes/" + url.PathEscape(host)
+	var rows []struct {
+		Storage, Type string
+		Active        json.RawMessage
+		Total, Avail  json.Number
+	}
+	if err := c.get(ctx, at+"/storage?content=images", &rows); err != nil {
+		return cluster.Room{}, err
+	}
+	var room cluster.Room
+	thin := false
+	for _, r := range rows {
+		s := cluster.StorageRoom{Name: r.Storage, Active: truth(r.Active)}
+		thin = thin || r.Type == "lvmthin"
+		if s.Active {
+			s.Total, s.Free = bytesOf(r.Total), bytesOf(r.Avail)
+		}
+		room.Storages = append(room.Storages, s)
+	}
+	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
+	if thin {
+		room.ThinPools, room.ErrPools = c.thinPools(ctx, at)
+	}
+	return room, nil
+}
+
+// bytesOf reads a size, which some storages give with a fraction (a quota of
+// CephFS, say, as 1.5e+15). One that can't be read is no room.
+func bytesOf(n json.Number) int64 {
+	if i, err := n.Int64(); err == nil {
+		return i
+	}
+	f, err := n.Float64()
+	if err != nil || f < 0 || f >= 1<<62 {
+		return 0
+	}
+	return int64(f)
+}

@@ -1,0 +1,104 @@
+package sim
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// qmWorld has VM 100 with a disk and a stray volume of its number, and VM 200.
+func qmWorld(t *testing.T) Shell {
+	t.Helper()
+	w := world.New(world.Options{})
+	t.Cleanup(w.Close)
+	w.AddHost("pve1")
+	w.AddStorage(world.Storage{ID: "fast", Type: "dir", Content: []string{"images"}})
+	for id, config := range map[int]map[string]string{
+		100: {"name": "a", "scsi1": "fast:1,serial=x", "description": "100%: ä", "protection": "0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "vmgenid": "g", "smbios1": "uuid=u"},
+		200: {"name": "b", "smbios1": "uuid=v", "vmgenid": "h"},
+	} {
+		if err := w.DefineVM("pve1", id, config, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.Alloc("fast", "pve1", 100, 1<<30, world.NewMedia(nil)); err != nil {
+		t.Fatal(err)
+	}
+	return Shell{World: w, Host: "pve1"}
+}
+
+// meta has the time in it.
+var meta = regexp.MustCompile(`meta: .*\n`)
+
+func TestQm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := qmWorld(t)
+		const stray = "VM 100 add unreferenced volume 'fast:100/vm-100-disk-1.raw' as 'unused0' to config"
+		for _, c := range []struct{ line, want string }{
+			{"qm set 100 --boot order=scsi1 --delete protection,tags", "update VM 100: -boot order=scsi1 -delete protection,tags\n"},
+			{"qm disk rescan --vmid 100 --dryrun 1", "NOTE: running in dry-run mode, won't write changes out!\nrescan volumes...\n" + stray + "\n"},
+			{"qm rescan --vmid 100", "rescan volumes...\n" + stray + "\n"},
+			{"qm disk rescan --vmid 100", "rescan volumes...\n"},
+			{"qm move-disk 100 scsi1 --target-vmid 200 --target-disk scsi5", ""},
+			{"qm config 100", "boot:  \ndescription: 100%25%3A %C3%A4\nname: a\nnet0: virtio=BC:24:11:00:00:01,bridge=vmbr0\nsmbios1: uuid=u\nunused0: fast:100/vm-100-disk-1.raw\nvmgenid: g\n"},
+			{"pvesm list fast --vmid 100", "Volid                            Format  Type                 Size VMID\nfast:100/vm-100-disk-1.raw       raw     images         1073741824 100\n"},
+			{"qm start 100", ""},
+			{"qm shutdown 100 --timeout 5 --forceStop 1", ""},
+			{"ha-manager add vm:100 --state stopped --max_restart 2", ""},
+			{"ha-manager config", "vm:100\n\tmax_restart 2\n\tstate stopped\n\n"},
+			{"ha-manager remove vm:100 --purge 0", ""},
+			{"ha-manager config", ""},
+			{"pvesh set /nodes/localhost/qemu/200/config --sshkeys ssh-ed25519%20A", "update VM 200: -sshkeys ssh-ed25519%20A\n"},
+			{"qm destroy 200", ""},
+		} {
+			out, err := s.Run(strings.Fields(c.line))
+			if err != nil {
+				t.Fatalf("%s: %v", c.line, err)
+			}
+			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
+				out = "" // the log of a task
+			}
+			if diff := cmp.Diff(c.want, meta.ReplaceAllString(out, "")); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.line, diff)
+			}
+		}
+	})
+}
+
+func TestQmRefuses(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"qm config 300":                            "Configuration file 'nodes/pve1/qemu-server/300.conf' does not exist",
+		"qm config x":                              "400 Parameter verification failed.\nvmid: invalid format - value does not look like a valid VM ID",
+		"qm frobnicate 100":                        "ERROR: unknown command 'qm frobnicate 100'",
+		"qm start 100 --now 1":                     "Unknown option: now\n400 unable to parse option",
+		"qm set 100 --name":                        "Option name requires an argument",
+		"qm set 100 --sshkeys k":                   "unable to open 'k' - No such file or directory",
+		"qm disk move 100 scsi9":                   "400 Parameter verification failed.\nvmid: invalid format - value does not look like a valid VM ID",
+		"qm disk rescan --vmid 7":                  "400 Parameter verification failed.\nvmid: invalid format - value does not look like a valid VM ID",
+		"qm create 100 --name c":                   "unable to create VM 100 - VM 100 already exists on node 'pve1'",
+		"qm disk move 100 scsi9 --target-vmid 200": "Disk 'scsi9' for VM '100' does not exist",
+		"ha-manager remove vm:100":                 "cannot delete service 'vm:100', not HA managed!",
+		"pvesh get /version":                       "ERROR: unknown command 'pvesh get /version'",
+		"rm -rf /":                                 "rm: command not found",
+	} {
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				_, err := qmWorld(t).Run(strings.Fields(line))
+				if err == nil {
+					t.Fatal("it did something")
+				}
+				if got := shellMessage(err); got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,39 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has
+// two boot entries of the same version of Talos. Which of them boots is said in
+// the EFI disk, where the install of the replacement has since written its own
+// entry, which is called like the older one.
+func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
+	long(t)
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(strategy), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.inPlace()
+				lab.Patch(everywhere)
+				must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+				upgraded, m := lab.builds(), lab.machine("wk1")
+				if !strings.HasSuffix(m.BootEntry, "~1.efi") {
+					t.Fatalf("boots %s", m.BootEntry)
+				}
+				lab.Replace("recast.yaml", "strategy: in-place", "strategy: "+string(strategy))
+				lab.Patch(everywhere)
+				must(t, lab.as(secondRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+				must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
+				if diff := cmp.Diff(upgraded, lab.builds()); diff != "" {
+					t.Errorf("builds after the rollback:\n%s", diff)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}

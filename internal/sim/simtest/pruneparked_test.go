@@ -1,0 +1,254 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// pruneDisks is recast prune --only disks --yes; keep < 0: as roll.keepDisks says.
+// confirm is asked as a person would be; nil says yes.
+func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline.PruneReport)) (pipeline.PruneReport, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.PruneReport{}, err
+	}
+	defer s.end()
+	o := pipeline.PruneOptions{
+		Only: pipeline.PruneDisks, Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Confirm: func(rep pipeline.PruneReport) (bool, error) {
+			if confirm != nil {
+				confirm(rep)
+			}
+			return true, nil
+		},
+	}
+	if keep >= 0 {
+		o.KeepDisks = &keep
+	}
+	px := s.machines.Proxmox.(*pve.Client)
+	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, o)
+}
+
+// parkOld makes the parking VM of a node with an old system disk of each of the
+// runs, as finished rolls would have left it.
+func (l *Lab) parkOld(id int, node string, runs ...string) {
+	l.t.Helper()
+	config := map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"}
+	rec := cluster.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
+	for i, run := range runs {
+		config["scsi"+strconv.Itoa(30-i)] = sim.DiskStorage + ":1,backup=0,serial=" + run
+	}
+	l.DefineVM(id, config)
+	for i, run := range runs {
+		key := "scsi" + strconv.Itoa(30-i)
+		_, options, _ := strings.Cut(l.vmConfig(id)[key], ",")
+		kept := slices.DeleteFunc(strings.Split(options, ","), func(o string) bool { return o == "backup=0" })
+		rec.Kept = append(rec.Kept, cluster.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
+	}
+	text, err := rec.Description()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.EditVM(id, "description", text)
+}
+
+// vmConfig is a VM's configuration; nil if there is none.
+func (l *Lab) vmConfig(id int) map[string]string {
+	for _, vm := range l.World.VMs() {
+		if vm.ID == id {
+			return vm.Config
+		}
+	}
+	return nil
+}
+
+// diskVolumes are the volids on the disk storage of pve1.
+func (l *Lab) diskVolumes() []string {
+	l.t.Helper()
+	infos, err := l.World.Volumes(sim.DiskStorage, "pve1")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var out []string
+	for _, i := range infos {
+		out = append(out, i.Volid)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// parkingOf is the number of a node's parking VM; 0 if it has none.
+func (l *Lab) parkingOf(node string) int {
+	for _, vm := range l.World.VMs() {
+		if vm.Config["name"] == "recast-parking-"+node {
+			return vm.ID
+		}
+	}
+	return 0
+}
+
+// TestCrashPrune kills a prune at each change that it makes, and runs it again.
+func TestCrashPrune(t *testing.T) {
+	long(t)
+	t.Parallel()
+	var points []string
+	var want string
+	var secrets *talosapi.Cluster
+	synctest.Test(t, func(t *testing.T) {
+		lab := New(t, oneWorker())
+		points, want = lab.prunedKilledAt(t, 0)
+		secrets = lab.Talos
+	})
+	if len(points) < 8 { // claim, for each of two disks: lift, free, record; lift, delete; claim
+		t.Fatalf("an undisturbed prune makes only the changes %q", points)
+	}
+	for i, p := range points {
+		t.Run(strconv.Itoa(i+1)+" "+p, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := oneWorker()
+				o.Talos = secrets
+				if _, got := New(t, o).prunedKilledAt(t, i+1); got != want {
+					t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
+				}
+			})
+		})
+	}
+	t.Attr("points", strconv.Itoa(len(points)))
+	t.Attr("killed", strconv.Itoa(len(points)))
+}
+
+// prunedKilledAt prunes the disks of a node that is no longer configured, and one
+// of a node that is.
+func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string) {
+	t.Helper()
+	l.parkOld(9040, "wk1", firstRun, secondRun)
+	l.parkOld(9041, "wk9", firstRun)
+	c := l.Client()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	k := l.watch(c, at, cancel)
+	_, err := c.pruneDisks(ctx, -1, nil)
+	l.Recorder.Hooks(nil, nil)
+	if len(k.broken) > 0 || k.dead != (at > 0) || (err == nil) != (at == 0) {
+		t.Fatalf("killed %t, error %v, promises broken: %q", k.dead, err, k.broken)
+	}
+	if at > 0 {
+		_, err := l.Client().pruneDisks(t.Context(), -1, nil)
+		must(t, err)
+	}
+	requireNoClaim(t, l)
+	l.requireKept(1)
+	l.RequireIntact()
+	if l.parkingOf("wk9") != 0 || l.vmConfig(9040)["protection"] != "1" {
+		t.Errorf("parking VM of wk9: %d; that of wk1: %v", l.parkingOf("wk9"), l.vmConfig(9040))
+	}
+	return k.points, l.settledDump()
+}
+
+// TestPruneLooksAgain: whatever somebody does between the question and the answer
+// stops it; nothing but what was shown is freed.
+func TestPruneLooksAgain(t *testing.T) {
+	const parking = 9040
+	for name, tc := range map[string]struct {
+		edit func(t *testing.T, lab *Lab)
+		text string
+	}{
+		"another volume under the key": {func(t *testing.T, lab *Lab) {
+			lab.EditVM(parking, "protection", "0")
+			lab.EditVM(parking, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
+		}, "as shown: it is not freed"},
+		"another serial": {func(t *testing.T, lab *Lab) {
+			volid, _, _ := strings.Cut(lab.vmConfig(parking)["scsi30"], ",")
+			lab.EditVM(parking, "scsi30", volid+",backup=0,serial=data")
+		}, "its record says"},
+		"another VM names it": {func(t *testing.T, lab *Lab) {
+			volid, _, _ := strings.Cut(lab.vmConfig(parking)["scsi30"], ",")
+			lab.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
+			lab.EditVM(9050, "scsi0", volid)
+		}, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
+		"a lock": {func(t *testing.T, lab *Lab) { lab.EditVM(parking, "lock", "backup") }, "is locked (backup)"},
+		"another record": {func(t *testing.T, lab *Lab) {
+			rec, _, err := cluster.ReadRecord(cluster.VM{Config: lab.vmConfig(parking)})
+			must(t, err)
+			rec.Node = "wk7"
+			text, err := rec.Description()
+			must(t, err)
+			lab.EditVM(parking, "description", text)
+		}, "is not the parking VM of node wk1 any more"},
+		"no quorum": {func(t *testing.T, lab *Lab) { lab.World.SetQuorum(false) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.parkOld(parking, "wk1", firstRun, secondRun)
+				var before []string
+				rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
+					tc.edit(t, lab)
+					before = lab.diskVolumes()
+				})
+				lab.World.SetQuorum(true)
+				if err == nil || !strings.Contains(err.Error(), tc.text) {
+					t.Errorf("error %v, want %q", err, tc.text)
+				}
+				if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
+					t.Errorf("report %+v", rep)
+				}
+				if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
+					t.Errorf("volumes changed:\n%s", diff)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestPruneLeavesTheUnknown: a drive that no record names keeps its parking VM, and
+// so does a volume without a name.
+func TestPruneLeavesTheUnknown(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.parkOld(9040, "wk1", firstRun)
+		lab.EditVM(9040, "scsi3", sim.DiskStorage+":1,serial=mine")
+		lab.parkOld(9041, "wk9", firstRun)
+		lost, err := lab.World.AllocDisk("", "pve1", world.AllocRequest{Storage: sim.DiskStorage, VMID: 9041, Name: "vm-9041-disk-7.raw", Bytes: 1 << 30})
+		must(t, err)
+		rep, err := lab.Client().pruneDisks(t.Context(), 0, nil)
+		must(t, err)
+		var why []string
+		for _, v := range rep.VMs {
+			why = append(why, strings.Join(v.Keep, "; "))
+		}
+		want := []string{
+			"scsi3 (" + volidOf(lab, 9040, "scsi3") + ") is in no record of recast: not ours, look at it",
+			lost + " carries its number and no configuration names it: look at it (qm disk rescan --vmid 9041)",
+		}
+		if diff := cmp.Diff(want, why); diff != "" {
+			t.Errorf("why the parking VMs stay (-want +got):\n%s", diff)
+		}
+		for id, stays := range map[int]string{9040: "scsi3", 9041: "protection"} {
+			if config := lab.vmConfig(id); config["scsi30"] != "" || config[stays] == "" {
+				t.Errorf("VM %d has %v", id, config)
+			}
+		}
+		if !slices.Contains(lab.diskVolumes(), lost) {
+			t.Errorf("%s is gone", lost)
+		}
+	})
+}
+
+func volidOf(lab *Lab, id int, key string) string {
+	volid, _, _ := strings.Cut(lab.vmConfig(id)[key], ",")
+	return volid
+}

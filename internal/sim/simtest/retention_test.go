@@ -1,0 +1,198 @@
+package simtest
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// TestRetention rolls a worker again and again: one old system disk stays, those
+// before it are freed as the plan showed. Then prune frees the last one too.
+func TestRetention(t *testing.T) {
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(strategy), func(t *testing.T) {
+			if strategy == cluster.Reimage {
+				long(t)
+			}
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(strategy)+"\n")
+				worker := cluster.Policy{Only: []string{"wk1"}}
+				volumes := len(lab.diskVolumes())
+				for i, run := range []string{firstRun, secondRun, thirdRun} {
+					lab.Patch(everywhere)
+					c := lab.as(run)
+					plan := lab.planOf(c, "wk1", worker)
+					rep, err := c.Roll(t.Context(), worker)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if diff := cmp.Diff(plan.Frees, rep.Plan.Nodes[0].Frees); diff != "" {
+						t.Errorf("the plan shows other disks than the roll frees:\n%s", diff)
+					}
+					if want := min(i, 1); len(plan.Frees) != want || want == 1 && plan.Frees[0].Run != []string{firstRun, secondRun}[i-1] {
+						t.Errorf("roll %d frees %v", i+1, plan.Frees)
+					}
+					lab.requireKept(1)
+					if got := len(lab.diskVolumes()); got != volumes+1 {
+						t.Errorf("%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
+					}
+					lab.RequireIntact()
+				}
+				if park := lab.parkingOf("wk1"); lab.vmConfig(park)["protection"] != "1" {
+					t.Errorf("the parking VM is not protected: %v", lab.vmConfig(park))
+				}
+				lab.pruneTheRest(t, volumes)
+			})
+		})
+	}
+}
+
+// pruneTheRest: as configured nothing goes; asked for, everything does.
+func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
+	t.Helper()
+	rep, err := l.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+	if err != nil || len(rep.Disks) != 1 || len(rep.Disks[0].Keep) != 1 || rep.Disks[0].Run != thirdRun || len(rep.VMs) != 1 || len(rep.VMs[0].Keep) == 0 {
+		t.Errorf("prune: %+v, %v", rep, err)
+	}
+	rep, err = l.Client().pruneDisks(t.Context(), 0, nil)
+	if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].Removed || rep.Disks[0].SizeBytes == 0 || len(rep.VMs) != 1 || !rep.VMs[0].Removed {
+		t.Errorf("prune --keep-disks 0: %+v, %v", rep, err)
+	}
+	l.requireKept(0)
+	requireNoClaim(t, l)
+	if park := l.parkingOf("wk1"); park != 0 || len(l.diskVolumes()) != volumes {
+		t.Errorf("parking VM %d, volumes %q", park, l.diskVolumes())
+	}
+	l.RequireIntact()
+	if err := l.Client().goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
+		t.Errorf("rollback: %v", err)
+	}
+}
+
+// TestRetentionCannotFree: a superseded disk that can't be freed does not fail the
+// roll of a node that is healthy. It stays, and prune says why.
+func TestRetentionCannotFree(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		worker := cluster.Policy{Only: []string{"wk1"}}
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(worker)(t.Context()))
+		lab.Patch(everywhere)
+		c := lab.as(secondRun)
+		var notes []string
+		c.Emit = func(e step.Event) {
+			switch {
+			case strings.HasSuffix(e.Path, "finish/keep") && e.Status == step.Done:
+				lab.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
+				lab.EditVM(9050, "scsi0", volidOf(lab, lab.parkingOf("wk1"), "scsi30"))
+			case strings.HasSuffix(e.Path, "free-scsi30") && e.Status == step.Note:
+				notes = append(notes, e.Text)
+			}
+		}
+		rep, err := c.Roll(t.Context(), worker)
+		if err != nil || rep.Outcome != "done" {
+			t.Fatalf("outcome %s: %v", rep.Outcome, err)
+		}
+		if all := strings.Join(notes, "; "); !strings.Contains(all, `VM 9050 "thief" on pve1 refers to it as well: it stays`) || !strings.Contains(all, "recast prune can free it") {
+			t.Errorf("notes %q", notes)
+		}
+		requireDrift(t, lab, lab.others("wk1")...)
+		lab.requireKept(2)
+		if lab.vmConfig(lab.parkingOf("wk1"))["protection"] != "1" {
+			t.Error("the parking VM is not protected")
+		}
+		pruned, err := lab.Client().pruneDisks(t.Context(), -1, nil)
+		if err != nil || len(pruned.Disks) != 2 || !strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief") {
+			t.Errorf("prune: %+v, %v", pruned.Disks, err)
+		}
+		must(t, lab.World.SetConfig("", "pve1", world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}}))
+		if _, err := lab.Client().pruneDisks(t.Context(), -1, nil); err != nil {
+			t.Error(err)
+		}
+		lab.requireKept(1)
+		lab.RequireIntact()
+	})
+}
+
+// TestCrashRetention kills the second roll of a worker at each point from the
+// closing of its record on: whoever rolls next, with its journal or without, frees
+// what it was about to free.
+func TestCrashRetention(t *testing.T) {
+	long(t)
+	t.Parallel()
+	var points []string
+	var want string
+	var secrets *talosapi.Cluster
+	synctest.Test(t, func(t *testing.T) {
+		lab := New(t, oneWorker())
+		points, want = lab.retained(t, 0, true)
+		secrets = lab.Talos
+	})
+	first := 0
+	for i, p := range points { // the worker that frees a disk is the last one of its kind
+		if strings.Contains(p, "POST") && strings.HasSuffix(p, "/config") {
+			first = i
+		}
+	}
+	if first < 2 {
+		t.Fatalf("an undisturbed roll frees nothing: %q", points)
+	}
+	killed := 0
+	for i := first - 2; i < len(points); i++ { // the record is closed, the protection lifted before
+		if at := i + 1; *crashAll || i == first || i == first+1 {
+			killed++
+			t.Run(strconv.Itoa(at)+" "+points[i], func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					o := oneWorker()
+					o.Talos = secrets
+					if _, got := New(t, o).retained(t, at, i%2 == 0); got != want {
+						t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
+					}
+				})
+			})
+		}
+	}
+	t.Attr("points", strconv.Itoa(len(points)-first+2))
+	t.Attr("killed", strconv.Itoa(killed))
+}
+
+// retained rolls a worker twice, the second time killed at a point and run again.
+func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dump string) {
+	t.Helper()
+	worker := cluster.Policy{Only: []string{"wk1"}}
+	l.Patch(everywhere)
+	must(t, l.as(firstRun).roll(worker)(t.Context()))
+	l.Patch(everywhere)
+	c := l.as(secondRun)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	k := l.watch(c, at, cancel)
+	err := c.roll(worker)(ctx)
+	l.Recorder.Hooks(nil, nil)
+	if len(k.broken) > 0 || k.dead != (at > 0) || (err == nil) != (at == 0) {
+		t.Fatalf("killed %t, error %v, promises broken: %q", k.dead, err, k.broken)
+	}
+	if at > 0 {
+		if !journal {
+			l.loseJournal()
+		}
+		// Nodes with nothing to do are left alone, so this is no third roll.
+		must(t, l.as(thirdRun).roll(worker)(t.Context()))
+	}
+	requireDrift(t, l, l.others("wk1")...)
+	l.requireKept(1)
+	requireNoClaim(t, l)
+	l.RequireIntact()
+	return k.points, l.settledDump()
+}

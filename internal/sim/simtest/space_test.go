@@ -1,0 +1,103 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// spaceLeave makes the storage of the disks so small that as much is left on it.
+func spaceLeave(lab *Lab, bytes int64) {
+	lab.t.Helper()
+	for _, s := range lab.World.Storages("pve1") {
+		if s.ID == sim.DiskStorage {
+			lab.World.SetCapacity(s.ID, s.Used+bytes)
+			return
+		}
+	}
+	lab.t.Fatal("there is no storage for disks")
+}
+
+// spacePrune frees every old system disk.
+func spacePrune(t *testing.T, c *Client) {
+	t.Helper()
+	s, err := c.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.end()
+	px := s.machines.Proxmox.(*pve.Client)
+	_, err = pipeline.Prune(t.Context(), s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
+		Only: pipeline.PruneDisks, KeepDisks: new(0), Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
+		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll
+// whose new ones have no room beside them does not begin; once prune has freed
+// the older ones it goes.
+func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.Preallocate(sim.DiskStorage)
+		only := cluster.Policy{Only: []string{"wk1"}}
+		lab.Patch(sim.PatchedExtension)
+		if _, err := lab.Client().Roll(t.Context(), only); err != nil {
+			t.Fatal(err)
+		}
+		lab.Patch(sim.PatchedExtension)
+		spaceLeave(lab, 9<<30)
+		before := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), only)
+		const want = "wk1: storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
+		if err == nil || !strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Refused {
+			t.Errorf("a roll without room ends with: %v", err)
+		}
+		for _, call := range lab.Recorder.Calls()[before:] {
+			if call.Mutation && !ofClaim(call) {
+				t.Errorf("the refused roll sent %s %s %s all the same", call.Proto, call.Method, call.Path)
+			}
+		}
+		if got := problems(doctor(t, lab.Client())); len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want[len("wk1: "):]) {
+			t.Errorf("doctor says %q", got)
+		}
+		spacePrune(t, lab.Client())
+		c := lab.Client()
+		c.Run = "20000102-0000-feed"
+		if _, err := c.Roll(t.Context(), only); err != nil {
+			t.Fatalf("with the old disks pruned: %v", err)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestTheRoomIsGoneAtTheGate: somebody else takes the room after the plan was
+// made; the node is not taken out.
+func TestTheRoomIsGoneAtTheGate(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.Preallocate(sim.DiskStorage)
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Confirm = func(cluster.Plan) (bool, error) { spaceLeave(lab, 1<<30); return true, nil }
+		before := lab.vm(wk1)
+		_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		const want = "no room for the new system disk of wk1: storage fast on pve1 has 1024 MiB free"
+		if err == nil || !strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Refused {
+			t.Errorf("a roll whose room was taken ends with: %v", err)
+		}
+		if after := lab.vm(wk1); after.Digest != before.Digest || !after.Running {
+			t.Errorf("the VM was touched: %+v", after)
+		}
+		lab.RequireIntact()
+	})
+}

@@ -1,0 +1,363 @@
+package world
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MigrateRequest asks for a VM to go to another host.
+type MigrateRequest struct {
+	ID             int
+	Target         string
+	Online         bool // a VM that runs goes on running
+	WithLocalDisks bool // Online: local disks are copied meanwhile
+}
+
+// Migrate moves a VM to another host: checks at once, the rest in a task. Of a
+// VM under HA it asks HA to do so (migrate_vm in Qemu.pm).
+func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.check(user, vmPath(r.ID), "VM.Migrate"); err != nil {
+		return "", err
+	}
+	if r.Target == host {
+		return "", BadParam("target", "target is local node.")
+	}
+	if err := w.checkQuorum(); err != nil {
+		return "", err
+	}
+	if !slices.Contains(w.hosts, r.Target) {
+		return "", failf("no such cluster node '%s'", r.Target)
+	}
+	v, err := w.vmOn(host, r.ID)
+	if err != nil {
+		return "", err
+	}
+	if err := v.checkLock(); err != nil {
+		return "", err
+	}
+	if v.proc != nil && !r.Online {
+		return "", failf("can't migrate running VM without --online")
+	}
+	if err := w.checkAvailable(v, r.Target); err != nil {
+		return "", err
+	}
+	if w.haStatus(r.ID).Managed {
+		return w.requestMigration(user, host, r), nil
+	}
+	return w.migrateVM(user, host, r), nil
+}
+
+// checkAvailable wants the storage of every drive on both hosts (check_storage_availability in QemuServer.pm).
+func (w *World) checkAvailable(v *vm, target string) error {
+	for _, key := range driveKeys(v.config) {
+		volid := driveVolid(key, v.config[key])
+		storageID, _, managed := strings.Cut(volid, ":")
+		if strings.HasPrefix(key, "unused") || !managed {
+			continue
+		}
+		for _, host := range []string{v.host, target} {
+			if _, err := w.storageOn(storageID, host); err != nil {
+				return err
+			}
+		}
+		s, kind, _, err := w.kindOf(volid)
+		if err != nil {
+			return err
+		}
+		if !s.holds(kind) {
+			return failf("%s: content type '%s' is not available on storage '%s'", volid, kind, s.ID)
+		}
+	}
+	return nil
+}
+
+// migrateVM starts the task; mu must be held.
+func (w *World) migrateVM(user, host string, r MigrateRequest) (upid string) {
+	return w.startTask(host, "qmigrate", strconv.Itoa(r.ID), user, func(t *task) error {
+		unlock, err := w.lockConfig(r.ID)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		m := &migration{w: w, t: t, r: r, host: host}
+		if err := m.run(); err != nil {
+			if t.killed {
+				return err
+			}
+			t.printf("ERROR: migration aborted: %v", err)
+			return failf("migration aborted") // whatever it was: AbstractMigrate.pm
+		}
+		return nil
+	})
+}
+
+// migration is a VM on its way: QemuMigrate.pm. The configuration goes last, so
+// that until then the VM is where it was.
+type migration struct {
+	w       *World
+	t       *task
+	r       MigrateRequest
+	host    string
+	running bool
+	volumes []localVolume
+}
+
+// localVolume is a volume that has to be copied.
+type localVolume struct {
+	source, target string // volids
+	copy           *volume
+}
+
+func (m *migration) run() error {
+	if err := m.prepare(); err != nil {
+		return err
+	}
+	err := m.copyVolumes()
+	if err == nil && m.running {
+		m.t.printf("starting online/live migration on unix:/run/qemu-server/%d.migrate", m.r.ID)
+		err = m.t.delay(memoryTime)
+	}
+	if err == nil && m.w.HostDown(m.r.Target) {
+		err = failf("remote command failed with exit code 255")
+	}
+	if err != nil {
+		m.abort()
+		return err
+	}
+	return m.handOver()
+}
+
+// memoryTime is what it takes to transfer a VM's memory.
+const memoryTime = 5 * taskTime
+
+// prepare is prepare and the first half of phase1: from here on the configuration is locked.
+func (m *migration) prepare() error {
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v, err := w.vmOn(m.host, m.r.ID)
+	if err != nil {
+		return err
+	}
+	if err := v.checkLock(); err != nil {
+		return err
+	}
+	if m.running = v.proc != nil; m.running && !m.r.Online {
+		return failf("can't migrate running VM without --online")
+	}
+	if err := w.checkLocalDevices(v, m.r.Target, m.running); err != nil {
+		return err
+	}
+	if w.down[m.r.Target] {
+		return failf("Can't connect to destination address using public key")
+	}
+	m.t.logf("starting migration of VM %d to node '%s'", v.id, m.r.Target)
+	if err := w.edit(v, func() error { v.config["lock"] = "migrate"; return nil }); err != nil {
+		return err
+	}
+	if m.volumes, err = m.scan(v); err != nil {
+		delete(v.config, "lock")
+		return err
+	}
+	return nil
+}
+
+// checkLocalDevices refuses what is only on that host; mapped devices must be on the other one too.
+func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
+	var blocking, missing, mapped []string
+	for key, value := range v.config {
+		kind, id := mappingOf(key, value)
+		switch name := optionName(key); {
+		case !slices.Contains([]string{"usb", "hostpci", "serial", "parallel"}, name):
+		case name == "serial" && value == "socket", name == "usb" && isSpice(value):
+		case id == "":
+			blocking = append(blocking, key)
+		default:
+			mapped = append(mapped, key+":"+id)
+			if !w.mappings[kind+" "+id][target] {
+				missing = append(missing, key)
+			}
+		}
+	}
+	for _, list := range [][]string{blocking, missing, mapped} {
+		slices.Sort(list)
+	}
+	switch {
+	case len(blocking) > 0:
+		return failf("can't migrate VM which uses local devices: %s", strings.Join(blocking, ", "))
+	case len(missing) > 0:
+		return failf("can't migrate to '%s': missing mapped devices %s", target, strings.Join(missing, ", "))
+	case running && len(mapped) > 0:
+		return failf("can't live migrate running VM which uses following mapped devices: %s", strings.Join(mapped, ", "))
+	}
+	return nil
+}
+
+// scan is scan_local_volumes: what is on no shared storage has to be copied, and
+// not everything can be.
+func (m *migration) scan(v *vm) ([]localVolume, error) {
+	var found []localVolume
+	refused := false
+	for _, key := range driveKeys(v.config) {
+		d, err := parseDrive(key, v.config[key])
+		if err != nil || d.empty() || d.options["shared"] == "1" {
+			continue
+		}
+		s, _, err := m.w.volume(d.volid, v.host)
+		if err == nil && s != nil && s.Shared {
+			continue
+		}
+		if problem := m.unmovable(v, key, d, s, err); problem != "" {
+			m.t.logf("can't migrate local disk '%s': %s", d.volid, problem)
+			refused = true
+			continue
+		}
+		if !slices.ContainsFunc(found, func(l localVolume) bool { return l.source == d.volid }) {
+			m.t.logf("found local disk '%s'", d.volid)
+			found = append(found, localVolume{source: d.volid})
+		}
+	}
+	if refused {
+		return nil, failf("Problem found while scanning volumes - can't migrate VM - check log")
+	}
+	return found, nil
+}
+
+func (m *migration) unmovable(v *vm, key string, d drive, s *storage, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case s == nil:
+		return "local file/device"
+	case d.cdrom() && !isCloudInit(d.volid):
+		return "local cdrom image"
+	case volumeOwner(d.volid) != v.id:
+		return fmt.Sprintf("owned by other VM (owner = VM %d)", volumeOwner(d.volid))
+	case len(v.snapshots) > 0 && v.inUse(d.volid, key) && s.Type != "zfspool" && !strings.HasSuffix(d.volid, ".qcow2"):
+		return "non-migratable snapshot exists"
+	case !slices.Contains([]string{"dir", "btrfs", "zfspool", "lvmthin", "lvm"}, s.Type):
+		return fmt.Sprintf("storage type '%s' not supported", s.Type)
+	case basePath(strings.TrimPrefix(d.volid, s.ID+":")) != "":
+		return "it's a clone of a base volume"
+	case m.running && !m.r.WithLocalDisks && !strings.HasPrefix(key, "unused"):
+		return "can't live migrate attached local disks without with-local-disks option"
+	}
+	return ""
+}
+
+// copyVolumes makes the copies on the other host, under their names or, where
+// one is taken there, under the next free one.
+func (m *migration) copyVolumes() error {
+	for i := range m.volumes {
+		size, err := m.allocateCopy(&m.volumes[i])
+		if err != nil {
+			return fmt.Errorf("storage migration for '%s' failed - %w", m.volumes[i].source, err)
+		}
+		if err := m.t.delay(taskTime/2 + copyTime(size)); err != nil {
+			return err
+		}
+		m.t.printf("volume '%s' is '%s' on the target", m.volumes[i].source, m.volumes[i].target)
+	}
+	return nil
+}
+
+func (m *migration) allocateCopy(l *localVolume) (written int64, err error) {
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, vol, err := w.volume(l.source, m.host)
+	if err != nil {
+		return 0, err
+	}
+	name := vol.name
+	if s.at(m.r.Target)[name] != nil {
+		name = s.freeName(m.r.Target, volumeOwner(name), vol.format)
+	}
+	if l.target, err = w.allocateNamed(s, m.r.Target, name, vol.size, NewMedia(nil)); err != nil {
+		return 0, err
+	}
+	l.copy = s.at(m.r.Target)[name]
+	l.copy.written = vol.written
+	return s.allocated(vol), nil
+}
+
+// abort takes back what was done; a worker that was killed takes back nothing.
+func (m *migration) abort() {
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if m.t.killed {
+		return
+	}
+	if v := w.vms[m.r.ID]; v != nil && v.config["lock"] == "migrate" {
+		_ = w.edit(v, func() error { delete(v.config, "lock"); return nil }) // Proxmox logs it at most
+	}
+	for _, l := range m.volumes {
+		if l.copy != nil && !w.down[m.r.Target] {
+			storageID, name, _ := strings.Cut(l.target, ":")
+			delete(w.storages[storageID].at(m.r.Target), name)
+		}
+	}
+}
+
+// handOver is phase3_cleanup: the configuration goes to the other host, the
+// copies here are freed, and the lock is lifted there.
+func (m *migration) handOver() error {
+	w := m.w
+	w.mu.Lock()
+	v := w.vms[m.r.ID]
+	if v == nil || m.t.killed {
+		w.mu.Unlock()
+		return errInterrupted
+	}
+	err := w.edit(v, func() error { m.rename(v); return nil })
+	if err != nil {
+		w.mu.Unlock()
+		m.abort()
+		return err
+	}
+	v.host = m.r.Target
+	m.moveVolumes()
+	w.noteNames()
+	w.mu.Unlock()
+	if err := m.t.delay(taskTime / 2); err != nil && m.t.killed {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v.config["lock"] == "migrate" {
+		return w.edit(v, func() error { delete(v.config, "lock"); return nil })
+	}
+	return nil
+}
+
+// rename puts the copies' names into the configuration.
+func (m *migration) rename(v *vm) {
+	for _, key := range driveKeys(v.config) {
+		for _, l := range m.volumes {
+			if d, err := parseDrive(key, v.config[key]); err == nil && d.volid == l.source {
+				d.volid = l.target
+				v.config[key] = d.String()
+			}
+		}
+	}
+}
+
+// moveVolumes frees what was copied: the copy is the same disk, with the same bytes.
+func (m *migration) moveVolumes() {
+	for _, l := range m.volumes {
+		s, vol, err := m.w.volume(l.source, m.host)
+		if err != nil {
+			continue
+		}
+		l.copy.media = vol.media
+		delete(s.at(m.host), vol.name)
+	}
+}

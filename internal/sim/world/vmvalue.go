@@ -1,0 +1,60 @@
+package world
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// resolveCDROM: cdrom is another name of ide2 ($resolve_cdrom_alias in Qemu.pm).
+func resolveCDROM(config map[string]string) {
+	value, set := config["cdrom"]
+	if !set {
+		return
+	}
+	if !strings.Contains(value, "media=") {
+		value += ",media=cdrom"
+	}
+	config["ide2"] = value
+	delete(config, "cdrom")
+}
+
+var (
+	hashedPassword = regexp.MustCompile(`^\$(?:[156]|2[ay])(?:\$.+){2}`)
+	windows        = regexp.MustCompile(`^(?:wxp|w2k|w2k3|w2k8|wvista|win\d+)$`)
+)
+
+// storedPassword is what a change makes of cipassword: what is not a hash gets
+// hashed, be it the asterisks that the configuration was shown with. A create
+// takes it as it is (update_vm_api in Qemu.pm).
+func storedPassword(ostype, password string) string {
+	if windows.MatchString(ostype) || hashedPassword.MatchString(password) {
+		return password
+	}
+	return fmt.Sprintf("$5$lab$%x", sha256.Sum256([]byte(password)))
+}
+
+// checkBalloon holds what is set of the memory against the rest of it (update_vm_api in Qemu.pm).
+func (v *vm) checkBalloon(set map[string]string) error {
+	value := func(key, otherwise string) int {
+		for _, config := range []map[string]string{set, v.pending, v.config} {
+			if text := strings.TrimPrefix(config[key], "current="); text != "" {
+				otherwise = text
+				break
+			}
+		}
+		n, err := strconv.Atoi(otherwise)
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	_, memory := set["memory"]
+	_, balloon := set["balloon"]
+	if (memory || balloon) && value("balloon", "0") > value("memory", "512") {
+		return failf("balloon value too large (must be smaller than assigned memory)")
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// retention is which old system disks stay; keep is the command line's, nil: the configuration's.
+func (p Project) retention(keep *int) cluster.Retention {
+	r := cluster.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.claimID()}
+	if keep != nil {
+		r.Keep = *keep
+	}
+	for _, n := range p.Config.Nodes {
+		r.Nodes = append(r.Nodes, n.Name)
+		if n.Holder != 0 {
+			r.Holders = append(r.Holders, cluster.VMID(n.Holder))
+		}
+	}
+	return r
+}
+
+// judgeDisks judges every old system disk and every parking VM of this cluster.
+func (p Project) judgeDisks(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (cluster.ParkingPruner, error) {
+	pr := p.parkingPruner(px, shelf)
+	pr.Kept, pr.VMs = cluster.JudgeParked(vms, clusterUses(uses), p.retention(o.KeepDisks))
+	for i := range pr.Kept {
+		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+	}
+	return pr, pr.KeepUnnamed(ctx, vms)
+}
+
+func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) cluster.ParkingPruner {
+	return cluster.ParkingPruner{
+		Proxmox: px, Cluster: p.Config.Cluster,
+		Uses: func(ctx context.Context) ([]cluster.Use, error) {
+			uses, err := shelf.Uses(ctx)
+			return clusterUses(uses), err
+		},
+		Storages: func(ctx context.Context, host string) ([]string, error) { return diskStorages(ctx, px, shelf, host) },
+	}
+}
+
+func clusterUses(uses []images.Use) []cluster.Use {
+	var out []cluster.Use
+	for _, u := range uses {
+		out = append(out, cluster.Use(u))
+	}
+	return out
+}
+
+// diskStorages lists the storages for disks that a host sees. One that does not
+// answer is an error: what is on it can't be told.
+func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, host string) ([]string, error) {
+	all, err := px.Storages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, s := range all {
+		info, err := shelf.Storage(ctx, host, s.Name)
+		switch {
+		case errors.Is(err, images.ErrNoStorage):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("look at storage %q on %s: %w", s.Name, host, err)
+		case !slices.Contains(info.Content, "images"):
+			continue
+		case !info.Active:
+			return nil, fmt.Errorf("storage %s is not active on %s", s.Name, host)
+		}
+		out = append(out, s.Name)
+	}
+	return out, nil
+}
+
+// parkedOn lists the storages that have old system disks of this cluster, sorted.
+func (p Project) parkedOn(vms []cluster.VM) []string {
+	var out []string
+	parkings, _ := cluster.Parkings(vms, p.Config.Cluster) // what can't be read is not freed either
+	for _, park := range parkings {
+		for _, k := range park.Record.Kept {
+			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {
+				out = append(out, d.Storage())
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}

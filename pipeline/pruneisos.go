@@ -1,0 +1,91 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// judgeISOs judges every ISO of ours.
+func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (isos []images.Verdict, unseen []string, err error) {
+	open, err := openUses(vms)
+	if err != nil {
+		return nil, nil, err
+	}
+	need, err := p.neededISOs(vms)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, unseen, err := images.ListISOs(ctx, shelf, p.Config.Images.ISO.Storage)
+	if err != nil {
+		return nil, nil, err
+	}
+	return images.JudgeISOs(found, append(uses, open...), need, o.OlderThan, time.Now()), unseen, nil
+}
+
+// openUses are the VMs that unfinished replacements, of whatever Talos cluster,
+// may have to make again as they were.
+func openUses(vms []cluster.VM) ([]images.Use, error) {
+	var uses []images.Use
+	for _, vm := range vms {
+		rec, is, err := cluster.ReadRecord(vm)
+		if err != nil {
+			return nil, err
+		}
+		if !is || !rec.Open {
+			continue
+		}
+		was, err := rec.Remembered()
+		if err != nil {
+			return nil, fault.WithHint(fault.Refusedf("%s: %w", vm, err), "finish that replacement first: recast roll or recast recover %s", rec.Node)
+		}
+		use := images.Use{By: fmt.Sprintf("%s as it was before the unfinished replacement of node %s", was, rec.Node)}
+		for key, value := range was.Config {
+			if key != "description" {
+				use.Values = append(use.Values, value)
+			}
+		}
+		uses = append(uses, use)
+	}
+	return uses, nil
+}
+
+// neededISOs are those of the lock, of the one before it, of unfinished
+// replacements and of the builds that VMs were made from.
+func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
+	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		return need, err
+	}
+	previous, _, err := schematics.Previous(p.pastLocks(), lock)
+	if err != nil {
+		return need, err
+	}
+	for _, e := range previous.Schematics {
+		need.Names[e.ISO.Name] = "the lock before recast.lock has it: the way back"
+	}
+	for _, e := range lock.Schematics {
+		need.Names[e.ISO.Name] = "recast.lock has it"
+	}
+	for _, vm := range vms {
+		if build := vm.MadeFrom(); build != "" {
+			need.Builds[build] = vm.String() + " was made from it"
+		}
+	}
+	for _, vm := range vms {
+		rec, is, err := cluster.ReadRecord(vm)
+		if err != nil {
+			return need, err
+		}
+		if is && rec.Open && rec.Build != "" {
+			need.Builds[rec.Build] = fmt.Sprintf("the unfinished replacement of node %s brings it", rec.Node)
+		}
+	}
+	return need, nil
+}
