@@ -91,10 +91,7 @@ func settingRefusals() []refusal {
 		settings("what is written by others", []string{"cicustom=meta=local:snippets/meta.yaml", "cipassword=secret"},
 			"the VM has cicustom (meta=local:snippets/meta.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
 			"the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"),
-		{
-			name: "protection", bring: change("protection=1"), lift: change("protection=0"),
-			also: []string{"the VM is protected from being deleted: unset its protection, or use reimage"},
-		},
+		{name: "protection", bring: change("protection=1"), lift: change("protection=0")},
 		settings("mapped device", []string{"hostpci0=mapping=gpu,pcie=1"}),
 		{name: "what a token may write", bring: whileOff(change("serial0=socket", "usb1=spice", "ciuser=talos", "ipconfig0=ip=dhcp", "numa=1"))},
 	}

@@ -4,6 +4,7 @@
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
 // With -tests every test is shown as it ends, and what was skipped with its reason. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
+// One whose key has a colon ("fault:no-quorum") is shown with its own test alone.
 // With -figures the named ones alone make the last line, and the first of them may not be 0:
 //
 //	schema: 48211 requests, 0 violations

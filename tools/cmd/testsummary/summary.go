@@ -79,8 +79,12 @@ func (s *summary) add(line []byte) {
 		s.builds[e.ImportPath].WriteString(e.Output)
 	case "attr":
 		if n, err := strconv.Atoi(e.Value); err == nil {
-			s.figures[e.Key] += n
-			s.lines[at] = append(s.lines[at], e.Value+" "+e.Key)
+			_, own, only := strings.Cut(e.Key, ":")
+			if !only {
+				own = e.Key
+				s.figures[e.Key] += n
+			}
+			s.lines[at] = append(s.lines[at], e.Value+" "+own)
 		}
 	case "run":
 		at.text(s.output)

@@ -57,6 +57,10 @@ func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) 
 			shown: []string{"passed  TestA (0 s)", "skipped TestB/y: needs: a thing", "passed  TestB (0 s)", "ok  \texample"},
 			line:  "check: 3 tests in 1 package, 0 failed, 1 skipped, 7 points, 0 s",
 		},
+		"figures of one test alone": {
+			test:  header + `func TestA(t *testing.T) { t.Attr("points", "3"); t.Attr("fault:kill", "2") }`,
+			shown: []string{"TestA: 3 points, 2 kill"}, line: "check: 1 test in 1 package, 0 failed, 0 skipped, 3 points, 0 s",
+		},
 		"failed": {
 			test: header + `
 func TestA(t *testing.T) { t.Log("quiet") }

@@ -1,0 +1,263 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+var foreignMany = flag.Int("foreign.cells", 0, "how many things that others do are tried in each way to exchange a system; 0: a few")
+
+// foreignCell is one thing that somebody else does at one moment of one way.
+type foreignCell struct {
+	way foreignWay
+	act foreignAct
+	at  foreignMoment
+}
+
+type foreignList []foreignCell
+
+// foreignCells are some of a way that has so many changes; the seed chooses them.
+func foreignCells(way foreignWay, changes, short, usual int) foreignList {
+	var all foreignList
+	for _, act := range foreignActs() {
+		for n := 1; n <= changes; n++ {
+			for _, after := range []bool{false, true} {
+				all = append(all, foreignCell{way, act, foreignMoment{change: n, after: after}})
+			}
+		}
+	}
+	var seed uint64
+	for _, b := range []byte(way.String()) {
+		seed = seed*31 + uint64(b)
+	}
+	rand.New(rand.NewPCG(*crashSeed, seed)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	switch {
+	case *foreignMany > 0:
+		usual = *foreignMany
+	case testing.Short():
+		usual = short
+	}
+	return all[:min(usual, len(all))]
+}
+
+// run tries each cell in a world of its own and counts what came of it.
+func (list foreignList) run(t *testing.T, try func(t *testing.T, c foreignCell) foreignResult) {
+	var struck, stopped, broken atomic.Int64
+	t.Run("cells", func(t *testing.T) {
+		for _, c := range list {
+			t.Run(strings.ReplaceAll(c.act.name+"/"+c.at.String(), " ", "_"), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					r := try(t, c)
+					struck.Add(r.struck)
+					stopped.Add(r.stopped)
+					broken.Add(r.broken)
+				})
+			})
+		}
+	})
+	if len(list) > 10 && struck.Load() == 0 {
+		t.Error("nobody could do anything")
+	}
+	for name, n := range map[string]int64{"cells": int64(len(list)), "struck": struck.Load(), "stopped": stopped.Load(), "violations": broken.Load()} {
+		t.Attr(name, strconv.FormatInt(n, 10))
+	}
+}
+
+// newForeignExchange is a VM, with nothing in it, whose system is to be exchanged.
+// again goes on with that.
+func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again func(context.Context) error) {
+	t.Helper()
+	owned, strategy, disk := ownDisks, way.strategy, fmt.Sprintf("scsi1 of VM %d", matrixVM)
+	if way.holder {
+		owned, disk = heldDisks, fmt.Sprintf("scsi1 of VM %d", matrixHolder)
+	}
+	if strategy == cluster.PutBack {
+		strategy = cluster.Recreate
+	}
+	lab := newMatrixLab(t, usualShape(owned, strategy))
+	s = &foreignScene{
+		world: lab.world, recorder: lab.recorder, way: way, host: matrixHost, other: "pve2", vm: matrixVM, holder: matrixHolder, park: matrixParking, disk: disk, storage: "data",
+	}
+	lab.world.AddHost(s.other)
+	exchange := func(ctx context.Context) error { return s.exchange(ctx, lab, strategy) }
+	s.act = exchange
+	if way.strategy == cluster.PutBack {
+		ctx, kill := context.WithCancel(t.Context())
+		defer kill()
+		made := func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }
+		if came, _ := s.disturbed(ctx, t, foreignMoment{is: made, after: true}, kill); !came {
+			t.Fatal("the VM was not created")
+		}
+		s.giveUp = true
+	}
+	return s, exchange
+}
+
+// exchange is a process that begins the exchange, or goes on with it, and waits
+// for others as a roll does.
+func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cluster.Strategy) error {
+	ctx, life := lab.live(ctx)
+	defer life.kill()
+	r, _, err := life.begin(ctx, strategy, s.giveUp)
+	if err != nil || r == nil {
+		return err
+	}
+	r.Proxmox = cluster.Patient(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
+	tree := r.Steps
+	if s.giveUp {
+		tree = r.PutBackSteps
+	}
+	return (&step.Runner{}).Run(ctx, tree())
+}
+
+// TestForeignHands has somebody else do something to the VMs, at every moment of
+// every way to exchange a system: nothing that they have not broken themselves is
+// lost, the exchange goes on or says what is where and what to do, and once it is
+// taken back the exchange ends as it should.
+func TestForeignHands(t *testing.T) {
+	for i, way := range foreignWays() {
+		if testing.Short() && i%7 != 0 {
+			continue
+		}
+		t.Run(way.String(), func(t *testing.T) {
+			t.Parallel()
+			changes := 0
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := newForeignExchange(t, way)
+				changes = s.undisturbed(t)
+			})
+			foreignCells(way, changes, 3, 40).run(t, func(t *testing.T, c foreignCell) foreignResult {
+				s, again := newForeignExchange(t, way)
+				return c.run(t, s, func() error {
+					if err := again(t.Context()); err != nil || c.act.destroys {
+						return err
+					}
+					return s.ended()
+				})
+			})
+		})
+	}
+}
+
+// ended says what is not as it should be when the exchange is over.
+func (s *foreignScene) ended() error {
+	vm, errVM := s.look(s.vm)
+	park, errPark := s.look(s.parking())
+	if err := errors.Join(errVM, errPark); err != nil {
+		return err
+	}
+	data, _, _ := strings.Cut(vm.Config["scsi1"], ",")
+	switch {
+	case strings.Contains(park.Config["description"], `"open":true`):
+		return errors.New("its record is open still")
+	case data != s.data().Volid:
+		return fmt.Errorf("scsi1 of VM %d is %s; the data disk is %s", s.vm, data, s.data().Volid)
+	case vm.Config["scsi0"] == "":
+		return errors.New("it has no system disk")
+	}
+	return nil
+}
+
+type foreignResult struct{ struck, stopped, broken int64 }
+
+// run disturbs a scene, judges what is made of it, takes the disturbance back,
+// and sees whether the next run ends as it should.
+func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r foreignResult) {
+	var undo func() error
+	var errAct error
+	var theirs []string // promises that the act itself has broken
+	var where string
+	came, err := s.disturbed(t.Context(), t, c.at, func() {
+		before := s.world.Violations()
+		where = s.places()
+		undo, errAct = c.act.do(s)
+		theirs = slices.DeleteFunc(s.world.Violations(), func(v string) bool { return slices.Contains(before, v) })
+	})
+	if !came {
+		t.Logf("the run was over after %d changes", len(s.changes))
+		return r
+	}
+	change := s.changes[min(c.at.change, len(s.changes))-1]
+	if errAct == nil {
+		r.struck = 1
+	}
+	t.Logf("%s (%s): they: %v; their doing: %q; the run: %v", change, where, errAct, theirs, err)
+	if strings.HasSuffix(change, "/status/start") && !c.at.after {
+		theirs = append(theirs, s.together()...) // Proxmox was told to start the VM when nobody else had its disks
+	}
+	if err != nil {
+		r.stopped = 1
+		requireForeignSaid(t, s, err)
+	}
+	r.broken += s.requireNothingElse(t, theirs, "after the run")
+	if undo != nil {
+		if err := undo(); err != nil {
+			t.Fatalf("take it back: %v", err)
+		}
+	}
+	err = again()
+	switch {
+	case err == nil:
+	case !c.act.destroys:
+		said, _ := saidForeign(err)
+		t.Errorf("the next run: %s", said)
+	default:
+		requireForeignSaid(t, s, err)
+	}
+	r.broken += s.requireNothingElse(t, theirs, "in the end")
+	return r
+}
+
+// together are the promises about disks in two VMs that run.
+func (s *foreignScene) together() []string {
+	return slices.DeleteFunc(s.world.Violations(), func(v string) bool { return !strings.Contains(v, "is in the running VMs") })
+}
+
+// requireForeignSaid wants an error to name a VM that it is about and to say what
+// to do; one of the exchange itself, where the disks are.
+func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
+	t.Helper()
+	said, hints := saidForeign(err)
+	named := slices.ContainsFunc([]int{s.vm, s.park, s.parking()}, func(id int) bool { return strings.Contains(said, fmt.Sprintf("VM %d", id)) })
+	if !named || len(hints) == 0 {
+		t.Errorf("it names no VM, or does not say what to do: %s", said)
+	}
+	exchange := strings.HasPrefix(said, "replace/") || strings.HasPrefix(said, "put-back/")
+	if exchange && !strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)) {
+		t.Errorf("it does not say where the disks are: %s", said)
+	}
+}
+
+// requireNothingElse fails for every promise that is broken and was not by them.
+func (s *foreignScene) requireNothingElse(t *testing.T, theirs []string, when string) (broken int64) {
+	t.Helper()
+	for _, v := range s.world.Violations() {
+		detached := strings.HasPrefix(v, "disk pvc-1a2b: no VM's configuration names") // as volumes of pods are
+		if !detached && !slices.Contains(theirs, v) {
+			t.Errorf("%s: promise broken: %s", when, v)
+			broken++
+		}
+	}
+	return broken
+}
+
+// places says where the data disk is.
+func (s *foreignScene) places() string {
+	d := s.data()
+	return fmt.Sprintf("%s is %s of VM %d", d.Volid, d.Key, d.VMID)
+}

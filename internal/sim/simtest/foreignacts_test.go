@@ -1,0 +1,313 @@
+package simtest
+
+import (
+	"cmp"
+	"errors"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// foreignAct is what somebody else does, with the rights of root@pam.
+type foreignAct struct {
+	name string
+	// do fails where there is nothing to do it to, or Proxmox does not let them.
+	// undo takes it back as far as that is possible; nil: it need not be.
+	do func(s *foreignScene) (undo func() error, err error)
+	// destroys says that it can cost the worker something that nobody brings back.
+	destroys bool
+}
+
+// edits is a change of one key of a VM that is given its old value again.
+func editsForeign(id func(*foreignScene) int, key string, value func(old string) string) func(*foreignScene) (func() error, error) {
+	return func(s *foreignScene) (func() error, error) {
+		vm, err := s.look(id(s))
+		if err != nil {
+			return nil, err
+		}
+		old, had := vm.Config[key]
+		undo := func() error {
+			if _, err := s.look(vm.ID); err != nil {
+				return nil // it is gone, and the change with it
+			}
+			if !had {
+				return s.change(vm.ID, nil, key)
+			}
+			return s.change(vm.ID, map[string]string{key: old})
+		}
+		return undo, s.change(vm.ID, map[string]string{key: value(old)})
+	}
+}
+
+func ofVM(s *foreignScene) int      { return s.vm }
+func ofParking(s *foreignScene) int { return s.parking() }
+func ofHolder(s *foreignScene) int  { return s.holder }
+
+func to(value string) func(string) string { return func(string) string { return value } }
+
+func foreignEdits() []foreignAct {
+	return []foreignAct{
+		{name: "edits the description", do: editsForeign(ofVM, "description", func(old string) string { return old + "\nEdited." })},
+		{name: "edits the memory", do: editsForeign(ofVM, "memory", to("8192"))},
+		{name: "adds a disk", do: addsForeignDisk},
+		{name: "detaches the data disk", do: detachesForeign},
+		{name: "unprotects the parking VM", do: func(s *foreignScene) (func() error, error) {
+			return nil, s.change(s.parking(), map[string]string{"protection": "0"})
+		}},
+		{name: "spoils the record", do: editsForeign(ofParking, "description", func(old string) string { return strings.Replace(old, `{"cluster"`, `{"cluster`, 1) })},
+		{name: "removes the record", do: editsForeign(ofParking, "description", to("Nothing to see."))},
+		{name: "resizes the data disk", do: func(s *foreignScene) (func() error, error) {
+			vmid, key, err := s.dataKey()
+			if err != nil {
+				return nil, err
+			}
+			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vmid, Disk: key, Size: "+1G"}))
+		}},
+		{name: "moves the data disk to another storage", do: movesForeign},
+		{name: "reassigns the data disk", do: reassignsForeign},
+		{name: "attaches a volume of a pod", do: attachesForeignPod},
+		{name: "names the data disk twice", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, 0) }},
+		{name: "names the data disk in another VM", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, foreignVM) }},
+	}
+}
+
+func foreignPowers() []foreignAct {
+	return []foreignAct{
+		{name: "starts the VM", do: startsForeign(ofVM)},
+		{name: "starts the parking VM", do: startsForeign(ofParking)},
+		{name: "starts the holder", do: startsForeign(ofHolder)},
+		{name: "stops the VM", do: func(s *foreignScene) (func() error, error) {
+			if vm, err := s.look(s.vm); err != nil || !vm.Running {
+				return nil, errors.New("it does not run")
+			}
+			undo := func() error {
+				vm, err := s.look(s.vm)
+				park, errPark := s.look(s.parking())
+				if err != nil || errPark != nil || vm.Running || strings.Contains(park.Config["description"], `"open":true`) {
+					return nil
+				}
+				return s.task(s.world.Start("", s.host, s.vm))
+			}
+			return undo, s.task(s.world.Stop("", s.host, s.vm))
+		}},
+		{name: "migrates the VM", do: migratesForeign(ofVM)},
+		{name: "migrates the parking VM", do: migratesForeign(ofParking)},
+		{name: "snapshots the VM", do: snapshotsForeign(ofVM)},
+		{name: "snapshots the parking VM", do: snapshotsForeign(ofParking)},
+		{name: "backs the VM up", do: backsUpForeign(ofVM)},
+		{name: "backs the parking VM up", do: backsUpForeign(ofParking)},
+		{name: "leaves a lock on the VM", do: locksForeign(ofVM)},
+		{name: "leaves a lock on the parking VM", do: locksForeign(ofParking)},
+	}
+}
+
+func foreignDeletions() []foreignAct {
+	return []foreignAct{
+		{name: "deletes the VM", do: deletesForeign(ofVM, false), destroys: true},
+		{name: "deletes the VM and what is unreferenced", do: deletesForeign(ofVM, true), destroys: true},
+		{name: "deletes the parking VM", do: deletesForeign(ofParking, false), destroys: true},
+		{name: "deletes the parking VM and what is unreferenced", do: deletesForeign(ofParking, true), destroys: true},
+		{name: "deletes the holder", do: deletesForeign(ofHolder, false), destroys: true},
+		{name: "takes the VMID", do: takesForeign(ofVM)},
+		{name: "takes the VMID of the parking VM", do: takesForeign(func(s *foreignScene) int {
+			if s.parking() != 0 {
+				return s.parking() // which they don't get
+			}
+			return s.park
+		})},
+	}
+}
+
+func foreignActs() []foreignAct {
+	return append(append(foreignEdits(), foreignPowers()...), foreignDeletions()...)
+}
+
+// foreignVM is a VM that has nothing to do with the cluster.
+const foreignVM = 9500
+
+func (s *foreignScene) defineStranger() error {
+	if _, err := s.look(foreignVM); err == nil {
+		return nil
+	}
+	return s.world.DefineVM(s.host, foreignVM, map[string]string{"name": "stranger", "memory": "512"}, nil)
+}
+
+// detach takes a drive out of a VM, which a protected one does not allow.
+func (s *foreignScene) detach(id int, key string) error {
+	vm, err := s.look(id)
+	if err != nil {
+		return err
+	}
+	if vm.Config["protection"] != "1" {
+		return s.change(id, nil, key)
+	}
+	return errors.Join(
+		s.change(id, map[string]string{"protection": "0"}), s.change(id, nil, key), s.change(id, map[string]string{"protection": "1"}),
+	)
+}
+
+// addsForeignDisk gives the worker's VM a disk of its own, which is protected
+// from then on like those that it had.
+func addsForeignDisk(s *foreignScene) (func() error, error) {
+	if err := s.change(s.vm, map[string]string{"scsi5": s.storage + ":1,serial=theirs"}); err != nil {
+		return nil, err
+	}
+	volid := func() (int, string) {
+		for _, d := range s.world.Persistent() {
+			if d.Serial == "theirs" {
+				return d.VMID, d.Key
+			}
+		}
+		return 0, ""
+	}
+	vm, err := s.look(s.vm)
+	if err != nil {
+		return nil, err
+	}
+	name, _, _ := strings.Cut(vm.Config["scsi5"], ",")
+	s.world.Protect(world.Protected{Serial: "theirs", Media: s.world.Media(name, s.host)})
+	// Its owner takes it away into a VM of theirs.
+	return func() error {
+		id, key := volid()
+		if id != s.vm {
+			return nil
+		}
+		if err := s.defineStranger(); err != nil {
+			return err
+		}
+		if !strings.HasPrefix(key, "unused") {
+			if err := s.detach(s.vm, key); err != nil {
+				return err
+			}
+			_, key = volid()
+		}
+		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: s.vm, Disk: key, Target: foreignVM, TargetDisk: "scsi5"}))
+	}, nil
+}
+
+func detachesForeign(s *foreignScene) (func() error, error) {
+	vmid, key, err := s.dataKey()
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.look(vmid)
+	if err != nil {
+		return nil, err
+	}
+	value := vm.Config[key]
+	return func() error {
+		vm, err := s.look(vmid)
+		volid, _, _ := strings.Cut(value, ",")
+		if err != nil || vm.Config[key] != "" || s.data().Volid != volid {
+			return nil
+		}
+		return s.change(vmid, map[string]string{key: value})
+	}, s.detach(vmid, key)
+}
+
+// movesForeign is move_disk to another storage, with delete=1.
+func movesForeign(s *foreignScene) (func() error, error) {
+	vmid, key, err := s.dataKey()
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.look(vmid)
+	if err != nil {
+		return nil, err
+	}
+	if vm.Config["lock"] != "" || s.way.holder {
+		return nil, errors.New("Proxmox does not let them")
+	}
+	s.world.AddStorage(world.Storage{ID: "slow", Type: "dir", Content: []string{"images"}})
+	old, options, _ := strings.Cut(vm.Config[key], ",")
+	volid, err := s.world.Alloc("slow", s.host, vmid, 20<<30, s.world.Media(old, s.host))
+	if err != nil {
+		return nil, err
+	}
+	protection := vm.Config["protection"]
+	if err := s.change(vmid, map[string]string{"protection": "0"}); err != nil {
+		return nil, err
+	}
+	if err := s.change(vmid, map[string]string{key: volid + "," + options}); err != nil {
+		return nil, err
+	}
+	if vm, err = s.look(vmid); err != nil {
+		return nil, err
+	}
+	for _, unused := range []string{"unused0", "unused1"} {
+		if vm.Config[unused] == old {
+			if err := s.change(vmid, nil, unused); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return nil, s.change(vmid, map[string]string{"protection": cmp.Or(protection, "0")})
+}
+
+func reassignsForeign(s *foreignScene) (func() error, error) {
+	vmid, key, err := s.dataKey()
+	if err != nil {
+		return nil, err
+	}
+	if s.way.holder {
+		return nil, errors.New("that would rename it under its holder")
+	}
+	if err := s.defineStranger(); err != nil {
+		return nil, err
+	}
+	move := func(from, to int, fromKey, toKey string) error {
+		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: from, Disk: fromKey, Target: to, TargetDisk: toKey}))
+	}
+	if err := move(vmid, foreignVM, key, "scsi1"); err != nil {
+		return nil, err
+	}
+	return func() error {
+		if at := s.data(); at.VMID != foreignVM {
+			return nil
+		}
+		for _, id := range []int{vmid, s.parking(), s.vm} {
+			if _, err := s.look(id); err == nil {
+				return move(foreignVM, id, "scsi1", key)
+			}
+		}
+		return errNoVM
+	}, nil
+}
+
+// attachesForeignPod is what proxmox-csi does for a pod.
+func attachesForeignPod(s *foreignScene) (func() error, error) {
+	volid, err := s.world.AllocDisk("", s.host, world.AllocRequest{Storage: s.storage, VMID: 9999, Name: "vm-9999-pvc-1a2b.raw", Bytes: 1 << 30, Format: "raw"})
+	if err != nil {
+		return nil, err
+	}
+	s.world.Protect(world.Protected{Serial: "pvc-1a2b", Media: s.world.Media(volid, s.host)})
+	undo := func() error {
+		if vm, err := s.look(s.vm); err != nil || vm.Config["scsi7"] == "" {
+			return nil
+		}
+		return s.detach(s.vm, "scsi7")
+	}
+	return undo, s.change(s.vm, map[string]string{"scsi7": volid + ",serial=pvc-1a2b"})
+}
+
+// namesForeignTwice names the data disk under another key of the VM that has it (0), or of another one.
+func namesForeignTwice(s *foreignScene, other int) (func() error, error) {
+	vmid, _, err := s.dataKey()
+	if err != nil {
+		return nil, err
+	}
+	if other != 0 {
+		if err := s.defineStranger(); err != nil {
+			return nil, err
+		}
+		vmid = other
+	}
+	undo := func() error {
+		vm, err := s.look(vmid)
+		if err != nil || vm.Config["scsi6"] == "" {
+			return nil
+		}
+		return s.detach(vmid, "scsi6")
+	}
+	return undo, s.change(vmid, map[string]string{"scsi6": s.data().Volid + ",serial=again"})
+}

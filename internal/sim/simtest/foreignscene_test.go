@@ -1,0 +1,221 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// foreignWay is how the worker of a scene is being replaced when somebody else
+// lays hands on it, and who owns its data disk.
+type foreignWay struct {
+	strategy cluster.Strategy // Recreate, Reimage, Rollback or PutBack
+	holder   bool
+}
+
+func (w foreignWay) String() string {
+	if w.holder {
+		return string(w.strategy) + "/holder"
+	}
+	return string(w.strategy) + "/owned"
+}
+
+func foreignWays() []foreignWay {
+	var all []foreignWay
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback, cluster.PutBack} {
+		all = append(all, foreignWay{s, false}, foreignWay{s, true})
+	}
+	return all
+}
+
+// foreignMoment is right before Proxmox acts on a change that it is asked for,
+// the n-th or the first of a kind, or as soon as that is done.
+type foreignMoment struct {
+	change int
+	is     func(record.Call) bool
+	after  bool
+}
+
+func (m foreignMoment) String() string {
+	if m.after {
+		return fmt.Sprintf("after %d", m.change)
+	}
+	return fmt.Sprintf("before %d", m.change)
+}
+
+// foreignScene is a Proxmox in which the system of a VM is being exchanged.
+type foreignScene struct {
+	world    *world.World
+	recorder *record.Recorder
+	way      foreignWay
+	host     string
+	other    string // another one
+	vm       int
+	holder   int    // of the data disk, where it is not the VM's own
+	park     int    // number of the parking VM, or the one that it is to have
+	disk     string // what the world calls the data disk
+	storage  string // that it is on
+	act      func(ctx context.Context) error
+	giveUp   bool     // the exchange is to be given up
+	changes  []string // what Proxmox was asked for, in order; changes of the claim are left out
+
+	mu    sync.Mutex
+	notes []string // what the run said
+}
+
+// isForeignChange says whether a call is one of the changes that are counted.
+func isForeignChange(c record.Call) bool {
+	return c.Proto == "proxmox" && c.Mutation && !strings.Contains(c.Path, fmt.Sprintf("/qemu/%d", claimVM)) && c.Params["vmid"] != fmt.Sprint(claimVM)
+}
+
+// disturbed runs the replacement and has somebody else do something at a moment.
+// came is false where the run was over before that.
+func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMoment, do func()) (came bool, err error) {
+	t.Helper()
+	var mu sync.Mutex
+	passed := false
+	s.changes = nil
+	s.recorder.Hooks(func(c record.Call) error {
+		mu.Lock()
+		now := false
+		switch {
+		case came:
+		case passed:
+			now = c.Proto == "proxmox" && !s.ourTasks()
+		case isForeignChange(c) && (len(s.changes)+1 == at.change || at.is != nil && at.is(c)):
+			passed, now = true, !at.after
+		}
+		if isForeignChange(c) {
+			s.changes = append(s.changes, c.Method+" "+strings.TrimPrefix(c.Path, "/api2/json/nodes/"))
+		}
+		came = came || now
+		mu.Unlock()
+		if now {
+			do()
+		}
+		return nil
+	}, nil)
+	start := time.Now()
+	err = s.act(ctx)
+	s.recorder.Hooks(nil, nil)
+	if took := time.Since(start); took > longestRoll {
+		t.Errorf("it took %s: %v", took, err)
+	}
+	return came, err
+}
+
+// undisturbed says how many changes Proxmox is asked for where nobody interferes.
+func (s *foreignScene) undisturbed(t *testing.T) int {
+	t.Helper()
+	_, err := s.disturbed(t.Context(), t, foreignMoment{}, nil)
+	if err != nil || len(s.changes) < 8 {
+		t.Fatalf("%d changes: %q: %v", len(s.changes), s.changes, err)
+	}
+	return len(s.changes)
+}
+
+// listen notes what the run says.
+func (s *foreignScene) listen(e step.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notes = append(s.notes, e.Text)
+}
+
+func (s *foreignScene) heard(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.notes, text)
+}
+
+// ourTasks says whether Proxmox is at work for recast.
+func (s *foreignScene) ourTasks() bool {
+	return slices.ContainsFunc(s.world.Tasks(), func(task world.Task) bool { return task.Running && task.User != "" })
+}
+
+// parking is the parking VM; 0 while there is none.
+func (s *foreignScene) parking() int {
+	for _, vm := range s.world.VMs() {
+		if strings.HasPrefix(vm.Config["name"], "recast-parking-") {
+			return vm.ID
+		}
+	}
+	return 0
+}
+
+var errNoVM = errors.New("there is no such VM")
+
+func (s *foreignScene) look(id int) (world.VM, error) {
+	for _, vm := range s.world.VMs() {
+		if vm.ID == id {
+			return vm, nil
+		}
+	}
+	return world.VM{}, errNoVM
+}
+
+// change is somebody's change of a VM.
+func (s *foreignScene) change(id int, set map[string]string, del ...string) error {
+	vm, err := s.look(id)
+	if err != nil {
+		return err
+	}
+	return s.world.SetConfig("", vm.Host, world.ChangeRequest{ID: id, Set: set, Delete: del})
+}
+
+// task waits for a task of somebody's.
+func (s *foreignScene) task(upid string, err error) error {
+	if err != nil {
+		return err
+	}
+	task, found := s.world.WaitTask(upid)
+	if !found || task.ExitStatus != "OK" {
+		return fmt.Errorf("%s: %s", upid, task.ExitStatus)
+	}
+	return nil
+}
+
+// data is where the data disk is now.
+func (s *foreignScene) data() world.DiskState {
+	for _, d := range s.world.Persistent() {
+		if d.Serial == s.disk {
+			return d
+		}
+	}
+	return world.DiskState{}
+}
+
+// dataKey finds the drive of the VM, or of its parking VM, that has the data disk.
+func (s *foreignScene) dataKey() (vmid int, key string, err error) {
+	volid := s.data().Volid
+	for _, id := range []int{s.vm, s.parking()} {
+		vm, err := s.look(id)
+		if err != nil {
+			continue
+		}
+		for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+			if have, _, _ := strings.Cut(vm.Config[key], ","); have == volid && volid != "" && !strings.HasPrefix(key, "unused") {
+				return id, key, nil
+			}
+		}
+	}
+	return 0, "", errors.New("the data disk is in neither")
+}
+
+// saidForeign is all that an error tells; hints, those of them that do not just
+// say that something is unfinished.
+func saidForeign(err error) (said string, hints []string) {
+	hints = slices.DeleteFunc(fault.Hints(err), func(h string) bool { return strings.HasPrefix(h, "still out, cordoned or down") })
+	return err.Error() + "\n" + strings.Join(hints, "\n"), hints
+}

@@ -1,0 +1,267 @@
+package simtest
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+var errStruck = errors.New("struck by a fault")
+
+// matrixFault is one way in which a call to Proxmox goes wrong.
+type matrixFault struct {
+	name string
+	// kills says that it ends the process; it then strikes at reads as well.
+	kills bool
+	// leaves says that Proxmox itself may leave behind a blank volume that nobody
+	// names: it allocates before it finds that it can't write the configuration.
+	leaves bool
+	meets  func(record.Call) bool // calls that can go wrong like this; nil: every one that changes something
+	// before runs before Proxmox acts, and drops the request if it gives an error;
+	// after runs when it has acted, before its answer leaves.
+	before func(life *matrixLife, call record.Call) error
+	after  func(life *matrixLife, call record.Call)
+}
+
+func (f matrixFault) strikesAt(call record.Call) bool {
+	if f.meets != nil {
+		return call.Mutation && f.meets(call)
+	}
+	return f.kills || call.Mutation
+}
+
+// matrixFaults are all of them.
+func matrixFaults() []matrixFault {
+	return slices.Concat(processFaults(), wayFaults(), workerFaults(), clusterFaults())
+}
+
+// processFaults are ends of the process itself.
+func processFaults() []matrixFault {
+	return []matrixFault{
+		{name: "kill-before", kills: true, before: func(life *matrixLife, _ record.Call) error { life.kill(); return errStruck }},
+		{name: "kill-after", kills: true, after: func(life *matrixLife, _ record.Call) { life.kill() }},
+	}
+}
+
+// wayFaults are what happens between recast and Proxmox.
+func wayFaults() []matrixFault {
+	noDaemon := func(life *matrixLife, _ record.Call) error { life.world.SetDaemon(matrixHost, false); return nil }
+	daemon := func(life *matrixLife) { life.world.SetDaemon(matrixHost, true) }
+	return []matrixFault{
+		{name: "lost-acted", after: func(life *matrixLife, _ record.Call) { life.dialer.Cut(); life.dialer.Mend() }},
+		{name: "lost-not-acted", before: func(*matrixLife, record.Call) error { return errStruck }},
+		{name: "595-once", meets: onNode, before: noDaemon, after: func(life *matrixLife, _ record.Call) { daemon(life) }},
+		{name: "595-for-40s", meets: onNode, before: func(life *matrixLife, call record.Call) error {
+			life.later(40*time.Second, func() { daemon(life) })
+			return noDaemon(life, call)
+		}},
+	}
+}
+
+// onNode says whether a call is carried out by pvedaemon of a node.
+func onNode(call record.Call) bool { return strings.HasPrefix(matrixPath(call), "/nodes/") }
+
+func matrixPath(call record.Call) string {
+	path, _, _ := strings.Cut(strings.TrimPrefix(call.Path, "/api2/json"), "?")
+	return path
+}
+
+// taskOf is the type of the task that a call starts; "" if it starts none.
+func taskOf(call record.Call) string {
+	path := matrixPath(call)
+	switch {
+	case call.Method == "DELETE" && strings.Contains(path, "/qemu/"):
+		return "qmdestroy"
+	case call.Method != "POST":
+		return ""
+	case strings.HasSuffix(path, "/qemu"):
+		return "qmcreate"
+	case strings.HasSuffix(path, "/move_disk"):
+		return "qmmove"
+	case strings.HasSuffix(path, "/config"):
+		return "qmconfig"
+	}
+	return ""
+}
+
+func moves(call record.Call) bool { return taskOf(call) == "qmmove" }
+
+func startsTask(call record.Call) bool { return taskOf(call) != "" }
+
+// workerFaults are what happens to the worker of a call, or instead of it.
+func workerFaults() []matrixFault {
+	killMove := func(after world.MoveStage) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, _ record.Call) error { life.world.StopNextMove(after, false); return nil }
+	}
+	return []matrixFault{
+		{name: "worker-killed", meets: startsTask, after: func(life *matrixLife, _ record.Call) {
+			if tasks := life.world.Tasks(); len(tasks) > 0 {
+				life.world.KillTask(tasks[0].UPID)
+			}
+		}},
+		{name: "move-killed-after-rename", meets: moves, before: killMove(world.AfterRename)},
+		{name: "move-killed-after-source", meets: moves, before: killMove(world.AfterSource)},
+		{name: "task-error", meets: startsTask, before: func(life *matrixLife, call record.Call) error {
+			life.world.FailNext(taskOf(call), "command '/sbin/lvs' failed: exit code 5")
+			return nil
+		}},
+		{name: "refused", before: func(life *matrixLife, call record.Call) error {
+			life.world.FailNext(call.Method+" "+matrixPath(call), "unable to open file '/etc/pve/local/x' - Input/output error")
+			return nil
+		}},
+	}
+}
+
+// clusterFaults are what happens around the VM.
+func clusterFaults() []matrixFault {
+	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, call record.Call) error {
+			release, err := life.world.HoldLock(lockedVM(call))
+			if err != nil {
+				return err
+			}
+			life.later(d, sync.OnceFunc(release))
+			return nil
+		}
+	}
+	noQuorum := func(d time.Duration) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, _ record.Call) error {
+			life.world.SetQuorum(false)
+			life.later(d, func() { life.world.SetQuorum(true) })
+			return nil
+		}
+	}
+	// The host goes down and comes up again a minute later.
+	crashed := func(life *matrixLife) {
+		life.later(time.Minute, func() { life.world.BootHost(matrixHost) })
+	}
+	locks := func(call record.Call) bool { return lockedVM(call) != 0 }
+	const untilMended = 24 * time.Hour
+	return []matrixFault{
+		{name: "host-crash", after: func(life *matrixLife, _ record.Call) {
+			life.world.CrashHost(matrixHost)
+			crashed(life)
+		}},
+		{name: "host-crash-after-rename", meets: moves, before: func(life *matrixLife, _ record.Call) error {
+			life.world.StopNextMove(world.AfterRename, true)
+			crashed(life)
+			return nil
+		}},
+		{name: "locked-30s", meets: locks, before: hold(30 * time.Second)},
+		{name: "locked-5m", meets: locks, before: hold(5 * time.Minute)},
+		{name: "no-quorum-60s", leaves: true, before: noQuorum(time.Minute)},
+		{name: "no-quorum", leaves: true, before: noQuorum(untilMended)},
+	}
+}
+
+// lockedVM is the VM whose lock file a call takes first; 0 if it takes none.
+func lockedVM(call record.Call) int {
+	if !onNode(call) {
+		return 0
+	}
+	if taskOf(call) == "qmcreate" {
+		return atoi(call.Params["vmid"])
+	}
+	_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
+	id, _, _ := strings.Cut(rest, "/")
+	return atoi(id)
+}
+
+// atoi is 0 for what is no number.
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// later runs f after d, or when the lab settles, whichever comes first.
+func (l *matrixLab) later(d time.Duration, f func()) {
+	f = sync.OnceFunc(f)
+	timer := time.AfterFunc(d, f)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mends = append(l.mends, func() { timer.Stop(); f() })
+}
+
+// matrixStrike is a fault at one call of a process: the n-th of those that the
+// fault counts.
+type matrixStrike struct {
+	fault matrixFault
+	at    int // from 1
+}
+
+// struck is a strike on its way.
+type struck struct {
+	matrixStrike
+	seen int // calls that count
+	seq  int // of the call that it struck; 0: none yet
+	call record.Call
+}
+
+// watch notes the calls of a process that nothing befalls.
+func (life *matrixLife) watch(calls *[]matrixCall) {
+	var mu sync.Mutex
+	last := ""
+	life.recorder.Hooks(func(call record.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		now := life.momentary()
+		*calls = append(*calls, matrixCall{call, now != last})
+		last = now
+		return nil
+	}, life.lookAfter)
+}
+
+// strike lets faults befall a process, and looks at the promises after every call.
+func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
+	var list []*struck
+	for _, s := range strikes {
+		list = append(list, &struck{matrixStrike: s})
+	}
+	var mu sync.Mutex
+	life.recorder.Hooks(func(call record.Call) error {
+		var hit []*struck
+		mu.Lock()
+		for _, s := range list {
+			if !s.fault.strikesAt(call) {
+				continue
+			}
+			if s.seen++; s.seen == s.at {
+				s.seq, s.call = call.Seq, call
+				hit = append(hit, s)
+			}
+		}
+		mu.Unlock()
+		for _, s := range hit {
+			if s.fault.before == nil {
+				continue
+			}
+			if err := s.fault.before(life, call); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func(call record.Call) {
+		var hit []*struck
+		mu.Lock()
+		for _, s := range list {
+			if s.seq == call.Seq && s.fault.after != nil {
+				hit = append(hit, s)
+			}
+		}
+		mu.Unlock()
+		for _, s := range hit {
+			s.fault.after(life, call)
+		}
+		life.lookAfter(call)
+	})
+	return list
+}

@@ -1,0 +1,321 @@
+package simtest
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// matrixName is a key of a configuration that names a volume.
+type matrixName struct {
+	vm    int
+	key   string
+	volid string
+}
+
+func (n matrixName) String() string { return strconv.Itoa(n.vm) + "-" + n.key }
+
+// names lists, for every volume that was there at the beginning, what names it now.
+func (l *matrixLab) names() map[*world.Media][]matrixName {
+	names := map[*world.Media][]matrixName{}
+	for _, vm := range l.world.VMs() {
+		for _, config := range []map[string]string{vm.Config, vm.Pending} {
+			for key, value := range config {
+				if !cluster.IsDiskKey(key) {
+					continue
+				}
+				volid, _, _ := strings.Cut(value, ",")
+				if media := l.world.Media(volid, vm.Host); media != nil {
+					names[media] = append(names[media], matrixName{vm.ID, key, volid})
+				}
+			}
+		}
+	}
+	for _, list := range names {
+		slices.SortFunc(list, matrixKey)
+	}
+	return names
+}
+
+// lookAfter is look after a call that can have changed something, itself or by a
+// worker that an earlier one has started.
+func (l *matrixLab) lookAfter(call record.Call) {
+	busy := slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running })
+	l.mu.Lock()
+	was := l.busy
+	l.busy = busy
+	l.mu.Unlock()
+	if call.Mutation || was || busy {
+		l.look(call)
+	}
+}
+
+// look holds the world against what must hold after every single call.
+func (l *matrixLab) look(call record.Call) {
+	var problems []string
+	names := l.names()
+	for _, v := range l.world.Violations() {
+		// For a moment a volume may be without a name: then the record has to say so.
+		if !strings.HasSuffix(v, "no VM's configuration names its volume") {
+			problems = append(problems, v)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	problems = append(problems, l.startedWithout(names)...)
+	for _, d := range l.disks {
+		problems = append(problems, l.lookAt(d, names[d.media])...)
+	}
+	for _, p := range problems {
+		l.broken = append(l.broken, fmt.Sprintf("after %s %s: %s", call.Method, call.Path, p))
+	}
+}
+
+// lookAt says what is wrong with the names of one volume; mu must be held.
+func (l *matrixLab) lookAt(d matrixDisk, names []matrixName) (problems []string) {
+	if d.name == "the orphan" {
+		if len(names) > 0 {
+			problems = append(problems, fmt.Sprintf("%s, which nobody had named, is %v", d.name, names))
+		}
+		return problems
+	}
+	var runnable, others []string
+	for _, n := range names {
+		if n.vm == matrixHolder && d.held {
+			continue
+		}
+		others = append(others, n.String())
+		if !l.isParking(n.vm) && !slices.Contains(runnable, strconv.Itoa(n.vm)) {
+			runnable = append(runnable, strconv.Itoa(n.vm))
+		}
+	}
+	switch {
+	case len(runnable) > 1:
+		problems = append(problems, fmt.Sprintf("%s is in several VMs that may run: %v", d.name, runnable))
+	case len(others) > 1:
+		problems = append(problems, fmt.Sprintf("%s has several names: %v", d.name, others))
+	case len(names) == 0 && !l.intended(l.named[d.name]):
+		problems = append(problems, fmt.Sprintf("%s, which was %s, has no name, and no record says that it is on its way", d.name, l.named[d.name]))
+	case len(names) > 0:
+		l.named[d.name] = names[0].volid
+	}
+	return problems
+}
+
+// isParking says whether a VM is one that recast never starts.
+func (l *matrixLab) isParking(id int) bool { return id >= matrixParking && id < matrixParking+100 }
+
+// intended says whether an open record tells that this very volume is being handed over.
+func (l *matrixLab) intended(volid string) bool {
+	for _, vm := range l.world.VMs() {
+		rec, ok, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+		if err == nil && ok && rec.Open && rec.Intent != nil && rec.Intent.Volid == volid {
+			return true
+		}
+	}
+	return false
+}
+
+// unfreed lists the volumes that are there no more.
+func (l *matrixLab) unfreed() (gone []string) {
+	there := map[*world.Media]bool{}
+	for _, storage := range []string{"data", "fast"} {
+		volumes, err := l.world.Volumes(storage, matrixHost)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, v := range volumes {
+			there[l.world.Media(v.Volid, matrixHost)] = true
+		}
+	}
+	for _, d := range l.disks {
+		if !there[d.media] {
+			gone = append(gone, d.name+" was freed")
+		}
+	}
+	return gone
+}
+
+// settle waits until nothing is under way any more, and mends what is broken
+// around the exchange, as time and administrators do.
+func (l *matrixLab) settle() {
+	l.mu.Lock()
+	mends := l.mends
+	l.mends = nil
+	l.mu.Unlock()
+	for _, mend := range mends {
+		mend()
+	}
+	l.world.NoMoreFailures()
+	l.world.SetQuorum(true)
+	l.world.SetDaemon(matrixHost, true)
+	if booted := len(mends) > 0; booted {
+		time.Sleep(2 * time.Minute) // of the bubble: a host that comes up starts what has onboot=1
+	}
+	l.rest()
+	l.switchOff()
+}
+
+func (l *matrixLab) rest() {
+	for slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running }) {
+		time.Sleep(5 * time.Second) // of the bubble
+	}
+}
+
+// switchOff stops the VM that its host has started at boot, which is right as
+// long as it has all its disks: what exchanges the system begins with a VM that is off.
+func (l *matrixLab) switchOff() {
+	vm, err := l.world.LookupVM(matrixHost, matrixVM)
+	if err != nil || !vm.Running {
+		return
+	}
+	l.look(record.Call{Method: "booting"})
+	if _, err := l.world.Stop("root@pam", matrixHost, matrixVM); err != nil {
+		l.t.Fatal(err)
+	}
+	l.rest()
+}
+
+// startedWithout says which disks a running VM lacks because they are parked; mu must be held.
+func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problems []string) {
+	vm, err := l.world.LookupVM(matrixHost, matrixVM)
+	if err != nil || !vm.Running {
+		return nil
+	}
+	for _, d := range l.disks {
+		mine := strings.HasSuffix(d.name, fmt.Sprintf("of VM %d", matrixVM))
+		if mine && d.name != fmt.Sprintf("scsi0 of VM %d", matrixVM) && slices.ContainsFunc(names[d.media], func(n matrixName) bool { return l.isParking(n.vm) }) {
+			problems = append(problems, fmt.Sprintf("VM %d runs without %s, which is parked", matrixVM, d.name))
+		}
+	}
+	if vm.Config["scsi0"] == "" {
+		problems = append(problems, fmt.Sprintf("VM %d runs without a system disk", matrixVM))
+	}
+	return problems
+}
+
+// dump is the world as text, less what Proxmox renews.
+func (l *matrixLab) dump() string {
+	l.settle()
+	return l.text(world.RenewedByProxmox()...)
+}
+
+// state is the world as text as far as the next process can tell it from another.
+func (l *matrixLab) state() string {
+	l.settle()
+	return l.text(world.Renewed{Name: "digest"}, world.Renewed{Name: "vmgenid"}, world.Renewed{Name: "meta"}, world.Renewed{Name: "tasks"})
+}
+
+// momentary is the world as it is now, with what is under way.
+func (l *matrixLab) momentary() string {
+	text := l.text()
+	for _, t := range l.world.Tasks() {
+		if t.Running {
+			text += t.UPID
+		}
+	}
+	return text
+}
+
+var madeUpUUID = regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`)
+
+func (l *matrixLab) text(leaveOut ...world.Renewed) string {
+	names := map[*world.Media]string{}
+	for _, d := range l.disks {
+		names[d.media] = d.name
+	}
+	text := l.world.Dump(func(m *world.Media) string {
+		if name := names[m]; name != "" {
+			return "the content of " + name
+		}
+		if m.Size() == 0 {
+			return "blank"
+		}
+		return m.SHA256()
+	}, leaveOut...)
+	text = regexp.MustCompile(`(?m)^storage .*: 0 volumes\n`).ReplaceAllString(text, "") // it depends on who has looked there
+	return madeUpUUID.ReplaceAllStringFunc(text, func(s string) string {
+		if strings.HasSuffix(s, "-000000009011") {
+			return s
+		}
+		return "smbios1: made up by Proxmox"
+	})
+}
+
+// withoutParking leaves the parking VM out of a dump, which an exchange that was
+// given up leaves behind, with a closed record and nothing on it but what it had before.
+func withoutParking(dump string) string {
+	var kept strings.Builder
+	skip := false
+	for line := range strings.Lines(dump) {
+		if strings.HasPrefix(line, "VM ") || strings.HasPrefix(line, "storage ") {
+			skip = strings.HasPrefix(line, "VM 99")
+		}
+		if !skip {
+			kept.WriteString(line)
+		}
+	}
+	return parkingInPool.ReplaceAllString(kept.String(), "$1]")
+}
+
+// withoutCloudInit leaves out of a dump what is on a cloud-init drive, and whether it is there.
+func withoutCloudInit(dump string) string {
+	dump = regexp.MustCompile(`(?m)^  \S*vm-\d+-cloudinit\S* 4M = blank\n`).ReplaceAllString(dump, "")
+	dump = regexp.MustCompile(`(?m)^(storage .*): \d+ volumes$`).ReplaceAllString(dump, "$1")
+	return regexp.MustCompile(`(?m)(-cloudinit.*) = blank$`).ReplaceAllString(dump, "$1")
+}
+
+var parkingInPool = regexp.MustCompile(`(?m)^(pool .*?)(?: 99\d\d)+\]`)
+
+// sweep deletes, as root, the volumes that no configuration names and that were
+// not there at the beginning, and lists them.
+func (l *matrixLab) sweep() (left []string) {
+	names, known := l.names(), map[*world.Media]bool{}
+	for _, d := range l.disks {
+		known[d.media] = true
+	}
+	for _, storage := range []string{"data", "fast"} {
+		volumes, err := l.world.Volumes(storage, matrixHost)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, v := range volumes {
+			media := l.world.Media(v.Volid, matrixHost)
+			if known[media] || len(names[media]) > 0 {
+				continue
+			}
+			left = append(left, v.Volid)
+			upid, err := l.world.DeleteVolume("root@pam", matrixHost, v.Volid)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			l.world.WaitTask(upid)
+		}
+	}
+	return left
+}
+
+// removeHalfMade removes, as root, VMs of which there is nothing but the lock of
+// their creation.
+func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
+	for _, vm := range l.world.VMs() {
+		if vm.Config["lock"] != "create" || !which(vm.ID) {
+			continue
+		}
+		found = true
+		l.world.SetLock(vm.ID, "")
+		upid, err := l.world.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		l.world.WaitTask(upid)
+	}
+	return found
+}

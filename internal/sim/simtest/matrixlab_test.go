@@ -1,0 +1,218 @@
+package simtest
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/pveapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// What a matrix lab consists of: one Proxmox node with one VM, which is off.
+const (
+	matrixHost     = "pve1"
+	matrixEndpoint = "127.42.8.1:8006"
+	matrixCluster  = "matrix"
+	matrixNode     = "wk1"
+	matrixVM       = 9011
+	matrixHolder   = 200
+	matrixParking  = 9900
+	matrixISO      = "local:iso/recast-v1.13.9-3f2a-nocloud-amd64.iso"
+	matrixToken    = "recast@pve!matrix"
+	matrixSecret   = "5ec0ffee-3a71-4000-8000-000000000001"
+)
+
+// matrixLab is a simulated Proxmox with the means to break it. An exchange needs
+// nothing else, so that one costs milliseconds.
+type matrixLab struct {
+	t        *testing.T
+	world    *world.World
+	recorder *record.Recorder
+	network  *network.Network
+	shape    matrixShape
+	disks    []matrixDisk // every volume that was there at the beginning
+
+	mu      sync.Mutex
+	named   map[string]string // the volid that each had when something last named it
+	mends   []func()          // undo what faults do for longer than a call
+	busy    bool              // when last looked at, something was under way
+	broken  []string          // promises found broken after some call
+	clients []*pve.Client     // to be closed
+}
+
+// matrixDisk is a volume that must never be freed.
+type matrixDisk struct {
+	name  string // what it is in the failure of a test
+	media *world.Media
+	held  bool // by a holder, whose configuration names it all the time
+}
+
+func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
+	t.Helper()
+	l := &matrixLab{
+		t: t, world: world.New(world.Options{Cluster: matrixCluster}), recorder: record.New(), network: network.Memory(),
+		shape: shape, named: map[string]string{},
+	}
+	listener, err := l.network.Listen(matrixEndpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.world.AddHost(matrixHost)
+	server := pveapi.New(l.world, l.recorder, matrixHost)
+	server.Serve(listener, matrixCertificate())
+	t.Cleanup(func() {
+		for _, c := range l.clients {
+			c.Close()
+		}
+		l.world.Close()
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	l.grant()
+	if err := l.build(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// grant gives the token what an exchange needs: the role of a roll, and what the
+// shape's settings take.
+func (l *matrixLab) grant() {
+	l.world.AddRole("Recast", append(sim.Privileges(), "VM.Config.Cloudinit", "Sys.Modify", "Sys.Console")...)
+	l.world.AddToken(world.Token{ID: matrixToken, Secret: matrixSecret, Privsep: true})
+	for _, who := range []string{"recast@pve", matrixToken} {
+		l.world.Grant(world.ACL{Path: "/", Who: who, Role: "Recast", Propagate: true})
+	}
+}
+
+// matrixCertificate is made once: its dates suit the clock of every bubble.
+var matrixCertificate = sync.OnceValue(func() tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	begin := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve"}, NotBefore: begin, NotAfter: begin.AddDate(100, 0, 0),
+		IPAddresses: []net.IP{net.ParseIP("127.42.8.1")},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		panic(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+})
+
+// matrixLife is one process of recast's, from its start to its end or its death.
+type matrixLife struct {
+	*matrixLab
+	px     *pve.Client
+	dialer *network.Dialer
+	cancel context.CancelFunc
+}
+
+// live begins a process that knows nothing of those before it.
+func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
+	sum := sha256.Sum256(matrixCertificate().Certificate[0])
+	px, err := pve.New(pve.Options{
+		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
+		Fingerprint: fmt.Sprintf("%x", sum), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	life.px = px
+	l.clients = append(l.clients, px)
+	return ctx, life
+}
+
+// kill ends a process: the world refuses every later call of it.
+func (life *matrixLife) kill() {
+	life.dialer.Cut()
+	life.cancel()
+}
+
+// exchange is all that a process does: it begins or goes on, forward or back, to the end.
+func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
+	r, rec, err := life.begin(ctx, strategy, putBack)
+	if err != nil || r == nil {
+		return err
+	}
+	tree := r.Steps
+	if putBack || rec.PutBack {
+		tree = r.PutBackSteps
+	}
+	return (&step.Runner{}).Run(ctx, tree())
+}
+
+// begin is how somebody starts or goes on with the exchange of the VM, by what
+// Proxmox says alone. It returns nil where there is nothing left to do, or
+// nothing was begun that could be given up.
+func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*cluster.Replace, cluster.Record, error) {
+	if err := cluster.AwaitOwnTasks(ctx, life.px, 2*time.Second, nil); err != nil {
+		return nil, cluster.Record{}, err
+	}
+	vms, err := life.px.VMs(ctx)
+	if err != nil {
+		return nil, cluster.Record{}, err
+	}
+	parkings, err := cluster.Parkings(vms, matrixCluster)
+	if err != nil {
+		return nil, cluster.Record{}, err
+	}
+	var earlier *cluster.Parking
+	for _, p := range parkings {
+		switch {
+		case p.Record.Open:
+			r, err := cluster.ResumeReplace(life.px, p.VM, isoOfMatrix)
+			return r, p.Record, err
+		case p.Record.Run == life.shape.run(strategy):
+			return nil, p.Record, nil
+		}
+		earlier = &p
+	}
+	if putBack {
+		return nil, cluster.Record{}, nil
+	}
+	return life.open(ctx, strategy, earlier)
+}
+
+func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *cluster.Parking) (*cluster.Replace, cluster.Record, error) {
+	vm, err := life.px.VM(ctx, matrixVM)
+	if err != nil {
+		return nil, cluster.Record{}, err
+	}
+	o := cluster.ReplaceOptions{
+		Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy, VM: vm, System: "scsi0",
+		SystemGiB: matrixSystemGiB, Parking: earlier, ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix,
+	}
+	if strategy == cluster.Rollback && earlier != nil {
+		o.Restore = &earlier.Record.Kept[0]
+	}
+	r, err := cluster.OpenReplace(ctx, life.px, o)
+	return r, cluster.Record{Open: true}, err
+}
+
+func isoOfMatrix(context.Context) (string, error) { return matrixISO, nil }

@@ -1,0 +1,156 @@
+package simtest
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+var matrixSchedules = flag.Int("matrix.schedules", 1, "so many random schedules of faults")
+
+// schedule is a random story of one exchange: processes that go on one after the
+// other, forward or back, each into a fault.
+type schedule struct {
+	strategy cluster.Strategy
+	shape    matrixShape
+	lives    []scheduledLife
+	back     bool // the last process, which nothing befalls, gives up
+}
+
+// scheduledLife is one process of a schedule.
+type scheduledLife struct {
+	back    bool
+	strikes []matrixStrike
+	hasty   bool // the next one begins at once, while Proxmox is still at work for this one
+}
+
+func (s schedule) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s of %+v", s.strategy, s.shape)
+	for i, life := range s.lives {
+		fmt.Fprintf(&b, "\n  process %d, back %t, hasty %t:", i+1, life.back, life.hasty)
+		for _, strike := range life.strikes {
+			fmt.Fprintf(&b, " %s at %d", strike.fault.name, strike.at)
+		}
+	}
+	fmt.Fprintf(&b, "\n  the last process, back %t", s.back)
+	return b.String()
+}
+
+// drawSchedule draws one whose calls are about as many as an undisturbed exchange's.
+func drawSchedule(r *rand.Rand, strategy cluster.Strategy, shape matrixShape, ref matrixReference) schedule {
+	s := schedule{strategy: strategy, shape: shape}
+	gaveUp := func() bool { return strategy != cluster.Rollback && r.IntN(4) == 0 }
+	faults := matrixFaults()
+	for left := 1 + r.IntN(4); left > 0; {
+		life := scheduledLife{back: gaveUp(), hasty: r.IntN(2) == 0}
+		for range min(left, 1+r.IntN(2)) {
+			f := faults[r.IntN(len(faults))]
+			meets := 0
+			for _, call := range ref.calls {
+				if f.strikesAt(call.Call) {
+					meets++
+				}
+			}
+			left--
+			life.strikes = append(life.strikes, matrixStrike{f, 1 + r.IntN(max(1, meets))})
+		}
+		s.lives = append(s.lives, life)
+	}
+	s.back = gaveUp()
+	return s
+}
+
+// leaves says whether Proxmox itself may leave something behind.
+func (s schedule) leaves() bool {
+	return slices.ContainsFunc(s.lives, func(life scheduledLife) bool {
+		return slices.ContainsFunc(life.strikes, func(strike matrixStrike) bool { return strike.fault.leaves })
+	})
+}
+
+// TestMatrixSchedules draws exchanges and what befalls them, several faults one
+// after the other, and wants each to end in one of the two worlds in which it may.
+func TestMatrixSchedules(t *testing.T) {
+	for n := range *matrixSchedules {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(*matrixSeed, uint64(n)))
+			strategy := []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback}[r.IntN(3)]
+			shape := drawShape(r, strategy)
+			ref := undisturbedExchange(t, strategy, shape, nil, false)
+			s := drawSchedule(r, strategy, shape, ref)
+			struck := 0
+			synctest.Test(t, func(t *testing.T) { struck = s.play(t, ref) })
+			t.Attr("schedules", "1")
+			t.Attr("struck", strconv.Itoa(struck))
+			if t.Failed() {
+				t.Logf("-matrix.seed=%d -run 'TestMatrixSchedules/%d$':\n%s", *matrixSeed, n, s)
+			}
+		})
+	}
+}
+
+// play runs a schedule and returns how many of its faults have struck.
+func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
+	t.Helper()
+	l := newMatrixLab(t, s.shape)
+	backwards := false
+	for _, life := range s.lives {
+		struck += l.suffer(s.strategy, life)
+		backwards = backwards || life.back
+	}
+	if err := l.goOn(t.Context(), s.strategy, s.back); err != nil {
+		t.Errorf("the last process: %v\n%s", err, l.state())
+	}
+	l.look(record.Call{Method: "everything"})
+	for _, problem := range slices.Concat(l.broken, l.unfreed()) {
+		t.Error(problem)
+	}
+	if left := l.sweep(); len(left) > 0 && !s.leaves() {
+		t.Errorf("volumes are left that nobody names: %v", left)
+	}
+	s.requireEnd(t, l, ref, backwards || s.back)
+	return struck
+}
+
+// suffer runs one process into its faults. What goes on around it in Proxmox is
+// mended before the next one, unless that is in a hurry.
+func (l *matrixLab) suffer(strategy cluster.Strategy, scheduled scheduledLife) (struck int) {
+	l.removeHalfMade(func(int) bool { return true })
+	ctx, life := l.live(l.t.Context())
+	hits := life.strike(scheduled.strikes...)
+	_ = life.exchange(ctx, strategy, scheduled.back) // the last process has to succeed
+	life.cancel()
+	for _, hit := range hits {
+		if hit.seq > 0 {
+			struck++
+		}
+	}
+	if !scheduled.hasty {
+		l.settle()
+	}
+	return struck
+}
+
+// requireEnd wants one of the worlds in which the exchange may end: replaced, or,
+// where somebody gave up, as before.
+func (s schedule) requireEnd(t *testing.T, l *matrixLab, ref matrixReference, gaveUp bool) {
+	t.Helper()
+	forward := l.differs(ref, false, s.leaves())
+	if forward == "" || gaveUp && l.differs(ref, true, s.leaves()) == "" {
+		return
+	}
+	if gaveUp {
+		t.Errorf("the world is neither that of an undisturbed exchange nor that of one given up (-given up +here):\n%s", l.differs(ref, true, s.leaves()))
+		return
+	}
+	t.Errorf("the world differs from an undisturbed one (-undisturbed +here):\n%s", forward)
+}
