@@ -249,7 +249,9 @@ func (r *Replace) dropDangling(ctx context.Context, in Intent) error {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("remove the dangling %s from %s: %w", users[0], vm, err)
+			return fault.WithHint(fmt.Errorf("remove the dangling %s from %s: %w", users[0], vm, err),
+				"on some storages (RBD, thick LVM) Proxmox can't let go of a volume that is not there: %s is gone, so remove the line of %s from /etc/pve/qemu-server/%d.conf on %s, then run the same command again",
+				in.Volid, users[0], vm.ID, vm.Host)
 		}
 	}
 	return fmt.Errorf("VM %d names %s still, which is there no more, although it was removed", in.From, in.Volid)

@@ -168,9 +168,7 @@ func (u *undo) setUp() {
 	u.line(fmt.Sprintf("qm start %d", id))
 	if ha := u.mem.HA; ha != nil {
 		options := map[string]string{"state": cmp.Or(ha.State, "started")}
-		for key, value := range ha.Settings {
-			options[key] = value
-		}
+		maps.Copy(options, ha.Settings)
 		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, plainFlags(options)))
 	}
 	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", cmpNone(strings.Join(unusedKeys(u.mem.VM), ", "))))

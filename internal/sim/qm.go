@@ -203,11 +203,12 @@ func shellMessage(err error) string {
 	if !ok || len(e.Params) == 0 {
 		return err.Error()
 	}
-	text := fmt.Sprintf("%d %s", e.Status, e.Message)
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d %s", e.Status, e.Message)
 	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
-		text += "\n" + name + ": " + strings.TrimSpace(e.Params[name])
+		text.WriteString("\n" + name + ": " + strings.TrimSpace(e.Params[name]))
 	}
-	return text
+	return text.String()
 }
 
 func lines(list []string) string {

@@ -77,17 +77,18 @@ func (s Shell) change(c command, id int) (string, error) {
 		request.Delete = append(request.Delete, key)
 	}
 	request.Set = c.options
-	said := fmt.Sprintf("update VM %d:", id)
+	var said strings.Builder
+	fmt.Fprintf(&said, "update VM %d:", id)
 	for _, key := range slices.Sorted(maps.Keys(request.Set)) {
-		said += " -" + key + " " + request.Set[key]
+		said.WriteString(" -" + key + " " + request.Set[key])
 	}
 	if len(request.Delete) > 0 {
-		said += " -delete " + strings.Join(request.Delete, ",")
+		said.WriteString(" -delete " + strings.Join(request.Delete, ","))
 	}
 	if err := s.World.SetConfig(rootUser, s.Host, request); err != nil {
 		return "", err
 	}
-	return said + "\n", nil
+	return said.String() + "\n", nil
 }
 
 func (s Shell) unlock(c command, id int) error {

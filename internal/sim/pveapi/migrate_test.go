@@ -1,6 +1,7 @@
 package pveapi_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -177,12 +178,7 @@ func TestMigrateRefused(t *testing.T) {
 }
 
 func contains(list []string, want string) bool {
-	for _, line := range list {
-		if line == want {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(list, want)
 }
 
 // TestMigrationCutShort: the worker's end leaves the lock, and the VM on the host where its configuration is.

@@ -215,13 +215,14 @@ func (l *matrixLab) state() string {
 
 // momentary is the world as it is now, with what is under way.
 func (l *matrixLab) momentary() string {
-	text := l.text()
+	var text strings.Builder
+	text.WriteString(l.text())
 	for _, t := range l.world.Tasks() {
 		if t.Running {
-			text += t.UPID
+			text.WriteString(t.UPID)
 		}
 	}
-	return text
+	return text.String()
 }
 
 var madeUpUUID = regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`)
