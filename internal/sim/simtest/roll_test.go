@@ -80,7 +80,7 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 			requireDrift(t, lab)
 		}
 		res, err := lab.Client().Status(t.Context())
-		if err != nil || len(res.Open) != 0 || len(res.Kept) != 2 {
+		if err != nil || len(res.Open) != 0 || len(res.Kept) != 1 {
 			t.Errorf("status %+v, %v", res, err)
 		}
 		lab.RequireIntact()
