@@ -30,6 +30,8 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 				return "it is not known to have more than one", nil
 			case err == nil && m.UUID == n.plan.UUID && m.BootEntry == want:
 				return "it booted " + want, nil
+			case err == nil && m.UUID == n.plan.UUID && m.Stage == "running" && m.BootEntry == "":
+				return "it does not say which entry it booted; whether that is healthy is looked at next", nil
 			}
 			return "", nil //nolint:nilerr // not yet: Do waits and says why
 		},
@@ -43,12 +45,13 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + cmpNone(m.Stage), n.stillOn(ctx, err)
 				})
 			}
-			if err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want }); err != nil || m.BootEntry == want {
+			err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want })
+			if err != nil || m.BootEntry == want || m.BootEntry == "" {
 				return err
 			}
-			n.say("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", cmpNone(m.BootEntry), want))
+			n.say("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", m.BootEntry, want))
 			if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
-				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, cmpNone(m.BootEntry), err)
+				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, m.BootEntry, err)
 			}
 			return await("up with "+want, func() bool { return m.BootEntry == want })
 		},

@@ -61,9 +61,11 @@ func ParseDisk(key, value string) (Disk, error) {
 
 // CloudInit says whether this is Proxmox's own cloud-init drive: generated,
 // freed and made anew with the VM.
-func (d Disk) CloudInit() bool {
-	return strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(d.Volid, ".qcow2"), ".raw"), "-cloudinit")
-}
+func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
+
+// cloudInit is how Proxmox tells its own (PVE/QemuServer/Drive.pm,
+// drive_is_cloudinit): vm-9011-data-cloudinit is somebody's disk.
+var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 

@@ -155,6 +155,9 @@ func (r *Replace) notGivenUp(ctx context.Context) error {
 }
 
 func (r *Replace) giveUp(ctx context.Context) error {
+	if r.Restore != nil {
+		return fault.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
+	}
 	return r.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
 }
 

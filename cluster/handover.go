@@ -144,7 +144,8 @@ func (r *Replace) handable(in Intent, from VM) error {
 	case err != nil:
 		return err
 	case in.Volid != "" && disk.Volid != in.Volid:
-		return fault.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid)
+		return fault.WithHint(fault.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
+			"somebody has changed it meanwhile: recast recover gives the replacement up, with the disk as it is now; then roll anew")
 	case disk.Owner != from.ID:
 		return fault.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
@@ -187,14 +188,17 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 		return false, err
 	}
 	lost := slices.DeleteFunc(now, func(volid string) bool { return volid == in.Volid || slices.Contains(in.Unnamed, volid) })
-	_, named := from.Config[in.Key]
+	value, named := from.Config[in.Key]
 	if named {
+		there, errParse := ParseDisk(in.Key, value)
 		have, err := r.Proxmox.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
 		case slices.Contains(have, in.Volid) && len(lost) == 0:
 			return false, nil
+		case errParse == nil && len(lost) == 0 && slices.Contains(have, there.Volid) && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
+			return false, nil // somebody had given it away and has given it back: it has a name, another one
 		case slices.Contains(have, in.Volid): // it may be another one: Proxmox gives a name that is free to the next volume
 			lost = append([]string{in.Volid}, lost...)
 		}
@@ -211,6 +215,9 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 				in.Key, in.From, in.Volid, in.To, len(lost), cmpNone(strings.Join(lost, ", "))),
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
+	}
+	if to.Running {
+		return false, startedMeanwhile(to)
 	}
 	if err := r.Proxmox.SetConfig(ctx, to, map[string]string{in.ToKey: joinOptions(lost[0], in.Options)}, nil); err != nil {
 		return false, fmt.Errorf("attach %s, which had lost its name, as %s of %s: %w", lost[0], in.ToKey, to, err)

@@ -55,7 +55,7 @@ func TestLocalStorages(t *testing.T) {
 }
 
 func parkingOn(id VMID, host string, open bool, kept ...string) Parking {
-	p := Parking{VM: VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: Record{Node: "wk1", Open: open}}
+	p := Parking{VM: VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: Record{Node: "wk1", UUID: "u", Open: open}}
 	for i, run := range kept {
 		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: parkedAt(i), Run: run})
 	}
@@ -100,11 +100,6 @@ func TestParkingVMsOfANode(t *testing.T) {
 				VMs:     []VM{{ID: 101, Host: "pve1", Config: map[string]string{"smbios1": "uuid=u"}}},
 				Nodes:   []KubeNode{{Name: "wk1", UUID: "u"}},
 				Parking: tc.parkings,
-			}
-			for i := range o.Parking {
-				if o.Parking[i].Record.Open {
-					o.Parking[i].Record.UUID = "u"
-				}
 			}
 			f, err := match(Wanted{Name: "wk1"}, &o, nil)
 			if err != nil || tc.err != "" {

@@ -72,13 +72,15 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	if err := errors.Join(append(problems, shared(o.Found)...)...); err != nil {
 		return Observation{}, err
 	}
+	hosts := hostsOf(o.Found)
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)
+	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
 	for i := range o.Found {
 		g.Go(func() error { return observeNode(ctx, src, &o.Found[i]) })
 	}
-	o.Rooms = roomsOf(ctx, src.Proxmox, o.Found)
-	return o, g.Wait()
+	err = g.Wait()
+	return o, err
 }
 
 // observeNode reads what is said about one node. Only a machine that does not
@@ -196,7 +198,7 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 			f.Addr = firstAddr(members[i].Addresses)
 		}
 	}
-	parked, err := parkingsOf(o.Parking, w.Name)
+	parked, err := parkingsOf(o.Parking, w.Name, uuid)
 	if err != nil {
 		return f, err
 	}

@@ -75,13 +75,15 @@ func (r *Replace) park(ctx context.Context, d ParkedDisk) error {
 	if err != nil {
 		return err
 	}
-	if !found {
-		err := r.handOver(ctx, Intent{
+	if found {
+		err = r.onlyOnce(ctx, d)
+	} else {
+		err = r.handOver(ctx, Intent{
 			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parkedOptions(d), ","),
 		})
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	park, disk, found, err := r.onParking(ctx, d)
 	switch {
@@ -119,6 +121,8 @@ func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
 		return err
 	case disk.Volid != d.Volid || disk.Owner != d.Holder:
 		return fault.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
+	case vm.Running: // Proxmox would pull it out of the guest
+		return startedMeanwhile(vm)
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
@@ -127,6 +131,24 @@ func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
 		return fmt.Errorf("detach %s from %s: %w", d.Key, vm, err)
 	}
 	return nil
+}
+
+// onlyOnce refuses where both VMs have something under the key of a disk that
+// changes hands: once no hand-over is cut off, one of the two is not that disk.
+func (r *Replace) onlyOnce(ctx context.Context, d ParkedDisk) error {
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	park, parked, there, err := r.onParking(ctx, d)
+	if err != nil || !there {
+		return err
+	}
+	vm, found, err := r.current(ctx)
+	if err != nil || !found || vm.Config[d.Key] == "" {
+		return err
+	}
+	return fault.WithHint(fault.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
+		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched")
 }
 
 func (r *Replace) setOptions(ctx context.Context, vm VM, d Disk, options []string) error {
@@ -193,17 +215,20 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}
-	if _, there := vm.Config[d.Key]; !there {
-		if d.Holder != 0 {
-			return r.attachHeld(ctx, vm, d)
-		}
-		err := r.handOver(ctx, Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
-		if err != nil {
-			return err
-		}
-		if vm, found, err = r.current(ctx); err != nil {
-			return err
-		}
+	_, there := vm.Config[d.Key]
+	switch {
+	case there:
+		err = r.onlyOnce(ctx, d)
+	case d.Holder != 0:
+		return r.attachHeld(ctx, vm, d)
+	default:
+		err = r.handOver(ctx, Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
+	}
+	if err != nil {
+		return err
+	}
+	if vm, found, err = r.current(ctx); err != nil {
+		return err
 	}
 	disk, err := ParseDisk(d.Key, vm.Config[d.Key])
 	switch {

@@ -26,10 +26,18 @@ func Parkings(vms []VM, cluster string) ([]Parking, error) {
 // parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
 // replaced, since a VM that is moved leaves its old system disks behind. It
 // refuses a copy (a clone, a restored backup), which tells the same story of
-// disks that are not the ones it means.
-func parkingsOf(all []Parking, node string) ([]Parking, error) {
-	mine := slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.Record.Node != node })
+// disks that are not the ones it means. One with the disks of another VM is none
+// of them: of an earlier one of that name, or of a cluster whose recast.yaml was
+// copied from this one. uuid is "" where the node's is not known.
+func parkingsOf(all []Parking, node, uuid string) ([]Parking, error) {
+	mine := slices.DeleteFunc(slices.Clone(all), func(p Parking) bool {
+		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
+	})
 	for i, p := range mine {
+		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
+			return nil, fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
+				"does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", p.Record.Cluster)
+		}
 		for _, q := range mine[:i] {
 			if err := p.twin(q); err != nil {
 				return nil, err

@@ -76,13 +76,18 @@ func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited 
 
 // change makes a change of a VM, and of others that it is about. One that is
 // refused because of somebody's lock, which is part of the configuration and so
-// of the digest too, is made again when the lock is gone.
+// of the digest too, is made again when the lock is gone. The digest is not that
+// of the others: whether they are as they were is asked here.
 func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) error) error {
 	ids := append([]VMID{vm.ID}, others...)
 	for start := time.Now(); ; {
 		err := do(vm)
 		if !errors.Is(err, ErrLocked) && !errors.Is(err, ErrChanged) || time.Since(start) >= lockWait {
 			return err
+		}
+		before, errLook := p.look(ctx, others)
+		if errLook != nil {
+			return errors.Join(err, errLook)
 		}
 		waited := false
 		for _, id := range ids {
@@ -95,26 +100,43 @@ func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) e
 		if err := p.lasting(ctx, ids, err); err != nil {
 			return err
 		}
-		now, errLook := p.px.VM(ctx, vm.ID)
-		switch {
-		case errLook != nil:
-			return errors.Join(err, prefix(fmt.Sprintf("look up VM %d", vm.ID), errLook))
-		case !sameButLock(vm, now) && errors.Is(err, ErrChanged):
-			return err
-		case !sameButLock(vm, now):
-			return fmt.Errorf("%w; then %s was %w", err, now, ErrChanged)
-		case !waited: // it came and went
+		now, errLook := p.look(ctx, ids)
+		if errLook != nil {
+			return errors.Join(err, errLook)
+		}
+		for i, was := range append([]VM{vm}, before...) {
+			switch {
+			case sameButLock(was, now[i]) && (i == 0 || !now[i].Running): // a target that runs would be given the disk hot
+			case i == 0 && errors.Is(err, ErrChanged):
+				return err
+			default:
+				return fmt.Errorf("%w; then %s was %w", err, now[i], ErrChanged)
+			}
+		}
+		if !waited { // it came and went
 			select {
 			case <-ctx.Done():
 				return err
 			case <-time.After(p.poll):
 			}
 		}
-		vm = now
+		vm = now[0]
 		if err := RequireQuorum(ctx, p.px); err != nil {
 			return err
 		}
 	}
+}
+
+func (p patient) look(ctx context.Context, ids []VMID) ([]VM, error) {
+	var vms []VM
+	for _, id := range ids {
+		vm, err := p.px.VM(ctx, id)
+		if err != nil {
+			return nil, fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		vms = append(vms, vm)
+	}
+	return vms, nil
 }
 
 // sameButLock says whether a VM is as it was when the change was decided upon.

@@ -128,3 +128,60 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 		}
 	})
 }
+
+// pairedVMs is a Proxmox with a source that somebody has locked, and the VM that
+// is to be given its disk.
+type pairedVMs struct {
+	lockedVM
+	to    VM
+	later func(to *VM) // when the lock is gone
+	moved int
+}
+
+func (f *pairedVMs) VM(ctx context.Context, id VMID) (VM, error) {
+	if id == f.vm.ID {
+		return f.lockedVM.VM(ctx, id)
+	}
+	to := f.to
+	to.Config = maps.Clone(to.Config)
+	if !time.Now().Before(f.until) {
+		f.later(&to)
+	}
+	return to, nil
+}
+
+func (f *pairedVMs) MoveDisk(ctx context.Context, vm VM, _ string, _ VMID, _ string) error {
+	err := f.SetConfig(ctx, vm, nil, nil)
+	f.moved = f.done
+	return err
+}
+
+// TestPatienceWithATarget: what is to be given a disk must be what it was, too.
+func TestPatienceWithATarget(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		later func(to *VM)
+		moved int
+	}{
+		"as it was":           {func(*VM) {}, 1},
+		"another VM by now":   {func(to *VM) { to.Config["smbios1"] = "uuid=b" }, 0},
+		"on another host":     {func(to *VM) { to.Host = "pve2" }, 0},
+		"started by somebody": {func(to *VM) { to.Running = true }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := &pairedVMs{
+					lockedVM: lockedVM{vm: VM{ID: 101, Host: "pve1", Config: map[string]string{"scsi1": "fast:vm-101-disk-1"}}},
+					to:       VM{ID: 9900, Host: "pve1", Config: map[string]string{"smbios1": "uuid=a"}}, later: c.later,
+				}
+				read, _ := f.VM(t.Context(), 101)
+				f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
+				err := Patient(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
+				if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, ErrChanged) {
+					t.Errorf("moved %d times: %v", f.moved, err)
+				}
+			})
+		})
+	}
+}

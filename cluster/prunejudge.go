@@ -160,13 +160,16 @@ func (j *judgement) copies() {
 // retain keeps the newest disks of each node. Those that are not what their
 // record says are no ways back, so they do not count.
 func (j *judgement) retain() {
-	byNode := map[string][]int{}
+	type machine struct{ node, uuid string } // two clusters may go by one name
+	byNode := map[machine][]int{}
 	for i, v := range j.kept {
 		if j.vouched[i] {
-			byNode[v.Node] = append(byNode[v.Node], i)
+			m := machine{v.Node, parkingWith(j.parkings, v.Parking).Record.UUID}
+			byNode[m] = append(byNode[m], i)
 		}
 	}
-	for node, list := range byNode {
+	for m, list := range byNode {
+		node := m.node
 		// Run IDs sort by time; the record has the newest last.
 		slices.SortStableFunc(list, func(a, b int) int { return cmp.Or(strings.Compare(j.kept[b].Run, j.kept[a].Run), b-a) })
 		open := slices.IndexFunc(j.parkings, func(p Parking) bool { return p.Record.Node == node && p.Record.Open })
@@ -176,6 +179,8 @@ func (j *judgement) retain() {
 			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
 			case len(v.Keep) > 0:
+			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
+				v.Keep = append(v.Keep, fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, *j.vmOf(v.Parking), j.Cluster))
 			case !slices.Contains(j.Nodes, node):
 				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
 			case rank < j.Keep:
@@ -201,12 +206,20 @@ func wayBack(rank int, node string) string {
 // lastOnItsHost says whether none of the newer ones is on the host where the
 // node's VM and this one are: disks change hands on one host only.
 func (j *judgement) lastOnItsHost(newer []int, i int) bool {
-	rec := parkingWith(j.parkings, j.kept[i].Parking).Record
-	at := slices.IndexFunc(j.vms, func(vm VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
-	if at < 0 || j.vms[at].Host != j.kept[i].Host {
+	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
 		return false
 	}
 	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
+}
+
+// vmOf is the VM whose disks a parking VM keeps; nil if it is gone.
+func (j *judgement) vmOf(parking VMID) *VM {
+	rec := parkingWith(j.parkings, parking).Record
+	at := slices.IndexFunc(j.vms, func(vm VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
+	if at < 0 {
+		return nil
+	}
+	return &j.vms[at]
 }
 
 // judgeVM lets a parking VM go that owns nothing, or will own nothing.

@@ -85,13 +85,19 @@ func editedPark(p Parking, edit func(*Parking)) Parking { edit(&p); return p }
 func TestJudgeParked(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]judgeCase{
-		"nothing":                     {},
-		"one disk":                    {parkings: []Parking{parkWK1("scsi30 r1")}, want: []string{"9900 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
-		"three disks":                 {parkings: []Parking{parkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 goes: node wk1 has 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
-		"three disks, two stay":       {keep: 2, parkings: []Parking{parkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: node wk1 has only 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1"}},
-		"none stays":                  {keep: -1, parkings: []Parking{parkWK1("scsi30 r1")}, want: []string{"9900 scsi30 goes: none is to stay: the way back of node wk1 is a roll to the previous lock then", "9900 goes: it owns nothing any more"}},
-		"nothing is parked there":     {parkings: []Parking{parkWK1()}, want: []string{"9900 goes: it owns nothing any more"}},
-		"a node that is gone":         {parkings: []Parking{prunePark(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{"9901 scsi30 goes: recast.yaml has no node wk9 any more", "9901 goes: it owns nothing any more"}},
+		"nothing":                 {},
+		"one disk":                {parkings: []Parking{parkWK1("scsi30 r1")}, want: []string{"9900 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
+		"three disks":             {parkings: []Parking{parkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 goes: node wk1 has 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
+		"three disks, two stay":   {keep: 2, parkings: []Parking{parkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: node wk1 has only 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1"}},
+		"none stays":              {keep: -1, parkings: []Parking{parkWK1("scsi30 r1")}, want: []string{"9900 scsi30 goes: none is to stay: the way back of node wk1 is a roll to the previous lock then", "9900 goes: it owns nothing any more"}},
+		"nothing is parked there": {parkings: []Parking{parkWK1()}, want: []string{"9900 goes: it owns nothing any more"}},
+		"a node that is gone":     {parkings: []Parking{prunePark(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{"9901 scsi30 goes: recast.yaml has no node wk9 any more", "9901 goes: it owns nothing any more"}},
+		"a node of another recast.yaml": {others: []VM{{ID: 101, Name: "wk9", Host: "pve1", Config: map[string]string{"smbios1": "uuid=u-wk9"}}}, parkings: []Parking{prunePark(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{
+			`9901 scsi30 stays: recast.yaml has no node wk9, but its VM is there: VM 101 "wk9" on pve1. Another recast.yaml may say cluster: c1 as well`, "9901 stays: it keeps 1 old system disk of node wk9",
+		}},
+		"a node of that name twice": {parkings: []Parking{parkWK1("scsi30 r1"), editedPark(prunePark(9901, "pve2", "wk1", "scsi30 r2"), func(p *Parking) { p.Record.UUID = "u-other" })}, want: []string{
+			"9900 scsi30 " + newestKept, "9901 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
+		}},
 		"another cluster":             {parkings: []Parking{editedPark(parkWK1("scsi30 r1"), func(p *Parking) { p.Record.Cluster = "c2" })}},
 		"the claim":                   {parkings: []Parking{prunePark(9999, "pve1", "wk1", threeKept...)}},
 		"a VM of somebody's":          {others: []VM{{ID: 7, Name: "db", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-7-disk-0", "description": "mine"}}}},

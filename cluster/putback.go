@@ -229,32 +229,20 @@ func (r *Replace) blankFreed(ctx context.Context) (string, error) {
 // freeBlank frees the one volume that this replacement has created, told by the
 // serial that nobody else can know, while the old system disk is safe on the parking VM.
 func (r *Replace) freeBlank(ctx context.Context) error {
-	vm, _, err := r.current(ctx)
-	if err != nil {
-		return err
-	}
 	for _, d := range r.Disks {
 		if !d.System {
 			continue
 		}
-		_, old, found, err := r.onParking(ctx, d)
-		switch {
-		case err != nil:
-			return err
-		case !found:
-			return fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
-		case vm.Running || vm.MadeBy() != r.Run:
-			return fault.Refusedf("%s runs, or is not of run %s", vm, r.Run)
-		}
-		if vm.Config["protection"] == "1" {
-			if err := liftProtection(ctx, r.Proxmox, vm); err != nil {
-				return err
-			}
-			if vm, _, err = r.current(ctx); err != nil {
-				return err
+		vm, old, err := r.blankToFree(ctx, d)
+		if err == nil && vm.Config["protection"] == "1" {
+			if err = liftProtection(ctx, r.Proxmox, vm); err == nil {
+				vm, old, err = r.blankToFree(ctx, d)
 			}
 		}
-		if err := RequireQuorum(ctx, r.Proxmox); err != nil {
+		if err == nil {
+			err = RequireQuorum(ctx, r.Proxmox)
+		}
+		if err != nil {
 			return err
 		}
 		if err := r.Proxmox.FreeDisk(ctx, vm, d.Key); err != nil {
@@ -262,6 +250,27 @@ func (r *Replace) freeBlank(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// blankToFree reads the VM afresh, and refuses unless what it has as its system
+// disk is what this replacement made, and the old one is on the parking VM.
+func (r *Replace) blankToFree(ctx context.Context, d ParkedDisk) (vm VM, old Disk, err error) {
+	_, old, found, err := r.onParking(ctx, d)
+	switch {
+	case err != nil:
+		return vm, old, err
+	case !found:
+		return vm, old, fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
+	}
+	vm, found, err = r.current(ctx)
+	switch {
+	case err != nil:
+	case !found || vm.Running || vm.MadeBy() != r.Run:
+		err = fault.Refusedf("VM %d is gone, runs, or is not of run %s", r.VM.ID, r.Run)
+	case !r.isBlank(vm):
+		err = fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it is not freed", d.Key, vm, cmpNone(vm.Config[d.Key]), r.Serial, r.Run)
+	}
+	return vm, old, err
 }
 
 func (r *Replace) exists(ctx context.Context) (string, error) {

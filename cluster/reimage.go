@@ -128,6 +128,8 @@ func (r *Replace) set(ctx context.Context, set map[string]string) error {
 		return err
 	case !found:
 		return fault.Refusedf("VM %d is gone", r.VM.ID)
+	case vm.UUID() != r.VM.UUID():
+		return r.stranger(vm)
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}

@@ -41,8 +41,8 @@ func (n *nodeRoll) cutOff(ctx context.Context, r *Replace, mem memory) bool {
 	if err != nil || !found || !vm.Running || vm.UUID() != n.plan.UUID || vm.MadeBy() != n.Run || !r.isBlank(vm) {
 		return false
 	}
-	if k, err := n.kubeNode(ctx); err != nil || k.Mark == nil || k.Mark.Run != n.Run {
-		return false
+	if k, err := n.kubeNode(ctx); err != nil || k.Ready || k.Mark == nil || k.Mark.Run != n.Run {
+		return false // a node that is Ready runs, whoever does not reach it
 	}
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true

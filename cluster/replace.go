@@ -226,6 +226,10 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 		return fault.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
 		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
+	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
+		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
+		return fault.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
+			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
 		return fault.WithHint(fault.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),

@@ -217,15 +217,19 @@ func Size(bytes int64) string {
 	return fmt.Sprintf("%d GiB", bytes>>30)
 }
 
-// roomsOf asks the hosts of these nodes. One that does not answer is in the way
-// of its own nodes only.
-func roomsOf(ctx context.Context, px Inventory, found []Found) map[string]Room {
+// hostsOf are the hosts of the nodes' VMs.
+func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {
 		if f.VM != nil && !slices.Contains(hosts, f.VM.Host) {
 			hosts = append(hosts, f.VM.Host)
 		}
 	}
+	return hosts
+}
+
+// roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
+func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room {
 	read := make([]Room, len(hosts))
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)

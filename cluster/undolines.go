@@ -9,20 +9,26 @@ import (
 )
 
 // switchOff sees to it that nobody starts the VM, and clears away one whose
-// creation was cut off: it is locked and names nothing yet.
+// creation was cut off: it is locked and names nothing yet. What must not fail
+// stands last in its line: sh -e goes on after any other that does.
 func (u *undo) switchOff() {
 	id := u.vm()
 	if u.rec.Strategy != Reimage && u.rec.Strategy != Rollback {
 		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
 	}
-	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
-		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id), "sleep 30")
+	if uuid := (Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another one may have taken the number
+		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, shellQuote("smbios1:.*"+uuid)), "exit 1")
 	}
-	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm shutdown %d --timeout 120 --forceStop 1", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
+	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
+		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id))
+		u.line("sleep 30")
+	}
+	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm shutdown %d --timeout 120 --forceStop 1", id))
+	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
 }
 
-// make creates the VM where it is gone. A VM that a run made anew has all of
-// this already.
+// make creates the VM where it is gone, on the host of the parking VM. A VM that
+// a run made anew has all of this already.
 func (u *undo) make() {
 	if u.rec.Strategy == Reimage || u.rec.Strategy == Rollback {
 		return
@@ -42,7 +48,7 @@ func (u *undo) make() {
 			}
 		}
 	}
-	u.line(fmt.Sprintf("lacks %d", id), create+u.flags(config))
+	u.line(fmt.Sprintf("has %d", u.rec.Parking), fmt.Sprintf("lacks %d", id), create+u.flags(config))
 	if _, ok := u.mem.VM.Config["sshkeys"]; ok {
 		// qm takes the name of a file for these keys, and encodes what is in it (qm.pm, param_mapping).
 		u.line(fmt.Sprintf("lacks %d sshkeys:", id), fmt.Sprintf("pvesh set /nodes/localhost/qemu/%d/config --sshkeys %s", id, u.value("sshkeys")))

@@ -112,6 +112,7 @@ func TestClaimTakenOver(t *testing.T) {
 		if err := x.resume(next.Guard(s.newClient()), cluster.Recreate, "r1", false); err != nil {
 			t.Errorf("the second one: %v", err)
 		}
+		x.wantMachine(t, "the second one", x.before.renewedBy("r1", x.serial()))
 		x.wantKept(t, "the second one", x.before.Drives["scsi0"])
 		if err := next.Release(t.Context()); err != nil {
 			t.Error(err)

@@ -24,7 +24,10 @@ type around struct {
 
 func arounds() map[string]around {
 	return map[string]around{
-		"a startup order": {may: func(s *server) { s.holds("/", "Sys.Modify") }},
+		"a startup order": {
+			may:  func(s *server) { s.holds("/", "Sys.Modify") },
+			form: func(*server) []string { return []string{"startup=order=3,up=30"} },
+		},
 		"an ISO in the CD drive": {
 			form: func(s *server) []string { return []string{"ide2=" + s.bootISO() + ",media=cdrom"} },
 			now:  func(m *machine) { m.Config["ide2"] = "none,media=cdrom" },

@@ -1,9 +1,9 @@
 package contract
 
 import (
-	"bytes"
 	"crypto/rand"
 	"fmt"
+	noise "math/rand/v2"
 	"net/http"
 	"strings"
 	"testing"
@@ -32,22 +32,25 @@ func (s *server) bootISO() (volid string) {
 	return s.place.isoStorage + ":iso/" + name
 }
 
-// image is what a data disk is made from: so large, and so much of it not zero,
-// that it can be told from any other by what its volume takes up.
+// image is what a data disk is made from: so large, and so much of it written,
+// that it can be told from any other by what its volume takes up. What is written
+// is noise, which a file system that compresses can't make less of.
 type image struct {
 	size, written int
-	fill          byte
+	seed          byte
 }
 
 func dataImages() map[string]image {
 	return map[string]image{
-		"scsi1": {size: 768 << 10, written: 128 << 10, fill: 0x51},
-		"scsi2": {size: 1 << 20, written: 512 << 10, fill: 0x52},
+		"scsi1": {size: 768 << 10, written: 128 << 10, seed: 1},
+		"scsi2": {size: 1 << 20, written: 512 << 10, seed: 2},
 	}
 }
 
 func (i image) bytes() []byte {
-	return append(bytes.Repeat([]byte{i.fill}, i.written), make([]byte, i.size-i.written)...)
+	b := make([]byte, i.size)
+	_, _ = noise.NewChaCha8([32]byte{i.seed}).Read(b[:i.written]) // never fails
+	return b
 }
 
 // imports says whether the ISO storage takes images of disks; Proxmox makes its
@@ -58,11 +61,11 @@ func (s *server) imports() bool {
 }
 
 // data is a new data disk as a create call asks for it: one with recognisable
-// bytes where an image can be imported, a blank one otherwise.
+// bytes where an image can be imported, a blank one of a size of its own otherwise.
 func (s *server) data(key string) string {
 	s.t.Helper()
 	if !s.imports() {
-		return s.disk()
+		return s.blank(key)
 	}
 	return s.place.storage + ":0,import-from=" + s.dataImage(key)
 }

@@ -95,12 +95,13 @@ func pinned(fingerprint string) *tls.Config {
 }
 
 // isOurs is so for what the tests make themselves and for what recast makes for
-// them: parking VMs and claims say in their description whose cluster they are for.
+// them: parking VMs and claims say in their description whose cluster they are for,
+// also where a test has spoilt the record's beginning.
 func (s *server) isOurs(node string, id int) bool {
 	s.t.Helper()
 	config := object(s.t, s.get("/nodes/"+node+"/qemu/"+itoa(id)+"/config"))
 	description := text(config["description"])
-	return strings.Contains(description, marker) || strings.Contains(description, `"cluster":"`+exchangeCluster+`"`)
+	return strings.Contains(description, marker) || strings.Contains(description, `cluster":"`+exchangeCluster+`"`)
 }
 
 // sweep removes the VMs and ISOs that a killed run has left, unless the range holds

@@ -14,7 +14,8 @@ type foreignAct struct {
 	// do fails where there is nothing to do it to, or Proxmox does not let them.
 	// undo takes it back as far as that is possible; nil: it need not be.
 	do func(s *foreignScene) (undo func() error, err error)
-	// destroys says that it can cost the worker something that nobody brings back.
+	// destroys says that it can cost the worker something that nobody brings back,
+	// if only the name of its disk.
 	destroys bool
 }
 
@@ -64,7 +65,7 @@ func foreignEdits() []foreignAct {
 			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vmid, Disk: key, Size: "+1G"}))
 		}},
 		{name: "moves the data disk to another storage", do: movesForeign},
-		{name: "reassigns the data disk", do: reassignsForeign},
+		{name: "reassigns the data disk", do: reassignsForeign, destroys: true}, // its name: it may come back under another one
 		{name: "attaches a volume of a pod", do: attachesForeignPod},
 		{name: "names the data disk twice", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, 0) }},
 		{name: "names the data disk in another VM", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, foreignVM) }},

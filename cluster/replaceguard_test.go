@@ -1,0 +1,118 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// guardedPair is a Proxmox with the two VMs of an exchange. It notes what was done.
+type guardedPair struct {
+	Proxmox
+	vms  map[VMID]VM
+	lift func(vm *VM) // somebody is at work while a protection is lifted
+	done []string
+}
+
+func (p *guardedPair) VM(_ context.Context, id VMID) (VM, error) {
+	vm, found := p.vms[id]
+	if !found {
+		return vm, ErrNotFound
+	}
+	vm.Config = maps.Clone(vm.Config)
+	return vm, nil
+}
+
+func (p *guardedPair) Quorate(context.Context) (bool, error) { return true, nil }
+
+func (p *guardedPair) SetConfig(_ context.Context, vm VM, set map[string]string, del []string) error {
+	p.done = append(p.done, fmt.Sprintf("set %d %v delete %v", vm.ID, set, del))
+	now := p.vms[vm.ID]
+	maps.Copy(now.Config, set)
+	if p.lift != nil {
+		p.lift(&now)
+	}
+	p.vms[vm.ID] = now
+	return nil
+}
+
+func (p *guardedPair) FreeDisk(_ context.Context, vm VM, key string) error {
+	p.done = append(p.done, fmt.Sprintf("free %s of %d", vm.Config[key], vm.ID))
+	return nil
+}
+
+func (p *guardedPair) DeleteVM(_ context.Context, vm VM) error {
+	p.done = append(p.done, fmt.Sprintf("delete %d", vm.ID))
+	return nil
+}
+
+// TestReplaceGuards: what is destroyed, or taken for a disk that comes back, is
+// looked at right before.
+func TestReplaceGuards(t *testing.T) {
+	t.Parallel()
+	const lift = "set 101 map[protection:0] delete []"
+	var (
+		system = ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}
+		data   = ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"}
+		held   = ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
+		free   = (*Replace).freeBlank
+		remove = (*Replace).deleteVM
+		attach = func(r *Replace, ctx context.Context) error { return r.attach(ctx, data) }
+		park   = func(r *Replace, ctx context.Context) error { return r.park(ctx, data) }
+		detach = func(r *Replace, ctx context.Context) error { return r.detach(ctx, held) }
+	)
+	for name, c := range map[string]struct {
+		do     func(*Replace, context.Context) error
+		config map[string]string // of VM 101, beside its UUID
+		on     map[string]string // of the parking VM
+		change func(vm *VM)
+		lift   func(vm *VM)
+		done   []string
+		err    string
+	}{
+		"free the blank disk":                        {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, done: []string{"free fast:vm-101-disk-5,serial=blank of 101"}},
+		"free it, protected":                         {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, done: []string{lift, "free fast:vm-101-disk-5,serial=blank of 101"}},
+		"free what somebody has put there":           {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-6,serial=theirs"}, err: "not the disk blank that run r1 made"},
+		"free what is there once it is allowed":      {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, lift: func(vm *VM) { vm.Config["scsi0"] = "fast:vm-101-disk-6" }, done: []string{lift}, err: "not the disk blank that run r1 made"},
+		"free of one that is started by then":        {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, lift: func(vm *VM) { vm.Running = true }, done: []string{lift}, err: "runs, or is not of run r1"},
+		"free without the old one":                   {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, on: map[string]string{}, err: "is not on parking VM 9900"},
+		"delete":                                     {do: remove, done: []string{"delete 101"}},
+		"delete with a snapshot":                     {do: remove, config: map[string]string{"parent": "theirs"}, err: "a snapshot or pending changes (theirs)"},
+		"delete with a saved state":                  {do: remove, config: map[string]string{"vmstate": "fast:vm-101-state-x"}, err: "(fast:vm-101-state-x)"},
+		"delete with a change that waits":            {do: remove, change: func(vm *VM) { vm.Pending = []string{"scsi5"} }, err: "(scsi5)"},
+		"delete with a disk called cloudinit":        {do: remove, config: map[string]string{"scsi5": "fast:vm-101-data-cloudinit"}, err: "still owns scsi5"},
+		"delete with a cloud-init drive":             {do: remove, config: map[string]string{"ide0": "fast:101/vm-101-cloudinit.qcow2,media=cdrom"}, done: []string{"delete 101"}},
+		"attach what is there and on the other":      {do: attach, config: map[string]string{"scsi1": "fast:vm-101-disk-7"}, err: "only one of them is the disk"},
+		"attach what has its old options to get":     {do: attach, config: map[string]string{"scsi1": "fast:vm-101-disk-7,backup=0"}, on: map[string]string{"scsi30": "fast:vm-9900-disk-0"}, done: []string{"set 101 map[scsi1:fast:vm-101-disk-7,serial=data] delete []"}},
+		"park what is parked and on the VM":          {do: park, config: map[string]string{"scsi1": "fast:vm-101-disk-1,serial=data"}, err: "only one of them is the disk"},
+		"detach a holder's disk":                     {do: detach, config: map[string]string{"scsi2": "fast:vm-200-disk-0"}, done: []string{"set 101 map[] delete [scsi2]"}},
+		"detach a holder's disk from a VM that runs": {do: detach, config: map[string]string{"scsi2": "fast:vm-200-disk-0"}, change: func(vm *VM) { vm.Running = true }, err: "was started by somebody else"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b"}}
+			was := vm
+			was.Config = maps.Clone(vm.Config)
+			maps.Copy(vm.Config, c.config)
+			if c.change != nil {
+				c.change(&vm)
+			}
+			if c.on == nil {
+				c.on = map[string]string{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}
+			}
+			px := &guardedPair{vms: map[VMID]VM{101: vm, 9900: {ID: 9900, Host: "pve1", Config: maps.Clone(c.on)}}, lift: c.lift}
+			r := &Replace{Proxmox: px, Strategy: Recreate, Run: "r1", VM: was, Parking: 9900, Disks: []ParkedDisk{system, data}, Serial: "blank"}
+			err := c.do(r, t.Context())
+			if got := strings.Join(px.done, "\n"); got != strings.Join(c.done, "\n") {
+				t.Errorf("done:\n%s\nwant:\n%s", got, strings.Join(c.done, "\n"))
+			}
+			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
