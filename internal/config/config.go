@@ -18,7 +18,8 @@ const Version = 1
 type Config struct {
 	// Version of this file's format.
 	Version int `yaml:"version" jsonschema:"required,enum=1"`
-	// Cluster names the cluster in plans, reports and on Proxmox.
+	// Cluster names the cluster in plans, reports and on Proxmox. No other cluster
+	// on the same Proxmox may have the name.
 	Cluster string `yaml:"cluster" jsonschema:"required"`
 	// Talos says which Talos Linux the nodes are to run and how to reach them.
 	Talos Talos `yaml:"talos" jsonschema:"required"`
