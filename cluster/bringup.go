@@ -102,7 +102,8 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err := n.checkBlank(*blank, mem); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
-	if err := n.apply(ctx, mem); err != nil {
+	// A machine that has taken its configuration goes on at once, and may not get to answering.
+	if err := n.apply(ctx, mem); err != nil && !errors.Is(err, ErrLostAnswer) {
 		return err
 	}
 	return n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
