@@ -26,14 +26,14 @@ type ReplaceOptions struct {
 // changed. From there on ResumeReplace finds it, whatever becomes of the caller.
 func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, error) {
 	o.VM.dropCSI()
-	system, err := ParseDisk(o.System, o.VM.Config[o.System])
-	if o.Strategy == Rollback && o.Restore == nil {
+	switch {
+	case o.Strategy == Rollback && o.Restore == nil:
 		return nil, (&Replace{VM: o.VM}).nothingKept()
-	}
-	if o.VM.Config[o.System] == "" {
+	case o.VM.Config[o.System] == "":
 		return nil, fault.WithHint(fault.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
 			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", drives(o.VM))
 	}
+	system, err := ParseDisk(o.System, o.VM.Config[o.System])
 	if err != nil {
 		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
 	}

@@ -145,7 +145,7 @@ func (r *Replace) handable(in Intent, from VM) error {
 		return err
 	case in.Volid != "" && disk.Volid != in.Volid:
 		return fault.WithHint(fault.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
-			"somebody has changed it meanwhile: recast recover gives the replacement up, with the disk as it is now; then roll anew")
+			"somebody has changed it meanwhile: recast recover NODE gives the replacement up, with the disk as it is now; then roll anew")
 	case disk.Owner != from.ID:
 		return fault.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:

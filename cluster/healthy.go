@@ -29,12 +29,15 @@ func (n *nodeRoll) waitHealthy(ctx context.Context) error {
 	return n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
 }
 
-// settled is the goal of settle. When that has ended well, a reading that fails
-// right afterwards takes nothing back; one that shows something does.
+// settled is the goal of settle: this process has seen the node settle, however
+// healthy it looks, and has seen nothing missing since. A reading that fails takes
+// nothing back.
 func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
-	what, err := lacks(ctx)
-	if what != "" || err != nil && (!n.hasSettled || errors.Is(err, errRolledBack)) {
-		return "", nil //nolint:nilerr // not yet: settle waits and says why
+	if !n.hasSettled {
+		return "", nil // not yet: settle waits and says why
+	}
+	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) {
+		return "", nil //nolint:nilerr // settle says what it is
 	}
 	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
 }

@@ -83,8 +83,8 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 		return err
 	}
 	if vm.Config["protection"] == "1" {
-		if err := p.Proxmox.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil); err != nil {
-			return fmt.Errorf("lift the protection of %s: %w", vm, err)
+		if err := liftProtection(ctx, p.Proxmox, vm); err != nil {
+			return err
 		}
 		if vm, err = p.empty(ctx, v); err != nil {
 			return err

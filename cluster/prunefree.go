@@ -68,8 +68,8 @@ func (k keptRef) free(ctx context.Context, px Proxmox, uses func(context.Context
 	if p.VM.Config["protection"] == "1" {
 		// Protection forbids to remove a drive (qemu-server, QemuConfig.pm,
 		// check_protection); writing the record sets it again.
-		if err := px.SetConfig(ctx, p.VM, map[string]string{"protection": "0"}, nil); err != nil {
-			return fmt.Errorf("lift the protection of %s: %w", p.VM, err)
+		if err := liftProtection(ctx, px, p.VM); err != nil {
+			return err
 		}
 		if p, disk, found, err = k.look(ctx, px); err != nil || !found {
 			return errors.Join(err, k.protect(ctx, px))

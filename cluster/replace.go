@@ -233,7 +233,7 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
 		return fault.WithHint(fault.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
-			"set that back, then run the same command again; or recast recover, which gives the old VM its disks back, and roll anew")
+			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll anew")
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err

@@ -172,20 +172,15 @@ type Pruner struct {
 	Guard func(ctx context.Context) error
 }
 
-// Step is a tree that ends with every ISO gone that has no reason to stay.
-func (p Pruner) Step() step.Step {
-	return step.Step{
-		ID: "prune", Title: "remove what nothing needs",
-		Steps: func(context.Context) ([]step.Step, error) {
-			var steps []step.Step
-			for i := range p.Verdicts {
-				if len(p.Verdicts[i].Keep) == 0 {
-					steps = append(steps, p.remove(&p.Verdicts[i]))
-				}
-			}
-			return steps, nil
-		},
+// Steps are one for each ISO that has no reason to stay.
+func (p Pruner) Steps() []step.Step {
+	var steps []step.Step
+	for i := range p.Verdicts {
+		if len(p.Verdicts[i].Keep) == 0 {
+			steps = append(steps, p.remove(&p.Verdicts[i]))
+		}
 	}
+	return steps
 }
 
 func (p Pruner) remove(v *Verdict) step.Step {

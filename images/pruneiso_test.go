@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 func isoOf(build string) string { return "recast-v1.13.9-" + build + "-nocloud-amd64.iso" }
@@ -172,7 +173,7 @@ func TestPruner(t *testing.T) {
 			}
 			p.Guard = func(context.Context) error { return guard }
 			b := newBench(t)
-			err = b.run(t, p.Step())
+			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
 			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
 				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 			}

@@ -121,13 +121,10 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	}
 	parked.Proxmox = held.Guard(px)
 	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
-	root := isos.Step()
-	removeISOs := root.Steps
-	root.Steps = func(ctx context.Context) ([]step.Step, error) {
-		steps, err := removeISOs(ctx)
-		return append(parked.Steps(), steps...), err
-	}
-	return rep, run.Run(ctx, root)
+	return rep, run.Run(ctx, step.Step{
+		ID: "prune", Title: "remove what nothing needs",
+		Steps: func(context.Context) ([]step.Step, error) { return append(parked.Steps(), isos.Steps()...), nil },
+	})
 }
 
 // mayPrune refuses where the token lacks what removing each kind takes.

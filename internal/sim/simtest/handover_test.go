@@ -283,12 +283,12 @@ func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 	}
 }
 
-// requireInTheWay: what has got the old name is on the VM that is to be deleted,
-// and is not deleted with it. Then somebody frees it.
+// requireInTheWay: what has got the old name is under the disk's key on the VM
+// that is to be deleted, and is not deleted with it. Then somebody frees it.
 func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 	t.Helper()
 	_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it owns scsi1 ("+fresh+"), which was not there when it was remembered") {
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), " has scsi1 ("+fresh+",") || !strings.Contains(err.Error(), "only one of them is the disk") {
 		t.Fatalf("kind %d: %v; want %s named", fault.KindOf(err), err, fresh)
 	}
 	for _, key := range []string{"scsi1", "unused0"} {

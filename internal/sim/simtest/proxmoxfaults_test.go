@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // longestRoll bounds a roll of a lab's workers in lab time, whatever is wrong with Proxmox.
@@ -357,29 +358,43 @@ func TestRollWithWarnings(t *testing.T) {
 	}
 }
 
-// TestRollWithoutItsStorage: a storage that is out of reach is found out while
-// the node still serves.
+// TestRollWithoutItsStorage: a storage that is out of reach when the plan is made,
+// or goes right after that, is found out while the node still serves.
 func TestRollWithoutItsStorage(t *testing.T) {
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(s), func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(s))
-				lab.Patch(sim.PatchedExtension)
-				lab.World.SetStorageActive(sim.DiskStorage, "pve1", false)
-				err := lab.rollInTime(t, firstRun)
-				requireSaid(t, err, []string{"read storage fast, on which efidisk0 of VM 9031 is, before that is taken down: "})
-				node, err := lab.Kube.Node(t.Context(), "wk1")
-				must(t, err)
-				if node.Spec.Unschedulable || !isReady(node) {
-					t.Error("wk1 does not serve any more")
-				}
-				requireDrift(t, lab, "wk1")
-				lab.World.SetStorageActive(sim.DiskStorage, "pve1", true)
-				must(t, lab.rollInTime(t, secondRun))
-				requireDrift(t, lab)
-				lab.RequireIntact()
+		for before, says := range map[string]string{
+			"the plan": "wk1: storage fast is not active on pve1: see pvesm status there",
+			"the gate": "read storage fast, on which efidisk0 of VM 9031 is, before that is taken down: ",
+		} {
+			t.Run(fmt.Sprintf("%s/before %s", s, before), func(t *testing.T) {
+				long(t)
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+					lab.setRoll("strategy: " + string(s))
+					lab.Patch(sim.PatchedExtension)
+					goes := func() { lab.World.SetStorageActive(sim.DiskStorage, "pve1", false) }
+					first := lab.as(firstRun)
+					if before == "the plan" {
+						goes()
+					} else {
+						first.Emit = func(e step.Event) {
+							if e.Status == step.Started && strings.HasSuffix(e.Path, "/gate") {
+								goes()
+							}
+						}
+					}
+					_, err := first.Roll(t.Context(), cluster.Policy{})
+					requireSaid(t, err, []string{says})
+					node, err := lab.Kube.Node(t.Context(), "wk1")
+					if must(t, err); node.Spec.Unschedulable || !isReady(node) {
+						t.Error("wk1 does not serve any more")
+					}
+					requireDrift(t, lab, "wk1")
+					lab.World.SetStorageActive(sim.DiskStorage, "pve1", true)
+					must(t, lab.rollInTime(t, secondRun))
+					requireDrift(t, lab)
+					lab.RequireIntact()
+				})
 			})
-		})
+		}
 	}
 }

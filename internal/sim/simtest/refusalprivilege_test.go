@@ -15,6 +15,8 @@ func TestPrivileges(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
+		lab.World.AddMapping("pci", "gpu", "pve1")
+		lab.World.AddMapping("usb", "dongle", "pve1")
 		whileOff(change(
 			"startup=order=1", "hostpci0=mapping=gpu", "usb0=mapping=dongle", "rng0=source=/dev/hwrng", "virtiofs0=dirid=share",
 		))(lab)
