@@ -178,7 +178,7 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 	}
 	var cl closers
 	defer cl.close()
-	images, err := connectImages(p, &cl)
+	images, err := connectImages(s, p, &cl)
 	if err != nil {
 		return nil, err
 	}
@@ -244,16 +244,20 @@ func freePlaces(o sim.Options) (sim.Options, error) {
 }
 
 // freePorts are for what must listen at 127.0.0.1, the one address with which
-// container tools speak plain HTTP.
+// container tools speak plain HTTP. They are below those that systems give to
+// connections, one of which could take a port again before the lab listens there.
 func freePorts() (registry, factory string, err error) {
-	var addrs [2]string
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	const first, last, tries = 20000, 32000, 100
+	var addrs []string
+	for range tries {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first)))
 		if err != nil {
-			return "", "", fmt.Errorf("find a free port: %w", err)
+			continue // taken
 		}
 		defer l.Close() // both are taken until both are found
-		addrs[i] = l.Addr().String()
+		if addrs = append(addrs, l.Addr().String()); len(addrs) == 2 {
+			return addrs[0], addrs[1], nil
+		}
 	}
-	return addrs[0], addrs[1], nil
+	return "", "", fmt.Errorf("no two free ports at 127.0.0.1 between %d and %d", first, last)
 }

@@ -1,11 +1,26 @@
 package simtest
 
-import "testing"
+import (
+	"flag"
+	"hash/fnv"
+	"testing"
+)
 
-// long leaves a test to make stories, so that make test stays quick.
+var (
+	storiesSlice = flag.Uint("stories.slice", 1, "run only every that-many-th long story")
+	storiesSeed  = flag.String("stories.seed", "1", "chooses which of them")
+)
+
+// long leaves a test to make stories, so that make test stays quick. make race
+// runs a slice of them again: the race detector makes each ten times slower.
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("long: make stories")
+	}
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(*storiesSeed + " " + t.Name())) // never fails
+	if sum.Sum32()%uint32(*storiesSlice) != 0 {
+		t.Skip("not in this slice: make race SLICE=all")
 	}
 }
