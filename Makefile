@@ -12,10 +12,10 @@ SCHEDULES ?= 200
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill e2e e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-7s  %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
 	@CGO_ENABLED=0 go build -trimpath -o bin/recast ./cmd/recast
@@ -26,8 +26,11 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
 	@go test -race -short -json $(PKG) | bin/tools/testsummary -name test
 
-stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, what a person types, an upload of 4 GiB; with the race detector
-	@go test -race -json -timeout 60m ./internal/sim/simtest ./cmd/recast ./internal/pve | bin/tools/testsummary -name stories
+stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, what a person types, an upload of 4 GiB
+	@go test -json -timeout 60m ./internal/sim/simtest ./cmd/recast ./internal/pve | bin/tools/testsummary -name stories
+
+race: bin/tools/testsummary ## every third of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
+	@go test -race -json -timeout 60m ./internal/sim/simtest -stories.slice=$(if $(filter all,$(SLICE)),1,3) -stories.seed=$(SEED) | bin/tools/testsummary -name race
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
@@ -40,6 +43,12 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
+
+e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish
+	@tools/e2e
+
+e2e-deps: ## install the Debian packages that make e2e needs
+	@tools/e2e deps
 
 schema: bin/tools/testsummary ## hold every request that the tests send to Proxmox against the schema of its API (APIDOC=file)
 	@tools/schema '$(APIDOC)'

@@ -120,12 +120,19 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return out
 }
 
+// configEntry is what imager adds to the list of extensions for a machine
+// configuration that the schematic embeds (pkg/imager/embed.go of Talos).
+const configEntry = "embedded-config"
+
 func diffExtensions(b Build, m Machine) []Reason {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
 		want[e.Name] = e.Version
 	}
 	for _, e := range m.Extensions {
+		if e.Name == configEntry && b.EmbedsConfig {
+			continue
+		}
 		have[e.Name] = e.Version
 	}
 	names := maps.Clone(want)

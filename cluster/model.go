@@ -222,7 +222,7 @@ type Build struct {
 	TalosVersion string
 	SchematicID  string
 	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
-	Extensions   []LockedExtension // sorted by name
+	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml
 	Installer    string            // by digest, as the node is to pull it; "" until built
 	ISOName      string            // file name on Proxmox storage
 	KernelArgs   []string          // that the schematic adds

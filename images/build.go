@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -11,12 +12,17 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Builder has an Image Factory build what the lock describes.
+// Builder has images built that the lock describes, and believes
+// nothing of what it gets before it was compared with the lock.
 type Builder struct {
-	Factory  Factory
-	Registry Registry
-	Cache    *Cache
-	Ledger   *Ledger
+	Factory   Factory
+	Registry  Registry
+	Puller    Puller
+	Verifier  *Verifier
+	Signature SignaturePolicy
+	Cache     *Cache
+	Ledger    *Ledger
+	ByImager  ImagerBuilder // what the factory can't build
 	// Mirror is the repository from which nodes pull installers; "": from the
 	// factory's. An installer that is there need not be with the factory any more.
 	Mirror string
@@ -44,59 +50,83 @@ func (b Builder) Step() step.Step {
 func (b Builder) schematic(name string) step.Step {
 	return step.Step{
 		ID: name, Title: "build schematic " + name,
-		Skip: func(ctx context.Context) (string, error) {
-			installer, err := b.haveInstaller(ctx, name)
-			if err != nil || installer == "" {
-				return "", err
-			}
-			iso, err := b.haveISO(ctx, name)
-			if err != nil || iso == "" {
-				return "", err
-			}
-			return installer + "; " + iso, nil
-		},
+		Skip: func(ctx context.Context) (string, error) { return b.haveBoth(ctx, name) },
 		Steps: func(context.Context) ([]step.Step, error) {
-			return []step.Step{
-				{
-					ID: "check-factory", Title: "compare the factory's extensions with the lock",
-					Do: func(ctx context.Context) error { return b.checkFactory(ctx, name) },
-				},
-				{
-					ID: "register-schematic", Title: "register the schematic",
-					Skip: func(ctx context.Context) (string, error) { return b.registered(ctx, name) },
-					Do:   func(ctx context.Context) error { return b.register(ctx, name) },
-				},
-				{
-					ID: "resolve-installer", Title: "have the installer built",
-					Skip: func(ctx context.Context) (string, error) { return b.haveInstaller(ctx, name) },
-					Do:   func(ctx context.Context) error { return b.resolveInstaller(ctx, name) },
-				},
-				{
-					ID: "fetch-iso", Title: "fetch the boot ISO",
-					Skip: func(ctx context.Context) (string, error) { return b.haveISO(ctx, name) },
-					Do:   func(ctx context.Context) error { return b.fetchISO(ctx, name) },
-				},
-			}, nil
+			if b.ByImager.builds(name) {
+				return b.imagerSteps(name), nil
+			}
+			return b.factorySteps(name), nil
 		},
 	}
+}
+
+// haveBoth says where installer and ISO of the lock are, if both are there.
+func (b Builder) haveBoth(ctx context.Context, name string) (string, error) {
+	installer, err := b.haveInstaller(ctx, name)
+	if err != nil || installer == "" {
+		return "", err
+	}
+	iso, err := b.haveISO(ctx, name)
+	if err != nil || iso == "" {
+		return "", err
+	}
+	return installer + "; " + iso, nil
+}
+
+// factorySteps end with an installer and an ISO in the lock. Each is recorded when
+// what it holds was verified.
+func (b Builder) factorySteps(name string) []step.Step {
+	var m making
+	return []step.Step{
+		{
+			ID: "check-factory", Title: "compare the factory's extensions with the lock",
+			Do: func(ctx context.Context) error { return b.checkFactory(ctx, name) },
+		},
+		{
+			ID: "register-schematic", Title: "register the schematic",
+			Skip: func(ctx context.Context) (string, error) { return b.registered(ctx, name) },
+			Do:   func(ctx context.Context) error { return b.register(ctx, name) },
+		},
+		{
+			ID: "resolve-installer", Title: "have the installer built",
+			Skip: func(ctx context.Context) (string, error) {
+				if m.installer != "" {
+					return "the installer is " + m.installer, nil
+				}
+				return b.haveInstaller(ctx, name)
+			},
+			Do: func(ctx context.Context) (err error) {
+				m.installer, err = b.resolveInstaller(ctx, name)
+				return err
+			},
+		},
+		{
+			ID: "verify-installer", Title: "compare what the installer holds with the lock",
+			Skip: func(ctx context.Context) (string, error) { return b.haveInstaller(ctx, name) },
+			Do:   func(ctx context.Context) error { return b.verifyInstaller(ctx, name, &m) },
+		},
+		{
+			ID: "fetch-iso", Title: "fetch the boot ISO and compare what it holds with the lock",
+			Skip: func(ctx context.Context) (string, error) { return b.haveISO(ctx, name) },
+			Do:   func(ctx context.Context) error { return b.fetchISO(ctx, name, &m) },
+		},
+	}
+}
+
+// making is what the steps of a schematic learn and hand on.
+type making struct {
+	installer string // repository@digest, not verified yet
+	boot      Boot   // of the verified installer
 }
 
 // checkFactory refuses to build while the factory would build something else
 // than the lock says under the lock's name.
 func (b Builder) checkFactory(ctx context.Context, name string) error {
-	lock, e, err := b.Ledger.entry(name)
+	lock, _, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	served, err := b.Factory.Extensions(ctx, lock.Talos)
-	if err != nil {
-		return fmt.Errorf("list the factory's extensions for Talos %s: %w", lock.Talos, err)
-	}
-	var errs []error
-	for _, w := range e.Outdated(served) {
-		errs = append(errs, fault.WithHint(errors.New(w.String()), "%s", w.Hint))
-	}
-	return fault.As(fault.Refused, errors.Join(errs...))
+	return lock.CheckFactory(ctx, name, b.Factory)
 }
 
 func (b Builder) registered(ctx context.Context, name string) (string, error) {
@@ -116,20 +146,30 @@ func (b Builder) register(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	id, err := b.Factory.Register(ctx, e.Schematic)
+	id, text, err := b.Factory.Register(ctx, e.Schematic)
 	if err != nil {
 		return fmt.Errorf("register schematic %s: %w", name, err)
 	}
-	if id != e.SchematicID {
-		return fault.WithHint(
-			fault.Refusedf("the factory gives schematic %s the ID %s, but the lock has %s", name, id, e.SchematicID),
-			"the factory writes YAML in another way; strings such as yes, no, on and off in the schematic are the usual cause")
-	}
-	return nil
+	return e.CheckRegistered(name, id, text)
 }
 
-// haveInstaller says which installer the lock records, if it can be pulled.
+// haveInstaller says which verified installer the lock records, if it can be
+// pulled and its signature is as the policy has it.
 func (b Builder) haveInstaller(ctx context.Context, name string) (string, error) {
+	_, e, err := b.Ledger.entry(name)
+	if err != nil {
+		return "", err
+	}
+	if !b.ByImager.builds(name) { // its work is nobody's but ours, and not signed
+		if settled, err := b.Signature.settled(e); err != nil || !settled {
+			return "", err
+		}
+	}
+	return b.pullable(ctx, name)
+}
+
+// pullable says which installer the lock records, if it can be pulled.
+func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return "", err
@@ -148,26 +188,66 @@ func (b Builder) haveInstaller(ctx context.Context, name string) (string, error)
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-func (b Builder) resolveInstaller(ctx context.Context, name string) error {
+// resolveInstaller returns the installer that is to be verified: the one of the
+// lock if it is there, or else what the factory builds.
+func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
+	lock, e, err := b.Ledger.entry(name)
+	if err != nil {
+		return "", err
+	}
+	if there, err := b.pullable(ctx, name); err != nil || there != "" {
+		return e.Installer, err
+	}
+	repository := b.Factory.InstallerRepository(RequestOf(lock, e))
+	tag := repository + ":" + lock.Talos
+	if err := b.Factory.BuildInstaller(ctx, RequestOf(lock, e), b.noteFor(name, "resolve-installer")); err != nil {
+		return "", fmt.Errorf("have the installer built: %w", err)
+	}
+	digest, found, err := b.Registry.Digest(ctx, tag)
+	if err != nil {
+		return "", fmt.Errorf("resolve the installer: %w", err)
+	}
+	if !found {
+		return "", fmt.Errorf("resolve the installer: the factory has no %s", tag)
+	}
+	if _, old, _ := strings.Cut(e.Installer, "@"); old != "" && old != digest {
+		return "", fault.WithHint(
+			fault.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
+			"the factory has built it anew, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
+	}
+	return repository + "@" + digest, nil
+}
+
+// verifyInstaller records the installer if it is what the lock describes.
+func (b Builder) verifyInstaller(ctx context.Context, name string, m *making) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	repository := b.Factory.InstallerRepository(RequestOf(lock, e))
-	tag := repository + ":" + lock.Talos
-	digest, found, err := b.Registry.Digest(ctx, tag)
+	if m.installer == "" { // it was there when it was looked for first
+		if m.installer, err = b.resolveInstaller(ctx, name); err != nil {
+			return err
+		}
+	}
+	note := b.noteFor(name, "verify-installer")
+	signer, unsigned := b.signer(ctx, name, m.installer, note)
+	boot, other := b.installerBoot(ctx, lock, e, m.installer, note)
+	if err := errors.Join(unsigned, other); err != nil {
+		return err
+	}
+	m.boot = boot
+	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = m.installer, signer })
+}
+
+// installerBoot verifies what an installer holds and returns what it boots.
+func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e schematics.Locked, installer string, note func(string)) (Boot, error) {
+	files, err := b.Puller.Extract(ctx, installer, lock.Arch)
 	if err != nil {
-		return fmt.Errorf("resolve the installer: %w", err)
+		return Boot{}, fmt.Errorf("pull the installer: %w", err)
 	}
-	if !found {
-		return fmt.Errorf("resolve the installer: the factory has no %s", tag)
-	}
-	if _, old, _ := strings.Cut(e.Installer, "@"); old != "" && old != digest {
-		return fault.WithHint(
-			fault.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
-			"the factory has built it anew, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
-	}
-	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer = repository + "@" + digest })
+	defer files.Close()
+	read := &counted{Reader: files, tell: progress(-1, func(text string) { note("read " + text + " of the installer") })}
+	return b.Verifier.Installer(ctx, lock, e, read, note)
 }
 
 // haveISO says where the ISO that the lock records is, cached or published.
@@ -189,22 +269,31 @@ func (b Builder) haveISO(ctx context.Context, name string) (string, error) {
 	return b.Published(ctx, name)
 }
 
-func (b Builder) fetchISO(ctx context.Context, name string) error {
+// fetchISO records the ISO if it is what the lock describes. One whose checksum is
+// recorded was verified before.
+func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	body, size, err := b.Factory.ISO(ctx, RequestOf(lock, e))
+	note := b.noteFor(name, "fetch-iso")
+	var verify func(f *os.File, sizeBytes int64) error
+	if e.ISO.SHA256 == "" {
+		if m.boot == (Boot{}) { // the installer was verified in an earlier run
+			if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
+				return err
+			}
+		}
+		verify = func(f *os.File, sizeBytes int64) error {
+			return b.Verifier.ISO(ctx, lock, e, f, sizeBytes, m.boot, note)
+		}
+	}
+	body, size, err := b.Factory.ISO(ctx, RequestOf(lock, e), note)
 	if err != nil {
 		return fmt.Errorf("fetch the boot ISO: %w", err)
 	}
 	defer body.Close()
-	note := func(text string) {
-		if b.Note != nil {
-			b.Note("build/"+name+"/fetch-iso", text)
-		}
-	}
-	iso, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, e.ISO)
+	iso, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, e.ISO, verify)
 	if err != nil {
 		return err
 	}
@@ -212,6 +301,15 @@ func (b Builder) fetchISO(ctx context.Context, name string) error {
 		return nil
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
+}
+
+// noteFor tells the progress of a step of a schematic.
+func (b Builder) noteFor(schematic, step string) func(text string) {
+	return func(text string) {
+		if b.Note != nil {
+			b.Note("build/"+schematic+"/"+step, text)
+		}
+	}
 }
 
 // RequestOf names the images of a locked schematic to the factory.

@@ -3,6 +3,7 @@ package images
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,19 +40,35 @@ func TestBuild(t *testing.T) {
 	if b.factory.downloads != 2 || b.factory.registrations != 2 {
 		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	}
-	var notes []string
-	for _, name := range want.Names() {
-		all := size(want.Schematics[name].ISO.SizeBytes)
-		notes = append(notes, "build/"+name+"/fetch-iso: "+all+" of "+all)
-	}
-	if diff := cmp.Diff(notes, b.notes); diff != "" {
+	if diff := cmp.Diff(wantNotes(want), b.notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+	if err := b.verifier.Close(); err != nil {
+		t.Error(err)
 	}
 	left, err := filepath.Glob(b.cache.path("*"))
 	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
 	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
 		t.Errorf("cache: %v %v %v", left, hidden, err)
 	}
+}
+
+// wantNotes are what a build tells of its progress.
+func wantNotes(lock schematics.Lock) []string {
+	var notes []string
+	for _, name := range lock.Names() {
+		at := "build/" + name + "/"
+		notes = append(notes, at+"verify-installer: reading what the installer holds")
+		for i := range lock.Schematics[name].Extensions {
+			notes = append(notes, fmt.Sprintf("%sverify-installer: verifying: %d of %d extensions", at, i+1, len(lock.Schematics[name].Extensions)))
+		}
+		all := lock.Schematics[name].ISO.SizeBytes
+		for _, done := range []int64{32 << 10, 64 << 10, all} { // by what io.Copy reads at once
+			notes = append(notes, at+"fetch-iso: "+size(done)+" of "+size(all))
+		}
+		notes = append(notes, at+"fetch-iso: verifying what the boot ISO holds")
+	}
+	return notes
 }
 
 func TestBuildAgainDoesNothing(t *testing.T) {
@@ -74,8 +91,8 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 	if diff := cmp.Diff(want, b.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	if b.factory.downloads+b.factory.registrations+b.saves != 0 {
-		t.Errorf("%d downloads, %d registrations, %d saves", b.factory.downloads, b.factory.registrations, b.saves)
+	if b.factory.downloads+b.factory.registrations+b.saves+len(b.factory.pulls) != 0 {
+		t.Errorf("%d downloads, %d registrations, %d saves, pulls %v", b.factory.downloads, b.factory.registrations, b.saves, b.factory.pulls)
 	}
 }
 
@@ -167,7 +184,7 @@ func spoiltBuilds() map[string]spoilt {
 		},
 		"another schematic ID": {
 			spoil: func(b *bench) { b.factory.wrongID = "1234" }, kind: fault.Refused,
-			want: []string{"build/default/register-schematic: ", "the ID 1234, but the lock has "}, hint: "the factory writes YAML in another way",
+			want: []string{"build/default/register-schematic: ", "the ID 1234, but the lock has "}, hint: "an ID is the SHA-256 of the canonical text",
 		},
 		"an unreachable factory": {
 			spoil: func(b *bench) { b.factory.fail = errors.New("connection refused") },
@@ -184,14 +201,14 @@ func spoiltBuilds() map[string]spoilt {
 			spoil: func(b *bench) { b.factory.sent = func(iso []byte) []byte { return iso[:len(iso)/2] } },
 			want:  []string{"build/default/fetch-iso: the ISO was cut off: "},
 		},
-		"an ISO that was built anew": {
+		"a tag that was pushed again": {
 			built: true, spoil: rebuilt, kind: fault.Refused,
 			want: []string{"is gone"}, hint: "the factory has built it anew",
 		},
 		"an ISO with other bytes": {
 			built: true, kind: fault.Refused,
 			spoil: func(b *bench) {
-				b.factory.sent = func(iso []byte) []byte { return bytes.ToUpper(iso) }
+				b.factory.sent = func(iso []byte) []byte { return flip(iso, len(iso)-1) }
 				b.cache = NewCache(b.cache.dir + "2")
 				b.again(b.saved)
 			},
@@ -199,7 +216,7 @@ func spoiltBuilds() map[string]spoilt {
 		},
 		"a lock that can't be saved": {
 			spoil: func(b *bench) { b.saveErr = os.ErrPermission },
-			want:  []string{"build/default/resolve-installer: record what was built: permission denied"},
+			want:  []string{"build/default/verify-installer: record what was built: permission denied"},
 		},
 	}
 }
@@ -239,6 +256,9 @@ func TestBuildRefuses(t *testing.T) {
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
+			}
+			if tc.kind == fault.Refused {
+				t.Attr("corruptions-caught", "1")
 			}
 		})
 	}

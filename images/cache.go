@@ -68,9 +68,10 @@ func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 }
 
 // store streams an ISO into the cache and returns what it is. Nothing is kept
-// unless it is whole and, where want is known, exactly what is wanted.
-// announced is the size that the sender promised; -1 if it did not.
-func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO) (iso schematics.ISO, err error) {
+// unless it is whole, where want is known exactly what is wanted, and verify, which
+// may be nil, finds nothing wrong with it. announced is the size that the sender
+// promised; -1 if it did not.
+func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, verify func(f *os.File, sizeBytes int64) error) (iso schematics.ISO, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
@@ -84,19 +85,28 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO) (iso
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(f, sum), body)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return iso, fmt.Errorf("receive the ISO: after %d bytes: %w", n, err)
+	iso, err = receive(f, body, announced, want)
+	if err == nil && verify != nil {
+		err = verify(f, iso.SizeBytes)
 	}
-	iso = schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
-	if err := whole(iso, announced, want); err != nil {
+	if err = errors.Join(err, f.Close()); err != nil {
 		return schematics.ISO{}, err
 	}
 	if err := os.Rename(f.Name(), c.path(want.Name)); err != nil {
 		return schematics.ISO{}, fmt.Errorf("keep the ISO: %w", err)
 	}
 	return iso, syncDir(c.dir)
+}
+
+// receive writes an ISO to a file and returns what came, if that is whole.
+func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (schematics.ISO, error) {
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(f, sum), body)
+	if err = errors.Join(err, f.Sync()); err != nil {
+		return schematics.ISO{}, fmt.Errorf("receive the ISO: after %d bytes: %w", n, err)
+	}
+	iso := schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
+	return iso, whole(iso, announced, want)
 }
 
 // whole compares what was received with what was announced and what the lock has.

@@ -53,11 +53,17 @@ func (j job) way(ctx context.Context, t target) (way, error) {
 
 // noDownload says why the host of a target can't download the ISO; "" if it can.
 func (j job) noDownload(ctx context.Context, t target) (string, error) {
-	if t.wrong {
+	switch {
+	case t.wrong:
 		return "download-url never replaces a file", nil
+	case j.ByImager != nil && j.ByImager(j.schematic):
+		return BuiltByImager, nil
 	}
 	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.iso)
 }
+
+// BuiltByImager is why nobody can download such an ISO.
+const BuiltByImager = "the imager has built it, so no Image Factory has it"
 
 // NoDownload says why a host can't fetch an ISO of the factory's from its URL to
 // a storage; "" if it can.

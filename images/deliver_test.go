@@ -54,6 +54,20 @@ func deliveries() map[string]delivery {
 			prepare: func(b *bench) { b.pub.Delivery = DownloadURL },
 			want:    []string{"download pve1/cephfs"}, title: "download ISO to storage cephfs (pve1 fetches it from factory.example)",
 		},
+		"the imager built it": {
+			prepare: func(b *bench) { b.pub.ByImager = func(schematic string) bool { return schematic == "default" } },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (the imager has built it, so no Image Factory has it)",
+		},
+		"the imager built another": {
+			prepare: func(b *bench) { b.pub.ByImager = func(schematic string) bool { return schematic == "plain" } },
+			want:    []string{"download pve1/cephfs"}, title: "download ISO to storage cephfs (pve1 fetches it from factory.example)",
+		},
+		"download-url of what the imager built": {
+			prepare: func(b *bench) {
+				b.pub.Delivery, b.pub.ByImager = DownloadURL, func(string) bool { return true }
+			},
+			fails: "can't get to storage cephfs by download-url: the imager has built it", kind: fault.Refused,
+		},
 		"download-url needs no cache": {
 			prepare: func(b *bench) {
 				b.pub.Delivery, b.cache = DownloadURL, NewCache(b.cache.dir+"2")

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -8,10 +9,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -35,8 +41,18 @@ func (c catalog) Official(context.Context, string) ([]schematics.OfficialExtensi
 	return c, nil
 }
 
+// described has every extension image, as a version 1.0 that is named like its repository.
+type described struct{}
+
+func (described) Digest(context.Context, string) (string, bool, error) { return "", false, nil }
+
+func (described) Describe(_ context.Context, ref, arch string) (schematics.ExtensionImage, error) {
+	repository, _, _ := strings.Cut(ref, "@")
+	return schematics.ExtensionImage{Architectures: []string{arch}, Name: path.Base(repository), Version: "1.0"}, nil
+}
+
 // lockOf resolves schematics "default", with one extension, and "plain", with none.
-func lockOf(t *testing.T) schematics.Lock {
+func lockOf(t testing.TB) schematics.Lock {
 	t.Helper()
 	l, _, err := schematics.Resolve(t.Context(), schematics.Request{
 		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
@@ -44,14 +60,15 @@ func lockOf(t *testing.T) schematics.Lock {
 			"default": {Path: "default.yaml", Data: []byte("customization: {systemExtensions: {officialExtensions: [" + agent + "]}}\n")},
 			"plain":   {Path: "plain.yaml", Data: []byte("customization: {}\n")},
 		},
-	}, catalog(list(digest("one"))), nil)
+	}, schematics.Sources{Catalog: catalog(list(digest("one"))), Images: described{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// factory builds images of schematics that were registered, and serves them as a registry does.
+// factory builds images of schematics that were registered, and is the registry
+// of its installers and of the extension images.
 type factory struct {
 	extensions []schematics.OfficialExtension
 	schematics map[string]string // by ID
@@ -60,8 +77,16 @@ type factory struct {
 	announce   func(size int64) int64
 	sent       func(iso []byte) []byte
 	fail       error
+	key        []byte // that it publishes
+	sign       func(digest string) []Signature
+	// built changes what is in an "installer" or an "iso" before it is made.
+	built func(what string, img *artefact.Image)
+	files map[string][]byte // of the extension; nil: agentExtension's
+	// packed changes what an installer's tar holds.
+	packed func(files map[string][]byte)
 
 	downloads, registrations int
+	pulls                    []string // references
 }
 
 func newFactory() *factory {
@@ -69,6 +94,9 @@ func newFactory() *factory {
 		extensions: list(digest("one")), schematics: map[string]string{},
 		announce: func(size int64) int64 { return size },
 		sent:     func(iso []byte) []byte { return iso },
+		sign:     func(string) []Signature { return nil },
+		built:    func(string, *artefact.Image) {},
+		packed:   func(map[string][]byte) {},
 	}
 }
 
@@ -76,32 +104,133 @@ func (f *factory) Extensions(context.Context, string) ([]schematics.OfficialExte
 	return f.extensions, f.fail
 }
 
+// It has no overlays, marks no version and signs nothing for Secure Boot.
+func (f *factory) Overlays(context.Context, string) ([]schematics.OfficialOverlay, error) {
+	return nil, f.fail
+}
+
+func (f *factory) Broken(context.Context) ([]string, error) { return nil, f.fail }
+
+func (f *factory) SecureBootCertificate(context.Context) ([]byte, error) {
+	return nil, fault.Configf("secure boot is disabled")
+}
+
 func (f *factory) Knows(_ context.Context, id string) (bool, error) {
 	_, ok := f.schematics[id]
 	return ok, f.fail
 }
 
-func (f *factory) Register(_ context.Context, canonical string) (string, error) {
+func (f *factory) Register(_ context.Context, canonical string) (id, stored string, err error) {
 	f.registrations++
 	if f.wrongID != "" {
-		return f.wrongID, f.fail
+		return f.wrongID, canonical, f.fail
 	}
-	id := hash([]byte(canonical))
+	id = hash([]byte(canonical))
 	f.schematics[id] = canonical
-	return id, f.fail
+	return id, canonical, f.fail
+}
+
+func (f *factory) SigningKey(context.Context) ([]byte, error) { return f.key, f.fail }
+
+// agentExtension is the extension of that digest: what it holds tells which it is.
+func agentExtension(digest string) artefact.Extension {
+	return artefact.Extension{
+		Name: "qemu-guest-agent", Version: "1.0", Author: "Sidero Labs", Description: "an agent",
+		Files: map[string][]byte{
+			"/usr/local/bin/qemu-ga":                 []byte("agent " + digest),
+			"/usr/lib/firmware/agent.bin":            []byte("firmware " + digest),
+			"/usr/lib/firmware/intel-ucode/06-01-01": []byte("microcode " + digest),
+		},
+	}
+}
+
+func (f *factory) agent(digest string) artefact.Extension {
+	e := agentExtension(digest)
+	if f.files != nil {
+		e.Files = f.files
+	}
+	return e
+}
+
+// image is what the factory puts into an image of a schematic.
+func (f *factory) image(what string, id, talos, arch, platform string) artefact.Image {
+	e := schematics.Locked{File: "x", Schematic: f.schematics[id]}
+	args := map[string]string{"installer": installerArgs, "iso": isoArgs}[what]
+	img := artefact.Image{
+		TalosVersion: talos, Arch: arch, Platform: platform, Cmdline: strings.Join(append([]string{args}, e.KernelArgs()...), " "),
+		SchematicID: id, SchematicYAML: f.schematics[id], SchematicAuthor: "Image Factory (https://factory.example/" + f.salt + ")",
+	}
+	if strings.Contains(e.Schematic, agent) {
+		img.Extensions = []artefact.Extension{f.agent(digest("one"))}
+	}
+	f.built(what, &img)
+	return img
 }
 
 func (f *factory) bytes(req ISORequest) []byte {
-	return bytes.Repeat([]byte(f.salt+fmt.Sprint(req)+f.schematics[req.SchematicID]), 100)
+	iso, err := artefact.ISO(f.image("iso", req.SchematicID, req.Talos, req.Arch, req.Platform))
+	if err != nil {
+		panic(err)
+	}
+	return iso
 }
 
-func (f *factory) ISO(_ context.Context, req ISORequest) (io.ReadCloser, int64, error) {
+func (f *factory) ISO(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
 	if _, ok := f.schematics[req.SchematicID]; !ok {
 		return nil, 0, errors.New("no such schematic")
 	}
 	f.downloads++
 	iso := f.bytes(req)
 	return io.NopCloser(bytes.NewReader(f.sent(iso))), f.announce(int64(len(iso))), f.fail
+}
+
+func (f *factory) BuildInstaller(context.Context, ISORequest, func(string)) error { return f.fail }
+
+// Extract makes the factory a registry of what its installers and the extension images hold.
+func (f *factory) Extract(_ context.Context, ref, arch string) (io.ReadCloser, error) {
+	f.pulls = append(f.pulls, ref)
+	repository, d, _ := strings.Cut(ref, "@")
+	if repository == "ghcr.io/"+agent {
+		e := f.agent(d)
+		files := map[string][]byte{"manifest.yaml": fmt.Appendf(nil,
+			"version: v1alpha1\nmetadata: {name: %s, version: \"%s\", author: %s, description: %s, compatibility: {talos: {version: \">= v1.5.0\"}}}\n",
+			e.Name, e.Version, e.Author, e.Description)}
+		for name, data := range e.Files {
+			files["rootfs"+name] = data
+		}
+		return tarOf(files), f.fail
+	}
+	uki, err := artefact.UKI(f.image("installer", repository[strings.LastIndex(repository, "/")+1:], "v1.13.9", arch, "nocloud"))
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{
+		"bin/installer":                             []byte("installer"),
+		"usr/install/" + arch + "/vmlinuz.efi":      uki,
+		"usr/install/" + arch + "/systemd-boot.efi": []byte("boot"),
+	}
+	f.packed(files)
+	return tarOf(files), f.fail
+}
+
+func tarOf(files map[string][]byte) io.ReadCloser {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(files[name]))})
+		if _, err2 := w.Write(files[name]); errors.Join(err, err2) != nil {
+			panic(errors.Join(err, err2))
+		}
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	return io.NopCloser(&b)
+}
+
+func (f *factory) Signatures(_ context.Context, ref string) ([]Signature, error) {
+	_, d, _ := strings.Cut(ref, "@")
+	return f.sign(d), f.fail
 }
 
 func (f *factory) InstallerRepository(req ISORequest) string {
@@ -125,17 +254,18 @@ func (f *factory) Digest(_ context.Context, ref string) (string, bool, error) {
 
 // bench is everything that a build and a publication need, made of fakes.
 type bench struct {
-	factory *factory
-	store   *store
-	cache   *Cache
-	saved   schematics.Lock
-	saves   int
-	saveErr error
-	ledger  *Ledger
-	pub     Publisher
-	events  []string
-	titles  []string // of the steps that were begun
-	notes   []string
+	factory  *factory
+	store    *store
+	cache    *Cache
+	saved    schematics.Lock
+	saves    int
+	saveErr  error
+	ledger   *Ledger
+	pub      Publisher
+	verifier *Verifier
+	events   []string
+	titles   []string // of the steps that were begun
+	notes    []string
 }
 
 func newBench(t *testing.T) *bench {
@@ -160,7 +290,7 @@ func (b *bench) again(lock schematics.Lock) {
 		Hosts: map[string][]string{"default": {"pve1", "pve2"}},
 		Note:  b.note,
 	}
-	b.factory.downloads, b.factory.registrations, b.store.changes = 0, 0, nil
+	b.factory.downloads, b.factory.registrations, b.factory.pulls, b.store.changes = 0, 0, nil, nil
 	b.notes = nil
 }
 
@@ -170,7 +300,11 @@ func (b *bench) iso() schematics.ISO { return b.saved.Schematics["default"].ISO 
 func (b *bench) note(path, text string) { b.notes = append(b.notes, path+": "+text) }
 
 func (b *bench) builder() Builder {
-	return Builder{Factory: b.factory, Registry: b.factory, Cache: b.cache, Ledger: b.ledger, Note: b.note}
+	b.verifier = NewVerifier(b.factory, b.cache.dir)
+	return Builder{
+		Factory: b.factory, Registry: b.factory, Puller: b.factory, Verifier: b.verifier,
+		Signature: SignaturePolicy{Mode: SignatureOff}, Cache: b.cache, Ledger: b.ledger, Note: b.note,
+	}
 }
 
 func (b *bench) run(t *testing.T, root step.Step) error {

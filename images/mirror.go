@@ -73,7 +73,14 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 			m.Note("mirror/"+name, text)
 		}
 	}
-	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, progress(-1, note)); err != nil {
+	var tell func(doneBytes int64)
+	told := func(doneBytes, totalBytes int64) {
+		if tell == nil {
+			tell = progress(totalBytes, note)
+		}
+		tell(doneBytes)
+	}
+	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, told); err != nil {
 		return fmt.Errorf("copy %s: %w", e.Installer, err)
 	}
 	tag, ref := m.tag(lock, e), m.Repository+"@"+digest
@@ -109,5 +116,10 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 }
 
 func (m Mirror) tag(lock schematics.Lock, e schematics.Locked) string {
-	return m.Repository + ":" + lock.Talos + "-" + schematics.Short(e.BuildID)
+	return m.Repository + ":" + TagOf(lock, e)
+}
+
+// TagOf is the tag under which the installer of a locked schematic is mirrored.
+func TagOf(lock schematics.Lock, e schematics.Locked) string {
+	return lock.Talos + "-" + schematics.Short(e.BuildID)
 }

@@ -50,7 +50,7 @@ func (r *registries) Head(_ context.Context, tag string) (string, bool, error) {
 	return digest, found, nil
 }
 
-func (r *registries) Copy(ctx context.Context, source, repository string, progress func(int64)) error {
+func (r *registries) Copy(ctx context.Context, source, repository string, progress func(int64, int64)) error {
 	digest, found, err := r.Digest(ctx, source)
 	switch {
 	case err != nil || !found:
@@ -59,7 +59,7 @@ func (r *registries) Copy(ctx context.Context, source, repository string, progre
 		return fault.WithHint(ErrDenied, "docker login")
 	}
 	r.exists = true
-	progress(64 * mib)
+	progress(64*mib, 200*mib)
 	if r.cut {
 		r.cut = false
 		return errors.New("connection reset")
@@ -141,7 +141,7 @@ func TestMirror(t *testing.T) {
 	if diff := cmp.Diff(sources, r.copies); diff != "" {
 		t.Errorf("copies (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"mirror/default: 64 MiB", "mirror/plain: 64 MiB"}, b.notes); diff != "" {
+	if diff := cmp.Diff([]string{"mirror/default: 64 MiB of 200 MiB", "mirror/plain: 64 MiB of 200 MiB"}, b.notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
 	}
 }

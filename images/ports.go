@@ -22,17 +22,23 @@ var ErrOtherContent = errors.New("it has another checksum")
 
 // Factory is the Image Factory that builds the images.
 type Factory interface {
-	// Extensions lists the official extensions that the factory would build into
-	// an image for that Talos version now.
-	Extensions(ctx context.Context, talos string) ([]schematics.OfficialExtension, error)
+	schematics.Factory // what it would build
 	// Knows says whether a schematic of that ID is registered.
 	Knows(ctx context.Context, id string) (bool, error)
-	// Register hands over a canonical schematic and returns the ID that the factory gave it.
-	Register(ctx context.Context, canonical string) (id string, err error)
+	// Register hands over a canonical schematic. It returns the ID that the factory
+	// gave it, and the schematic as the factory has it, which is what the ID is of.
+	Register(ctx context.Context, canonical string) (id, stored string, err error)
 	// ISO starts the download of a boot ISO. The factory builds it first, so the
-	// answer may take minutes. The caller closes the body. sizeBytes is -1 where
-	// the factory did not say.
-	ISO(ctx context.Context, req ISORequest) (body io.ReadCloser, sizeBytes int64, err error)
+	// answer may take minutes. The body goes on where a connection broke. The caller
+	// closes it. sizeBytes is -1 where the factory did not say. note, which may be nil,
+	// is told how long the build has taken so far and what is tried again.
+	ISO(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
+	// SigningKey is the public key (PEM) by which the factory says that it signs
+	// installers; nil where it has none.
+	SigningKey(ctx context.Context) (pem []byte, err error)
+	// BuildInstaller has the installer of a schematic built and returns when it can be
+	// pulled, which may take minutes. note is as with ISO.
+	BuildInstaller(ctx context.Context, req ISORequest, note func(text string)) error
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
 	InstallerRepository(req ISORequest) string
@@ -56,6 +62,23 @@ type Registry interface {
 	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
 }
 
+// Puller reads what images hold.
+type Puller interface {
+	// Extract streams the files of an image (of the manifest for arch where ref is
+	// an index) as one tar, its layers flattened. Every byte has been checked against
+	// its digest by the time that EOF is read. The caller closes it.
+	Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error)
+	// Signatures are the cosign signatures of what ref (by digest) names, under the
+	// tag sha256-<hex>.sig; none: an empty list.
+	Signatures(ctx context.Context, ref string) ([]Signature, error)
+}
+
+// Signature is one signature in cosign's format.
+type Signature struct {
+	Payload   []byte // simple signing JSON, which names the digest
+	Signature []byte // of Payload
+}
+
 // Copier copies images from one registry to another.
 type Copier interface {
 	// Head is Digest for a tag at the cost of one request, and takes the registry's
@@ -65,8 +88,9 @@ type Copier interface {
 	// Copy puts what source (by digest) names into a repository under the same
 	// digest: an index whole, with everything it refers to, its cosign signature
 	// and its referrers. What is there already isn't sent again, and a signature
-	// that differs is not overwritten but an error. progress may be nil.
-	Copy(ctx context.Context, source, repository string, progress func(doneBytes int64)) error
+	// that differs is not overwritten but an error. progress may be nil; the total is
+	// that of what source names, without what is beside it.
+	Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error
 	// Tag lets a tag name what ref (by digest, in the same repository) does, and
 	// moves one that names something else.
 	Tag(ctx context.Context, ref, tag string) error

@@ -25,6 +25,9 @@ type Publisher struct {
 	Storages []string            // every one gets the ISO
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its ISO; without any it isn't published
 	Delivery Delivery
+	// ByImager says of which schematics the imager has built the ISO, which is at no
+	// URL then; nil: of none.
+	ByImager func(schematic string) bool
 	// Note is told the progress of the step at a path below Step: "publish/default/upload-cephfs". May be nil.
 	Note func(path, text string)
 

@@ -2,7 +2,9 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"os"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
@@ -11,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Build has the factory make installer and boot ISO of every schematic of the
-// lock, and records their digests in the lock.
+// Build has installer and boot ISO of every schematic of the lock made, compares
+// what they hold with the lock, and records their digests in it.
 func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.lock()
 	if err != nil {
@@ -56,18 +58,28 @@ func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) work
 }
 
 func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {
+	verifier := images.NewVerifier(w.images.Registry, w.isoCache())
 	b := images.Builder{
-		Factory: w.images.Factory, Registry: w.images.Registry, Cache: w.cache, Ledger: w.ledger,
-		Mirror: w.Config.Images.Mirror, Published: published, Note: w.run.Note,
+		Factory: w.images.Factory, Registry: w.images.Registry, Puller: w.images.Registry, Verifier: verifier, Signature: w.signature(),
+		Cache: w.cache, Ledger: w.ledger, ByImager: w.imager(), Mirror: w.Config.Images.Mirror, Published: published, Note: w.run.Note,
 	}
 	err := w.run.Run(ctx, b.Step())
-	return w.ledger.Lock(), err
+	return w.ledger.Lock(), errors.Join(err, verifier.Close())
+}
+
+// signature is what the configuration says of the signatures of installers.
+func (w workshop) signature() images.SignaturePolicy {
+	p := images.SignaturePolicy{Mode: images.SignatureMode(w.Config.Images.Signature)}
+	if file := w.Config.Images.SigningKey; file != "" {
+		p.Key = func() ([]byte, error) { return os.ReadFile(file) }
+	}
+	return p
 }
 
 func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
 	p := images.Publisher{
 		Store: store, Factory: w.images.Factory, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts,
-		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), Note: w.run.Note,
+		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), ByImager: w.byImager, Note: w.run.Note,
 	}
 	if lock, err := w.build(ctx, p.Published); err != nil {
 		return lock, err

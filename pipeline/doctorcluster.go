@@ -134,6 +134,14 @@ func (d *checkup) images(ctx context.Context, errLock error) {
 	} else {
 		d.ok(GroupImages, "registry", "%s lists %d extensions for Talos %s", d.Config.Images.Extensions, len(list), version)
 	}
+	if !slices.ContainsFunc(d.lock.Names(), d.byImager) {
+		return
+	}
+	if what, err := d.src.Images.Imager.Ready(ctx); err != nil {
+		d.fail(GroupImages, "imager", err)
+	} else {
+		d.ok(GroupImages, "imager", "%s", what)
+	}
 }
 
 // nodes says of each node what could be done to it.

@@ -112,9 +112,12 @@ func (d *checkup) delivery(ctx context.Context, name, storage, host string) stri
 	known := e.ISO.SizeBytes > 0 && d.src.ErrImages == nil
 	var why string
 	var err error
-	if known {
+	switch {
+	case d.byImager(name):
+		why = images.BuiltByImager
+	case known:
 		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ISOURL(images.RequestOf(d.lock, e)), e.ISO)
-	} else {
+	default:
 		why, err = d.src.Proxmox.MayDownload(ctx, host, storage)
 	}
 	switch {

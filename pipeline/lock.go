@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -20,9 +21,17 @@ type LockOptions struct {
 // LockResult is what resolving came to.
 type LockResult struct {
 	Lock     schematics.Lock      `json:"lock"`
-	Changes  []schematics.Change  `json:"changes"`
+	Differs  bool                 `json:"differs"` // from recast.lock as it was, be it in no build
+	Changes  []LockChange         `json:"changes"`
 	Warnings []schematics.Warning `json:"warnings,omitempty"`
 	Written  bool                 `json:"written"`
+}
+
+// LockChange is a schematic whose image is another one, and the nodes that are to
+// run it: those that run the old one are stale by that.
+type LockChange struct {
+	schematics.Change
+	Nodes []string `json:"nodes"`
 }
 
 // Lock resolves the configured schematics to digests and writes recast.lock.
@@ -41,12 +50,12 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	case !errors.Is(err, fs.ErrNotExist):
 		return LockResult{}, err
 	}
-	lock, warnings, err := schematics.Resolve(ctx, req, c.Catalog, c.Factory)
+	lock, warnings, err := schematics.Resolve(ctx, req, schematics.Sources{Catalog: c.Catalog, Images: c.Registry, Factory: c.Factory})
 	if err != nil {
 		return LockResult{}, err
 	}
-	res := LockResult{Lock: lock, Changes: schematics.Compare(old, lock), Warnings: warnings}
-	if o.Check || req.Old != nil && old.Checksum == lock.Checksum {
+	res := LockResult{Lock: lock, Differs: old.Checksum != lock.Checksum, Changes: p.changes(old, lock), Warnings: warnings}
+	if o.Check || !res.Differs {
 		return res, nil
 	}
 	if req.Old != nil {
@@ -61,11 +70,26 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	return res, nil
 }
 
+// changes adds the nodes to what differs between two locks.
+func (p Project) changes(before, after schematics.Lock) []LockChange {
+	list := []LockChange{}
+	for _, c := range schematics.Compare(before, after) {
+		change := LockChange{Change: c, Nodes: []string{}}
+		for _, n := range p.Config.Nodes {
+			if n.Schematic == c.Schematic {
+				change.Nodes = append(change.Nodes, n.Name)
+			}
+		}
+		list = append(list, change)
+	}
+	return list
+}
+
 // request reads the schematic files that the configuration names.
 func (p Project) request() (schematics.Request, error) {
 	c := p.Config
 	req := schematics.Request{
-		Talos: c.Talos.Version, Arch: c.Images.Arch, Platform: c.Images.Platform, SecureBoot: c.Images.SecureBoot,
+		Talos: c.Talos.Version, TalosPlace: placed(c, "talos.version"), Arch: c.Images.Arch, Platform: c.Images.Platform, SecureBoot: c.Images.SecureBoot,
 		Files: map[string]schematics.File{},
 	}
 	var problems []error
@@ -75,10 +99,26 @@ func (p Project) request() (schematics.Request, error) {
 			problems = append(problems, fault.Configf("schematic %s: %w", name, err))
 			continue
 		}
-		req.Files[name] = schematics.File{Path: s.File, Data: data}
+		req.Files[name] = schematics.File{
+			Path: s.File, Data: data, Extensions: explicit(c, name), Imager: c.Images.BuilderOf(s) == config.BuilderImager,
+		}
 	}
 	if err := errors.Join(problems...); err != nil {
 		return schematics.Request{}, fmt.Errorf("%s: %w", c.Place("schematics"), err)
 	}
 	return req, nil
 }
+
+// explicit are the extensions that the configuration adds to a schematic's file.
+func explicit(c *config.Config, schematic string) []schematics.Explicit {
+	var list []schematics.Explicit
+	for i, ref := range c.Schematics[schematic].Extensions {
+		list = append(list, schematics.Explicit{
+			Repository: ref.Repository, Tag: ref.Tag, Digest: ref.Digest, Place: placed(c, fmt.Sprintf("schematics.%s.extensions[%d]", schematic, i)),
+		})
+	}
+	return list
+}
+
+// placed is a path in the configuration, with its place in front.
+func placed(c *config.Config, path string) string { return c.Place(path) + ": " + path }

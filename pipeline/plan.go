@@ -54,26 +54,39 @@ func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
 	if err != nil {
 		return DriftResult{}, err
 	}
+	res, _, err := p.drift(ctx, m, lock)
+	return res, err
+}
+
+// drift also returns what was found of the nodes, in the order of the result.
+func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []cluster.Found, error) {
 	past, err := p.history(lock)
 	if err != nil {
-		return DriftResult{}, err
+		return DriftResult{}, nil, err
 	}
 	wanted := p.wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
-		return DriftResult{}, err
+		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		d := cluster.Diff(w, o.Found[i], past)
+		res.Nodes = append(res.Nodes, cluster.Diff(w, o.Found[i], past))
+	}
+	res.count()
+	return res, o.Found, nil
+}
+
+// count adds up what is said of the nodes.
+func (r *DriftResult) count() {
+	r.Unread, r.Stale = 0, 0
+	for _, d := range r.Nodes {
 		if len(d.Unread) > 0 {
-			res.Unread++
+			r.Unread++
 		}
 		if d.Stale {
-			res.Stale++
+			r.Stale++
 		}
-		res.Nodes = append(res.Nodes, d)
 	}
-	res.InSync = res.Unread == 0 && res.Stale == 0
-	return res, nil
+	r.InSync = r.Unread == 0 && r.Stale == 0
 }

@@ -35,14 +35,15 @@ func (p Project) runs() string      { return filepath.Join(p.State(), "runs") }
 
 // Images is what makes and finds images.
 type Images struct {
-	Factory interface {
-		images.Factory
-		schematics.FactoryList
-	}
+	Factory  images.Factory
 	Registry interface {
 		images.Registry
+		images.Puller
 		images.Copier
+		images.Archives
+		schematics.ExtensionImages
 	}
+	Imager  images.Imager
 	Catalog schematics.Catalog
 }
 
@@ -53,6 +54,8 @@ type Machines struct {
 	Talos       cluster.Talos
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
+	Files       cluster.FileReader
+	Claims      cluster.ClaimReader
 	// MachineConfig returns a node's configuration from a file, where the user
 	// keeps one; nil: nowhere.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
@@ -101,7 +104,7 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	var out []cluster.LockedExtension
 	for _, e := range list {
-		out = append(out, cluster.LockedExtension(e))
+		out = append(out, cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest})
 	}
 	return out
 }

@@ -38,7 +38,7 @@ func TestWanted(t *testing.T) {
 			Kubernetes: "v1.35.4", SystemDisk: "scsi0", SystemGiB: 10, ISOStorages: []string{"cephfs", "local"},
 			Build: cluster.Build{
 				ID: "b1", TalosVersion: "v1.13.9", SchematicID: "s1", LockHash: "sha256-00",
-				Extensions: []cluster.LockedExtension{cluster.LockedExtension(agent)},
+				Extensions: []cluster.LockedExtension{{Name: agent.Name, Version: agent.Version, Ref: agent.Ref, Digest: agent.Digest}},
 				Installer:  "ghcr.io/acme/talos@sha256:22", ISOName: "default.iso",
 				KernelArgs: []string{"console=ttyS0", "recast.lock=sha256-00"},
 			},

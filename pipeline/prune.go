@@ -17,13 +17,17 @@ import (
 const (
 	PruneISOs  = "isos"
 	PruneDisks = "disks" // and the parking VMs that own nothing then
+	// PruneMirror is pruned only if it is asked for by name: a registry does not tell
+	// who else needs what is in it.
+	PruneMirror = "mirror"
 )
 
 // PruneOptions choose what Prune removes and whom it asks.
 type PruneOptions struct {
-	Only      string        // one kind; "": all
-	OlderThan time.Duration // younger ISOs stay
+	Only      string        // one kind; "": all but the mirror
+	OlderThan time.Duration // younger ISOs, and installers in the mirror, stay
 	KeepDisks *int          // how many old system disks of a node stay; nil: roll.keepDisks
+	Mirror    images.MirrorShelf
 	// Confirm is shown what would go and what stays. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
 	// Holder and Dead are as in RollOptions.
@@ -31,13 +35,16 @@ type PruneOptions struct {
 	Dead   func(cluster.Holder) bool
 }
 
-func (o PruneOptions) takes(kind string) bool { return o.Only == "" || o.Only == kind }
+func (o PruneOptions) takes(kind string) bool {
+	return o.Only == kind || o.Only == "" && kind != PruneMirror
+}
 
 // PruneReport is what was found, and what became of it.
 type PruneReport struct {
 	ISOs   []images.Verdict         `json:"isos"`             // with names of ours, on the configured storages
 	Disks  []cluster.KeptVerdict    `json:"disks"`            // old system disks
 	VMs    []cluster.ParkingVerdict `json:"vms"`              // parking VMs
+	Mirror []images.MirrorVerdict   `json:"mirror,omitzero"`  // installers with tags of ours; only if asked for
 	Unseen []string                 `json:"unseen,omitempty"` // where it could not be looked, in words
 }
 
@@ -56,8 +63,13 @@ func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
+// GoingMirror lists the mirrored installers that nothing needs.
+func (r PruneReport) GoingMirror() []images.MirrorVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Mirror), func(v images.MirrorVerdict) bool { return len(v.Keep) > 0 })
+}
+
 // host is where the claim is made if there is none; "" where nothing goes.
-func (r PruneReport) host() string {
+func (r PruneReport) host(online []string) string {
 	for _, v := range r.GoingDisks() {
 		return v.Host
 	}
@@ -67,11 +79,14 @@ func (r PruneReport) host() string {
 	for _, v := range r.GoingISOs() {
 		return v.Host
 	}
+	if len(r.GoingMirror()) > 0 && len(online) > 0 {
+		return online[0]
+	}
 	return ""
 }
 
 // Prune removes what nothing needs any more: old system disks and the parking VMs
-// that own nothing then, and ISOs on the configured storages: look → claim → look
+// that own nothing then, ISOs on the configured storages, installers in the mirror: look → claim → look
 // again → confirm → remove, each after another look. It refuses unless it provably
 // sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
@@ -85,7 +100,11 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	if _, err := p.prunable(ctx, px, shelf, o, &rep); err != nil {
 		return rep, err
 	}
-	host := rep.host()
+	online, _, err := shelf.Nodes(ctx)
+	if err != nil {
+		return rep, fmt.Errorf("list the Proxmox nodes: %w", err)
+	}
+	host := rep.host(online)
 	if host == "" {
 		// One that was killed at its very end has left nothing but its claim.
 		if host, err = p.claimLeft(ctx, px); err != nil || host == "" {
@@ -109,7 +128,7 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 		return rep, err
 	}
 	parked, err := p.prunable(ctx, px, shelf, o, &rep)
-	if err != nil || rep.host() == "" {
+	if err != nil || rep.host(online) == "" {
 		return rep, err
 	}
 	ok, err := o.Confirm(rep)
@@ -121,14 +140,20 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	}
 	parked.Proxmox = held.Guard(px)
 	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
+	mirror := images.MirrorPruner{Shelf: o.Mirror, Verdicts: rep.Mirror, Guard: held.Check}
 	return rep, run.Run(ctx, step.Step{
 		ID: "prune", Title: "remove what nothing needs",
-		Steps: func(context.Context) ([]step.Step, error) { return append(parked.Steps(), isos.Steps()...), nil },
+		Steps: func(context.Context) ([]step.Step, error) {
+			return slices.Concat(parked.Steps(), isos.Steps(), mirror.Steps()), nil
+		},
 	})
 }
 
 // mayPrune refuses where the token lacks what removing each kind takes.
 func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOptions) error {
+	if o.takes(PruneMirror) {
+		return p.mayPruneMirror(ctx, px)
+	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
 		if !o.takes(kind) {
@@ -169,6 +194,9 @@ func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.
 	}
 	if o.takes(PruneISOs) {
 		rep.ISOs, rep.Unseen, err = p.judgeISOs(ctx, shelf, vms, uses, o)
+	}
+	if o.takes(PruneMirror) {
+		rep.Mirror, err = p.judgeMirror(ctx, o.Mirror, vms, o)
 	}
 	return parked, err
 }

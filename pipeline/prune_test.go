@@ -175,7 +175,7 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 	before, _, err := schematics.Resolve(t.Context(), schematics.Request{
 		Talos: "v1.13.8", Arch: "amd64", Platform: "nocloud",
 		Files: map[string]schematics.File{"default": {Path: "default.yaml", Data: []byte("customization: {}\n")}},
-	}, noExtensions{}, nil)
+	}, schematics.Sources{Catalog: noExtensions{}})
 	if err == nil {
 		err = schematics.Archive(p.pastLocks(), before)
 	}

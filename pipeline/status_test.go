@@ -33,7 +33,7 @@ func project(t *testing.T) (p Project, build string) {
 	lock, _, err := schematics.Resolve(t.Context(), schematics.Request{
 		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
 		Files: map[string]schematics.File{"default": {Path: "default.yaml", Data: []byte("customization: {}\n")}},
-	}, noExtensions{}, nil)
+	}, schematics.Sources{Catalog: noExtensions{}})
 	if err == nil {
 		err = schematics.WriteLock(p.LockFile(), lock)
 	}

@@ -29,6 +29,8 @@ func (m Moved) String() string {
 		return fmt.Sprintf("extension %s %s added: %s", m.New.Name, m.New.Version, m.New.Digest)
 	case m.New == Extension{}:
 		return fmt.Sprintf("extension %s %s removed", m.Old.Name, m.Old.Version)
+	case m.Old.Ref != m.New.Ref:
+		return fmt.Sprintf("extension %s: %s %s@%s → %s %s@%s", m.New.Name, m.Old.Version, m.Old.Ref, m.Old.Digest, m.New.Version, m.New.Ref, m.New.Digest)
 	case m.Old.Version != m.New.Version:
 		return fmt.Sprintf("extension %s %s → %s: %s → %s", m.New.Name, m.Old.Version, m.New.Version, m.Old.Digest, m.New.Digest)
 	default:
@@ -75,6 +77,8 @@ func reasons(before, after Lock, was, is Locked, moved []Moved) []string {
 		{"architecture", before.Arch, after.Arch},
 		{"platform", before.Platform, after.Platform},
 		{"Secure Boot", fmt.Sprint(before.SecureBoot), fmt.Sprint(after.SecureBoot)},
+		{"Secure Boot's certificate", orNone(before.SecureBootKey), orNone(after.SecureBootKey)},
+		{"overlay", was.Overlay.String(), is.Overlay.String()},
 	} {
 		if v.was != v.is {
 			list = append(list, fmt.Sprintf("%s %s → %s", v.what, v.was, v.is))
@@ -86,7 +90,24 @@ func reasons(before, after Lock, was, is Locked, moved []Moved) []string {
 	if userPart(was) != userPart(is) {
 		list = append(list, is.File+" changed")
 	}
+	if len(list) == 0 {
+		list = append(list, "its own extensions are in another order")
+	}
 	return list
+}
+
+func (o *Overlay) String() string {
+	if o == nil {
+		return orNone("")
+	}
+	return o.Name + " " + o.Digest
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
 }
 
 func userPart(e Locked) string {
@@ -107,7 +128,7 @@ func moved(was, is []Extension) []Moved {
 	}
 	list := []Moved{}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		if m := byName[name]; m.Old.Digest != m.New.Digest || m.Old.Version != m.New.Version {
+		if m := byName[name]; m.Old.Digest != m.New.Digest || m.Old.Version != m.New.Version || m.Old.Ref != m.New.Ref {
 			list = append(list, m)
 		}
 	}

@@ -24,16 +24,22 @@ func idOf(canonical string) string { return sum(canonical) }
 
 // lockHashOf is the value of the recast.lock kernel argument: extensions that
 // change under the same version change it, and with it the schematic ID.
-func lockHashOf(extensions []Extension) string {
-	return "sha256-" + sum(strings.Join(sortedDigests(extensions), "\n"))
+func lockHashOf(e Locked) string {
+	return "sha256-" + sum(strings.Join(append(officialDigests(e), otherContent(e)...), "\n"))
 }
 
 // buildIDOf hashes all that decides what an image holds.
 func buildIDOf(l Lock, e Locked) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "talos %s\narch %s\nplatform %s\nsecureboot %t\n", l.Talos, l.Arch, l.Platform, l.SecureBoot)
-	for _, d := range sortedDigests(e.Extensions) {
+	if l.SecureBootKey != "" {
+		fmt.Fprintf(&b, "securebootkey %s\n", l.SecureBootKey)
+	}
+	for _, d := range officialDigests(e) {
 		fmt.Fprintf(&b, "extension %s\n", d)
+	}
+	for _, line := range otherContent(e) {
+		b.WriteString(line + "\n")
 	}
 	b.WriteString("schematic\n")
 	b.WriteString(e.Schematic)
@@ -45,14 +51,35 @@ func isoNameOf(l Lock, e Locked) string {
 	return fmt.Sprintf("recast-%s-%s-%s-%s.iso", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
 }
 
-func sortedDigests(extensions []Extension) []string {
-	digests := make([]string, 0, len(extensions))
-	for _, e := range extensions {
-		digests = append(digests, e.Digest)
+// officialDigests are sorted: the schematic's text has the order.
+func officialDigests(e Locked) []string {
+	digests := make([]string, 0, len(e.Extensions))
+	for _, x := range e.Extensions {
+		if !x.Explicit {
+			digests = append(digests, x.Digest)
+		}
 	}
 	slices.Sort(digests)
 	return digests
 }
+
+// otherContent is a line for each thing that goes into an image beside official
+// extensions, in the order in which it is built in.
+func otherContent(e Locked) []string {
+	var lines []string
+	for _, x := range e.Extensions {
+		if x.Explicit {
+			lines = append(lines, "explicit "+x.Digest)
+		}
+	}
+	if e.Overlay != nil {
+		lines = append(lines, "overlay "+e.Overlay.Name+" "+e.Overlay.Digest)
+	}
+	return lines
+}
+
+// isHex says whether s is a SHA-256 in hex.
+func isHex(s string) bool { return IsDigest("sha256:" + s) }
 
 // IsDigest says whether s is a whole sha256 digest: "sha256:" and 64 hex digits.
 func IsDigest(s string) bool {

@@ -9,12 +9,15 @@ import (
 
 // Lock is the file recast.lock: schematics resolved against one Talos version.
 type Lock struct {
-	Version    int               `yaml:"version" json:"version"` // of the file format
-	Talos      string            `yaml:"talos" json:"talos"`     // "v1.13.9"
-	Arch       string            `yaml:"arch" json:"arch"`
-	Platform   string            `yaml:"platform" json:"platform"`
-	SecureBoot bool              `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
-	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
+	Version    int    `yaml:"version" json:"version"` // of the file format
+	Talos      string `yaml:"talos" json:"talos"`     // "v1.13.9"
+	Arch       string `yaml:"arch" json:"arch"`
+	Platform   string `yaml:"platform" json:"platform"`
+	SecureBoot bool   `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
+	// SecureBootKey is the SHA-256, in hex, of the DER certificate by which the
+	// factory signs images for Secure Boot; "" without it.
+	SecureBootKey string            `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`
+	Schematics    map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
 	// Checksum covers everything above it, so that a file which was cut off or
 	// edited by hand is noticed. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
@@ -22,14 +25,21 @@ type Lock struct {
 
 // Locked is one schematic of a lock: exactly one image.
 type Locked struct {
-	File        string      `yaml:"file" json:"file"`
-	BuildID     string      `yaml:"buildID" json:"buildID"`         // 64 hex digits
-	SchematicID string      `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be the same
-	LockHash    string      `yaml:"lockHash" json:"lockHash"`       // "sha256-…"
-	Extensions  []Extension `yaml:"extensions" json:"extensions"`   // sorted by name
-	Installer   string      `yaml:"installer" json:"installer"`     // repository@digest; "" until built
-	ISO         ISO         `yaml:"iso" json:"iso"`
-	Schematic   string      `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
+	File        string `yaml:"file" json:"file"`
+	BuildID     string `yaml:"buildID" json:"buildID"`         // 64 hex digits
+	SchematicID string `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be the same
+	LockHash    string `yaml:"lockHash" json:"lockHash"`       // "sha256-…"
+	// Extensions are the official ones, sorted by name, and then the explicit ones
+	// in the order of recast.yaml, which is the order in which they are built in.
+	Extensions []Extension `yaml:"extensions" json:"extensions"`
+	Overlay    *Overlay    `yaml:"overlay,omitempty" json:"overlay,omitempty"`
+	// Installer and ISO are recorded once their content was verified.
+	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
+	// Signer is the SHA-256, in hex, of the DER public key whose signature of the
+	// installer was verified; "" where none was.
+	Signer    string `yaml:"signer,omitempty" json:"signer,omitempty"`
+	ISO       ISO    `yaml:"iso" json:"iso"`
+	Schematic string `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
 }
 
 // Extension is a system extension pinned to the digest of its image index.
@@ -38,6 +48,17 @@ type Extension struct {
 	Version string `yaml:"version" json:"version"`
 	Ref     string `yaml:"ref" json:"ref"` // repository: "ghcr.io/siderolabs/qemu-guest-agent"
 	Digest  string `yaml:"digest" json:"digest"`
+	// Explicit: its reference is given in recast.yaml, and no factory knows it.
+	Explicit bool `yaml:"explicit,omitempty" json:"explicit,omitempty"`
+	// Tag is the one that an explicit reference names; "" where it names a digest only.
+	Tag string `yaml:"tag,omitempty" json:"tag,omitempty"`
+}
+
+// Overlay is an overlay pinned to the digest of its image index.
+type Overlay struct {
+	Name   string `yaml:"name" json:"name"` // "rpi_generic"
+	Ref    string `yaml:"ref" json:"ref"`   // repository: "ghcr.io/siderolabs/sbc-raspberrypi"
+	Digest string `yaml:"digest" json:"digest"`
 }
 
 // Official is the name by which schematics and Image Factories know the
@@ -65,6 +86,9 @@ func (l Lock) Clone() Lock {
 	l.Schematics = maps.Clone(l.Schematics)
 	for name, e := range l.Schematics {
 		e.Extensions = slices.Clone(e.Extensions)
+		if e.Overlay != nil {
+			e.Overlay = new(*e.Overlay)
+		}
 		l.Schematics[name] = e
 	}
 	return l
@@ -105,7 +129,7 @@ func (l *Lock) keepBuilt(old Lock) {
 	}
 	for name, e := range l.Schematics {
 		if o, ok := built[e.BuildID]; ok {
-			e.Installer, e.ISO = o.Installer, o.ISO
+			e.Installer, e.Signer, e.ISO = o.Installer, o.Signer, o.ISO
 			l.Schematics[name] = e
 		}
 	}

@@ -90,6 +90,9 @@ func (l Lock) check(at place) error {
 			bad([]any{key}, "%s: %q is not one", key, value)
 		}
 	}
+	if l.SecureBoot != isHex(l.SecureBootKey) || !l.SecureBoot && l.SecureBootKey != "" {
+		bad([]any{"secureBootKey"}, "secureBootKey: it is to be a SHA-256 in hex with secureBoot, and not to be there without")
+	}
 	if len(l.Schematics) == 0 {
 		bad([]any{"schematics"}, "schematics: none")
 	}
@@ -116,12 +119,8 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 	case s.lockHash() != e.LockHash:
 		bad("schematic", "its last kernel argument is not %s%s", lockArg, e.LockHash)
 	}
-	for _, x := range e.Extensions {
-		if x.Name == "" || x.Ref == "" || !IsDigest(x.Digest) {
-			bad("extensions", "%q (%s@%s) is not a whole extension", x.Name, x.Ref, x.Digest)
-		}
-	}
-	if want := lockHashOf(e.Extensions); want != e.LockHash {
+	e.checkContent(bad)
+	if want := lockHashOf(e); want != e.LockHash {
 		bad("lockHash", "it is %s, but the extensions make %s", e.LockHash, want)
 	}
 	if want := s.ID(); want != e.SchematicID {
@@ -133,12 +132,31 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 	if _, digest, ok := strings.Cut(e.Installer, "@"); e.Installer != "" && (!ok || !IsDigest(digest)) {
 		bad("installer", "%q does not end in a digest", e.Installer)
 	}
+	if e.Signer != "" && (!isHex(e.Signer) || e.Installer == "") {
+		bad("signer", "%q is not the SHA-256 of a key that signed the installer", e.Signer)
+	}
 	if want := isoNameOf(l, e); want != e.ISO.Name {
 		bad("iso", "it is named %q, not %q", e.ISO.Name, want)
 	}
 	if (e.ISO.SHA256 == "") != (e.ISO.SizeBytes == 0) || e.ISO.SizeBytes < 0 ||
-		e.ISO.SHA256 != "" && !IsDigest("sha256:"+e.ISO.SHA256) {
+		e.ISO.SHA256 != "" && !isHex(e.ISO.SHA256) {
 		bad("iso", "sha256 and sizeBytes do not make sense together")
+	}
+}
+
+func (e Locked) checkContent(bad func(key, format string, args ...any)) {
+	explicit := false
+	for _, x := range e.Extensions {
+		if x.Name == "" || x.Ref == "" || !IsDigest(x.Digest) {
+			bad("extensions", "%q (%s@%s) is not a whole extension", x.Name, x.Ref, x.Digest)
+		}
+		if explicit && !x.Explicit {
+			bad("extensions", "%q is official, but comes after one that is not", x.Name)
+		}
+		explicit = explicit || x.Explicit
+	}
+	if o := e.Overlay; o != nil && (o.Name == "" || o.Ref == "" || !IsDigest(o.Digest)) {
+		bad("overlay", "%q (%s@%s) is not a whole overlay", o.Name, o.Ref, o.Digest)
 	}
 }
 

@@ -32,7 +32,7 @@ func (l Lock) Matches(req Request) error {
 			errs = append(errs, fmt.Errorf("schematic %s is not in recast.lock", name))
 			continue
 		}
-		if userPart(e) != parsed[name].Canonical() {
+		if userPart(e) != parsed[name].Canonical() || !e.hasExplicit(req.Files[name].Extensions) {
 			errs = append(errs, fmt.Errorf("schematic %s has changed since it was locked", name))
 		}
 	}
@@ -42,4 +42,17 @@ func (l Lock) Matches(req Request) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// hasExplicit says whether the entry's explicit extensions are those, in that order.
+func (e Locked) hasExplicit(wanted []Explicit) bool {
+	var locked []Extension
+	for _, x := range e.Extensions {
+		if x.Explicit {
+			locked = append(locked, x)
+		}
+	}
+	return slices.EqualFunc(locked, wanted, func(x Extension, w Explicit) bool {
+		return x.Ref == w.Repository && x.Tag == w.Tag && (w.Digest == "" || x.Digest == w.Digest)
+	})
 }

@@ -19,6 +19,11 @@ type place struct {
 // errorf is an error of kind Config that begins with the place of the value
 // under path (string keys, int indexes), or of the nearest thing above it.
 func (p place) errorf(path []any, format string, args ...any) error {
+	return fault.As(fault.Config, fmt.Errorf("%s: %w", p.at(path), fmt.Errorf(format, args...)))
+}
+
+// at is the place of the value under path, or of the nearest thing above it.
+func (p place) at(path []any) string {
 	n := p.root
 	for _, elem := range path {
 		next := child(n, elem)
@@ -27,11 +32,10 @@ func (p place) errorf(path []any, format string, args ...any) error {
 		}
 		n = next
 	}
-	at := p.file
 	if n != nil && n.Line > 0 {
-		at = fmt.Sprintf("%s:%d:%d", p.file, n.Line, n.Column)
+		return fmt.Sprintf("%s:%d:%d", p.file, n.Line, n.Column)
 	}
-	return fault.As(fault.Config, fmt.Errorf(at+": "+format, args...))
+	return p.file
 }
 
 func child(n *yaml.Node, elem any) *yaml.Node {

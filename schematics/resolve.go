@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
@@ -24,12 +23,6 @@ type Catalog interface {
 	Official(ctx context.Context, talos string) ([]OfficialExtension, error)
 }
 
-// FactoryList knows what an Image Factory would build; it may lag behind the Catalog.
-type FactoryList interface {
-	// Extensions lists the official extensions that the factory has for a Talos version.
-	Extensions(ctx context.Context, talos string) ([]OfficialExtension, error)
-}
-
 // OfficialExtension is an extension as a list of official ones has it.
 type OfficialExtension struct {
 	Name        string // as schematics name it: "siderolabs/qemu-guest-agent"
@@ -40,68 +33,124 @@ type OfficialExtension struct {
 	Description string
 }
 
+// Sources is what a lock is resolved against.
+type Sources struct {
+	Catalog Catalog
+	Images  ExtensionImages // nil only where no schematic has an extension
+	Factory Factory         // nil only where no factory builds
+}
+
 // Request is what to lock.
 type Request struct {
 	Talos      string
+	TalosPlace string // in recast.yaml, for errors: "recast.yaml:5:3: talos.version"
 	Arch       string
 	Platform   string
 	SecureBoot bool
 	Files      map[string]File // by the schematics' names in the config
 	// Old is the present lock, nil if there is none. What was built of an
-	// unchanged build is kept. So are extension digests while the Talos version
-	// stays, unless Update asks for what the catalog has now.
+	// unchanged build is kept. So are digests: of what is official while the Talos
+	// version stays, of other extensions while the reference does; unless Update
+	// asks for what registry and factory have now.
 	Old    *Lock
 	Update bool
 }
 
 // File is a schematic file's content. Path is as the config names it.
 type File struct {
-	Path string
-	Data []byte
+	Path       string
+	Data       []byte
+	Extensions []Explicit // those that recast.yaml adds to the file's
+	Imager     bool       // the Talos imager builds it, so no factory is asked about it
 }
 
-// Resolve makes a lock. Every problem in the files is reported at once, with
-// kind Config. factory may be nil where no factory builds.
-func Resolve(ctx context.Context, req Request, catalog Catalog, factory FactoryList) (Lock, []Warning, error) {
+// Resolve makes a lock. Every problem in the files is reported at once, with kind Config.
+func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, error) {
 	parsed, err := parseAll(req.Files)
 	if err != nil {
 		return Lock{}, nil, err
 	}
-	official, err := catalog.Official(ctx, req.Talos)
+	official, err := from.Catalog.Official(ctx, req.Talos)
 	if err != nil {
 		return Lock{}, nil, fmt.Errorf("list the official extensions for Talos %s: %w", req.Talos, err)
 	}
-	l := Lock{
-		Version: lockVersion, Talos: req.Talos, Arch: req.Arch, Platform: req.Platform, SecureBoot: req.SecureBoot,
-		Schematics: make(map[string]Locked, len(req.Files)),
+	r := newResolver(req, from, official)
+	if err := r.askFactory(ctx, parsed); err != nil {
+		return Lock{}, nil, err
 	}
-	known := index(official)
-	pin(known, req)
-	var errs []error
+	var problems []error
 	for _, name := range slices.Sorted(maps.Keys(parsed)) {
-		e, err := resolveOne(l, parsed[name], known)
+		e, bad, err := r.one(ctx, parsed[name], req.Files[name])
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return Lock{}, nil, err
 		}
-		e.File = req.Files[name].Path
-		l.Schematics[name] = e
+		problems = append(problems, bad...)
+		r.lock.Schematics[name] = e
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(problems...); err != nil {
 		return Lock{}, nil, fault.As(fault.Config, err)
 	}
 	if req.Old != nil {
-		l.keepBuilt(*req.Old)
+		r.lock.keepBuilt(*req.Old)
 	}
-	l.Checksum = l.checksum()
-	if factory == nil {
-		return l, nil, nil
+	r.lock.Checksum = r.lock.checksum()
+	r.compareWithFactory(index(official))
+	return r.lock, r.warnings, nil
+}
+
+// resolver makes one lock.
+type resolver struct {
+	req       Request
+	from      Sources
+	lock      Lock
+	known     map[string]OfficialExtension // with the digests to lock
+	served    served
+	described map[string]ExtensionImage // by repository@digest
+	warnings  warningList
+}
+
+func newResolver(req Request, from Sources, official []OfficialExtension) *resolver {
+	r := &resolver{
+		req: req, from: from, known: index(official), described: map[string]ExtensionImage{},
+		lock: Lock{
+			Version: lockVersion, Talos: req.Talos, Arch: req.Arch, Platform: req.Platform, SecureBoot: req.SecureBoot,
+			Schematics: make(map[string]Locked, len(req.Files)),
+		},
 	}
-	served, err := factory.Extensions(ctx, req.Talos)
+	pin(r.known, req)
+	if req.Old == nil || req.Old.Arch != req.Arch {
+		return r
+	}
+	for _, e := range req.Old.Schematics {
+		for _, x := range e.Extensions {
+			r.described[x.Ref+"@"+x.Digest] = ExtensionImage{Architectures: []string{req.Arch}, Name: x.Name, Version: x.Version}
+		}
+	}
+	return r
+}
+
+// one resolves one schematic. What is wrong with the files is in problems.
+func (r *resolver) one(ctx context.Context, s Schematic, f File) (e Locked, problems []error, err error) {
+	problems = s.checkKernelArgs()
+	extensions, bad, err := r.extensions(ctx, s, f)
 	if err != nil {
-		return Lock{}, nil, fmt.Errorf("list the factory's extensions for Talos %s: %w", req.Talos, err)
+		return Locked{}, nil, err
 	}
-	return l, warnings(l, served, index(official)), nil
+	problems = append(bad, problems...)
+	overlay, bad := r.overlay(s)
+	if problems = append(problems, bad...); len(problems) > 0 {
+		return Locked{}, problems, nil
+	}
+	e = Locked{File: f.Path, Extensions: extensions, Overlay: overlay}
+	e.LockHash = lockHashOf(e)
+	locked, err := s.withLock(e.LockHash)
+	if err != nil {
+		return Locked{}, []error{fault.Configf("%s: %w", s.place.file, err)}, nil
+	}
+	e.Schematic, e.SchematicID = locked.Canonical(), locked.ID()
+	e.BuildID = buildIDOf(r.lock, e)
+	e.ISO.Name = isoNameOf(r.lock, e)
+	return e, nil, nil
 }
 
 func parseAll(files map[string]File) (map[string]Schematic, error) {
@@ -120,85 +169,7 @@ func parseAll(files map[string]File) (map[string]Schematic, error) {
 	return parsed, fault.As(fault.Config, errors.Join(errs...))
 }
 
-// index finds extensions by name. Of two with one name, factories build the first.
-func index(list []OfficialExtension) map[string]OfficialExtension {
-	m := make(map[string]OfficialExtension, len(list))
-	for _, x := range list {
-		if _, ok := m[x.Name]; !ok {
-			m[x.Name] = x
-		}
-	}
-	return m
-}
-
-// pin puts the digests of the old lock in place of the catalog's.
-func pin(known map[string]OfficialExtension, req Request) {
-	if req.Old == nil || req.Update || req.Old.Talos != req.Talos {
-		return
-	}
-	for _, e := range req.Old.Schematics {
-		for _, x := range e.Extensions {
-			if k, ok := known[x.Official()]; ok {
-				k.Version, k.Ref, k.Digest = x.Version, x.Ref, x.Digest
-				known[x.Official()] = k
-			}
-		}
-	}
-}
-
-func resolveOne(l Lock, s Schematic, known map[string]OfficialExtension) (Locked, error) {
-	extensions, err := s.resolveExtensions(l.Talos, known)
-	if err := errors.Join(err, s.checkKernelArgs()); err != nil {
-		return Locked{}, err
-	}
-	e := Locked{Extensions: extensions, LockHash: lockHashOf(extensions)}
-	locked, err := s.withLock(e.LockHash)
-	if err != nil {
-		return Locked{}, fault.Configf("%s: %w", s.place.file, err)
-	}
-	e.Schematic, e.SchematicID = locked.Canonical(), locked.ID()
-	e.BuildID = buildIDOf(l, e)
-	e.ISO.Name = isoNameOf(l, e)
-	return e, nil
-}
-
-func (s Schematic) resolveExtensions(talos string, known map[string]OfficialExtension) ([]Extension, error) {
-	at := func(i int) []any { return []any{"customization", "systemExtensions", "officialExtensions", i} }
-	resolved := []Extension{}
-	seen := map[string]bool{}
-	var errs []error
-	for i, name := range s.Extensions() {
-		x, ok := known[name]
-		if !ok {
-			x, ok = known[renamed(name)]
-		}
-		switch {
-		case !ok:
-			errs = append(errs, s.unknownExtension(at(i), name, talos, known))
-			continue
-		case seen[x.Name]:
-			errs = append(errs, s.place.errorf(at(i), "extension %q is listed twice", name))
-			continue
-		case !IsDigest(x.Digest):
-			errs = append(errs, s.place.errorf(at(i), "extension %q has no digest in the list of official ones, but %q", name, x.Digest))
-			continue
-		}
-		seen[x.Name] = true
-		resolved = append(resolved, Extension{Name: path.Base(x.Name), Version: x.Version, Ref: x.Ref, Digest: x.Digest})
-	}
-	slices.SortFunc(resolved, func(a, b Extension) int { return strings.Compare(a.Ref, b.Ref) })
-	return resolved, errors.Join(errs...)
-}
-
-func (s Schematic) unknownExtension(at []any, name, talos string, known map[string]OfficialExtension) error {
-	err := s.place.errorf(at, "no official extension %q for Talos %s", name, talos)
-	if like := suggest(name, slices.Sorted(maps.Keys(known))); like != "" {
-		return fault.WithHint(err, "did you mean %q?", like)
-	}
-	return fault.WithHint(err, "the names are those of the Image Factory, such as \"siderolabs/qemu-guest-agent\"")
-}
-
-func (s Schematic) checkKernelArgs() error {
+func (s Schematic) checkKernelArgs() []error {
 	at := []any{"customization", "extraKernelArgs"}
 	args := s.doc.Customization.ExtraKernelArgs
 	var errs []error
@@ -207,10 +178,10 @@ func (s Schematic) checkKernelArgs() error {
 			errs = append(errs, s.place.errorf(append(slices.Clone(at), i), "the kernel argument %q is recast's own: remove it", arg))
 		}
 	}
-	size := len(lockArg+lockHashOf(nil)) + len(strings.Join(args, " ")) + 1
+	size := len(lockArg+lockHashOf(Locked{})) + len(strings.Join(args, " ")) + 1
 	if size > maxKernelArgs {
 		errs = append(errs, s.place.errorf(at, "extra kernel arguments take %d bytes with recast's own; %d is the most that the kernel reads safely",
 			size, maxKernelArgs))
 	}
-	return errors.Join(errs...)
+	return errs
 }

@@ -1,8 +1,6 @@
 package schematics
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -11,34 +9,6 @@ import (
 )
 
 func digestOf(text string) string { return "sha256:" + sum(text) }
-
-// list is a list of official extensions, as a registry or a factory has it.
-type list []OfficialExtension
-
-func (l list) Official(context.Context, string) ([]OfficialExtension, error)   { return l, nil }
-func (l list) Extensions(context.Context, string) ([]OfficialExtension, error) { return l, nil }
-
-// with returns the list with another digest for one extension.
-func (l list) with(name, digest string) list {
-	var changed list
-	for _, x := range l {
-		if x.Name == name {
-			x.Digest = digest
-		}
-		changed = append(changed, x)
-	}
-	return changed
-}
-
-func catalog() list {
-	var l list
-	for _, name := range []string{"i915", "iscsi-tools", "qemu-guest-agent", "util-linux-tools"} {
-		l = append(l, OfficialExtension{
-			Name: "siderolabs/" + name, Version: "1.0", Ref: "ghcr.io/siderolabs/" + name, Digest: digestOf(name),
-		})
-	}
-	return l
-}
 
 func request(texts map[string]string) Request {
 	req := Request{Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud", Files: map[string]File{}}
@@ -50,9 +20,14 @@ func request(texts map[string]string) Request {
 
 const agent = "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n"
 
-func resolve(t *testing.T, req Request, catalog Catalog) Lock {
+// resolve makes a lock that nothing is to be said about.
+func resolve(t *testing.T, req Request, known list) Lock {
 	t.Helper()
-	l, warnings, err := Resolve(t.Context(), req, catalog, nil)
+	from := Sources{Catalog: known, Images: newShelf(known)}
+	if req.SecureBoot {
+		from.Factory = &maker{extensions: known, certificate: certificate("one")}
+	}
+	l, warnings, err := Resolve(t.Context(), req, from)
 	if err != nil || len(warnings) > 0 {
 		t.Fatal(warnings, err)
 	}
@@ -63,10 +38,10 @@ func TestResolve(t *testing.T) {
 	t.Parallel()
 	got := resolve(t, request(map[string]string{
 		"plain": "customization: {}\n",
-		"tools": "customization:\n  extraKernelArgs: [console=ttyS0]\n  systemExtensions: {officialExtensions: [siderolabs/util-linux-tools, siderolabs/i915-ucode]}\n",
+		"tools": "customization:\n  extraKernelArgs: [console=ttyS0]\n  systemExtensions: {officialExtensions: [siderolabs/util-linux-tools, siderolabs/i915]}\n",
 	}), catalog())
 	tools := "customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=LOCKHASH\n" +
-		"    systemExtensions:\n        officialExtensions:\n            - siderolabs/util-linux-tools\n            - siderolabs/i915-ucode\n"
+		"    systemExtensions:\n        officialExtensions:\n            - siderolabs/util-linux-tools\n            - siderolabs/i915\n"
 	toolsHash := "sha256-" + sum(digestOf("i915")+"\n"+digestOf("util-linux-tools"))
 	if digestOf("i915") > digestOf("util-linux-tools") {
 		toolsHash = "sha256-" + sum(digestOf("util-linux-tools")+"\n"+digestOf("i915"))
@@ -189,7 +164,7 @@ func TestResolveRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, _, err := Resolve(t.Context(), request(tc.texts), catalog(), catalog())
+			_, _, err := Resolve(t.Context(), request(tc.texts), Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}})
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -211,20 +186,28 @@ func TestResolveTakesLongestArguments(t *testing.T) {
 	resolve(t, request(map[string]string{"a": "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"}), catalog())
 }
 
-type broken struct{ error }
-
-func (b broken) Official(context.Context, string) ([]OfficialExtension, error)   { return nil, b }
-func (b broken) Extensions(context.Context, string) ([]OfficialExtension, error) { return nil, b }
-
 func TestResolvePassesErrorsOn(t *testing.T) {
 	t.Parallel()
-	away := errors.New("away")
-	for name, ask := range map[string]func(Request) error{
-		"catalog": func(r Request) error { _, _, err := Resolve(t.Context(), r, broken{away}, catalog()); return err },
-		"factory": func(r Request) error { _, _, err := Resolve(t.Context(), r, catalog(), broken{away}); return err },
+	secure := request(map[string]string{"a": agent})
+	secure.SecureBoot = true
+	overlay := request(map[string]string{"a": "overlay: {name: rpi_generic}\ncustomization: {}\n"})
+	for name, tc := range map[string]struct {
+		req  Request
+		harm func(*Sources)
+		want string
+	}{
+		"catalog":     {request(map[string]string{"a": agent}), func(s *Sources) { s.Catalog = nowhere{} }, "list the official extensions for Talos v1.13.9: away"},
+		"factory":     {request(map[string]string{"a": agent}), func(s *Sources) { s.Factory = &maker{fail: errAway} }, "ask the factory which Talos versions are marked broken: away"},
+		"registry":    {request(map[string]string{"a": agent}), func(s *Sources) { s.Images = &shelf{fail: errAway} }, `a.yaml:1:57: extension "siderolabs/qemu-guest-agent": read the extension: away`},
+		"certificate": {secure, func(s *Sources) { s.Factory = &maker{extensions: catalog()} }, "ask for the factory's Secure Boot certificate: secure boot is disabled"},
+		"no PEM":      {secure, func(s *Sources) { s.Factory = &maker{certificate: []byte("<html>")} }, "the factory's Secure Boot certificate is none, in PEM"},
+		"no factory":  {secure, func(s *Sources) { s.Factory = nil }, "images for Secure Boot are signed by an Image Factory, and none builds here"},
+		"no overlays": {overlay, func(s *Sources) { s.Factory = nil }, "overlays are listed by an Image Factory, and there is none"},
 	} {
-		if err := ask(request(map[string]string{"a": agent})); !strings.HasSuffix(err.Error(), "Talos v1.13.9: away") {
-			t.Errorf("%s: %v", name, err)
+		from := Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}}
+		tc.harm(&from)
+		if _, _, err := Resolve(t.Context(), tc.req, from); err == nil || err.Error() != tc.want {
+			t.Errorf("%s: %v, want %s", name, err, tc.want)
 		}
 	}
 }
@@ -234,35 +217,34 @@ func TestResolveWarns(t *testing.T) {
 	const name = "siderolabs/qemu-guest-agent"
 	old, patched := digestOf("qemu-guest-agent"), digestOf("patched")
 	locked := resolve(t, request(map[string]string{"a": agent}), catalog())
+	const (
+		restart = "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"
+		would   = "the factory would build extension " + name + " with "
+	)
+	differ := func(locked, found, text, hint string) []Warning {
+		return []Warning{{Kind: FactoryDiffers, Subject: name, Locked: locked, Found: found, Text: text, Hint: hint}}
+	}
+	other := digestOf("other")
 	for title, tc := range map[string]struct {
 		old      *Lock
 		registry list
 		factory  list
 		want     []Warning
 	}{
-		"the same": {nil, catalog(), catalog(), nil},
-		"a stale factory": {
-			nil, catalog().with(name, patched), catalog(),
-			[]Warning{{name, patched, old, "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"}},
-		},
-		"the lock is behind": {
-			&locked, catalog().with(name, patched), catalog().with(name, patched),
-			[]Warning{{name, old, patched, "the registry has it too: run `recast lock --update`"}},
-		},
-		"the factory lacks it": {
-			nil, catalog(), nil,
-			[]Warning{{name, old, "", "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"}},
-		},
+		"the same":             {nil, catalog(), catalog(), nil},
+		"a stale factory":      {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
+		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "the registry has it too: run `recast lock --update`")},
+		"the factory lacks it": {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
 		"all three differ": {
-			&locked, catalog().with(name, patched), catalog().with(name, digestOf("other")),
-			[]Warning{{name, old, digestOf("other"), "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"}},
+			&locked, catalog().with(name, patched), catalog().with(name, other),
+			differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"),
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			req := request(map[string]string{"a": agent, "b": agent})
 			req.Old = tc.old
-			_, got, err := Resolve(t.Context(), req, tc.registry, tc.factory)
+			_, got, err := Resolve(t.Context(), req, Sources{Catalog: tc.registry, Images: newShelf(tc.registry), Factory: &maker{extensions: tc.factory}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,9 +16,27 @@ func newBuildCmd(s *streams, g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "build", Short: "Have installer and boot ISO of the lock built",
 		Long: `Register every locked schematic with the Image Factory, have its installer
-built, and fetch its boot ISO into .recast/cache. The digests go into
-recast.lock. Refuses while the factory would build other extensions than the
-locked ones. With nothing to do it takes well under a second.`,
+built, and fetch its boot ISO into .recast/cache. Refuses while the factory
+would build other extensions than the locked ones. Building takes minutes the
+first time.
+
+Names, tags and labels are not believed. Before the digests go into recast.lock,
+recast opens installer and ISO and compares what they hold with the lock: Talos
+version and architecture, kernel arguments, every file of every extension with
+the locked extension image, firmware, the schematic entry; and that both boot
+the same kernel and Talos. Everything that differs is named, and nothing is
+recorded. So what recast.lock has under installer and iso was verified.
+
+Schematics with extensions of their own, or all of them with images.builder:
+imager, are built here by Talos' imager, in docker or podman or by a program of
+yours, verified in the same way, and kept in images.mirror.
+
+images.signature says what it means if the installer has no signature by
+images.signingKey, or by the key that the factory publishes. recast.lock keeps
+the fingerprint of the key, so that another one is noticed later.
+
+With nothing to do it downloads nothing, writes nothing and takes well under a
+second.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, _ *closers, run *step.Runner) (schematics.Lock, error) {
@@ -77,7 +95,7 @@ func (g *globals) makeImages(ctx context.Context, s *streams, out string, do mak
 	}
 	var cl closers
 	defer cl.close()
-	i, err := connectImages(p, &cl)
+	i, err := connectImages(s, p, &cl)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
@@ -41,18 +42,34 @@ func (c closers) close() {
 }
 
 // connectImages makes the clients of Image Factory and registry.
-func connectImages(p pipeline.Project, cl *closers) (pipeline.Images, error) {
-	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory})
+func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images, error) {
+	f, err := factory.New(factory.Options{
+		URL:  p.Config.Images.Factory,
+		Note: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+	})
 	if err != nil {
 		return pipeline.Images{}, err
 	}
 	cl.add(f.Close)
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions"})
+	r, err := connectRegistry(p, cl)
 	if err != nil {
 		return pipeline.Images{}, err
 	}
+	i, err := imager.New(imager.Options{Command: p.Config.Images.Imager.Command, Image: p.Config.Images.Imager.Image})
+	if err != nil {
+		return pipeline.Images{}, err
+	}
+	return pipeline.Images{Factory: f, Registry: r, Imager: i, Catalog: r}, nil
+}
+
+// connectRegistry makes the client of registries.
+func connectRegistry(p pipeline.Project, cl *closers) (*registry.Client, error) {
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions"})
+	if err != nil {
+		return nil, err
+	}
 	cl.add(r.Close)
-	return pipeline.Images{Factory: f, Registry: r, Catalog: r}, nil
+	return r, nil
 }
 
 // connectProxmox makes the Proxmox client.
@@ -78,7 +95,7 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	if err := errors.Join(errProxmox, errTalos, errKube); err != nil {
 		return pipeline.Machines{}, err
 	}
-	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, MachineConfig: machineConfigs(p)}, nil
+	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: machineConfigs(p)}, nil
 }
 
 func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {

@@ -93,7 +93,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 			src.KubeExpires = kube.Expires(b)
 		}
 	}
-	src.Images, src.ErrImages = connectImages(p, cl)
+	src.Images, src.ErrImages = connectImages(s, p, cl)
 	return src
 }
 

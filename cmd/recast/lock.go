@@ -20,7 +20,11 @@ func newLockCmd(s *streams, g *globals) *cobra.Command {
 extensions and write recast.lock: every extension with its digest, the
 schematic ID and the build ID of each image. Commit that file.
 
-Digests that are locked stay as they are until --update asks for newer ones.`,
+Extensions that recast.yaml names by reference are looked up in their own
+registries. One that is named by tag alone is pinned to what the tag names.
+
+Digests that are locked stay as they are until --update asks for newer ones. The
+answer shows which moved from where to where, and which nodes that makes stale.`,
 		Example: `  recast lock
   recast lock --update         # an extension was published anew
   recast lock --check          # exit 2 if --update would change something`,
@@ -48,7 +52,7 @@ func (g *globals) lock(ctx context.Context, s *streams, o pipeline.LockOptions, 
 	}
 	var cl closers
 	defer cl.close()
-	images, err := connectImages(p, &cl)
+	images, err := connectImages(s, p, &cl)
 	if err != nil {
 		return err
 	}
@@ -62,7 +66,7 @@ func (g *globals) lock(ctx context.Context, s *streams, o pipeline.LockOptions, 
 	if err := ui.WriteLock(s.out, out, res); err != nil {
 		return fault.As(fault.Failed, err)
 	}
-	if o.Check && len(res.Changes) > 0 {
+	if o.Check && res.Differs {
 		return errDiffers
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -53,42 +52,6 @@ roll runs.`,
 	}
 	selection(c, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
-	return c
-}
-
-func newDriftCmd(s *streams, g *globals) *cobra.Command {
-	var out string
-	c := &cobra.Command{
-		Use: "drift", Short: "Does every node run exactly the lock?",
-		Long: `Compare every node with the lock: Talos version, schematic with its lock hash,
-extensions, install image, a system that waits for a reboot, boot media and order,
-Kubernetes version, leftovers of an unfinished roll. Reads only; made for a nightly
-job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be read,
-whatever the others say.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				res, err := pipeline.Drift(ctx, p, m)
-				if err != nil {
-					return err
-				}
-				if err := ui.WriteDrift(s.out, out, res); err != nil {
-					return err
-				}
-				switch {
-				case res.Unread > 0:
-					return fault.WithHint(errUnread, "the reasons are in the answer above")
-				case res.Stale > 0:
-					return errDiffers
-				}
-				return nil
-			})
-		},
-	}
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	return c
 }

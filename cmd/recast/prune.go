@@ -16,17 +16,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-func newPruneCmd(s *streams, g *globals) *cobra.Command {
-	var f struct {
-		olderThan time.Duration
-		keepDisks int
-		only      string
-		yes       bool
-		out       string
-	}
-	c := &cobra.Command{
-		Use: "prune", Short: "Remove old system disks, parking VMs and boot ISOs that nothing needs any more",
-		Long: `Free what finished rolls have left. Shows first what would go, what stays and
+const pruneLong = `Free what finished rolls have left. Shows first what would go, what stays and
 why, and asks.
 
 Old system disks: each recreate and reimage leaves the previous system disk of the
@@ -45,12 +35,32 @@ a start; if recast.lock or the lock before it has it; if an unfinished replaceme
 may need it, or a VM was made from its build; and if it is younger than
 --older-than, since other Talos clusters may share the storage.
 
+Installers in images.mirror, only with --only mirror: a registry does not tell who
+else needs what is in it. Tags of ours (<talos>-<build>) with their signatures and
+what refers to them; tags of others are never touched, nor an image that another tag
+names. An installer stays by the same rules as an ISO, and for --older-than after it
+was built. The credentials need the right to delete; ghcr.io and Docker Hub do not
+delete by the registry's API at all.
+
 Everything is looked at again right before it goes. Refuses where the token does
 not provably see every VM, without quorum, and while another run is at work. Disks
 and parking VMs take what a roll takes; deleting ISOs takes Datastore.Allocate on
-their storages. --only leaves one kind alone.`,
+their storages. --only leaves one kind alone.`
+
+func newPruneCmd(s *streams, g *globals) *cobra.Command {
+	var f struct {
+		olderThan time.Duration
+		keepDisks int
+		only      string
+		yes       bool
+		out       string
+	}
+	c := &cobra.Command{
+		Use: "prune", Short: "Remove old system disks, parking VMs, boot ISOs and mirrored installers that nothing needs any more",
+		Long: pruneLong,
 		Example: `  recast prune
   recast prune --only disks --keep-disks 0
+  recast prune --only mirror --older-than 2160h
   recast prune --older-than 720h --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -74,6 +84,11 @@ their storages. --only leaves one kind alone.`,
 			if err != nil {
 				return err
 			}
+			if f.only == pipeline.PruneMirror {
+				if o.Mirror, err = connectRegistry(p, &cl); err != nil {
+					return err
+				}
+			}
 			ctx := c.Context()
 			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
 			o.Confirm = func(rep pipeline.PruneReport) (bool, error) { return confirmPrune(ctx, s, rep, f.yes) }
@@ -84,9 +99,9 @@ their storages. --only leaves one kind alone.`,
 			return errors.Join(err, ui.WritePrune(s.out, f.out, rep))
 		},
 	}
-	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there for less than this")
+	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there, and installers that were built, for less than this")
 	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks of each node that stay (default: roll.keepDisks)")
-	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos or disks")
+	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos, disks or mirror")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 	return c
@@ -95,9 +110,9 @@ their storages. --only leaves one kind alone.`,
 // pruneKinds completes what is to be removed.
 func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error {
 	switch o.Only {
-	case "", pipeline.PruneISOs, pipeline.PruneDisks:
+	case "", pipeline.PruneISOs, pipeline.PruneDisks, pipeline.PruneMirror:
 	default:
-		return errUsage{fmt.Errorf("--only %q: there are isos and disks", o.Only)}
+		return errUsage{fmt.Errorf("--only %q: there are isos, disks and mirror", o.Only)}
 	}
 	if !c.Flags().Changed("keep-disks") {
 		return nil
@@ -105,8 +120,8 @@ func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error
 	switch {
 	case keepDisks < 0:
 		return errUsage{errors.New("--keep-disks must not be negative")}
-	case o.Only == pipeline.PruneISOs:
-		return errUsage{errors.New("--keep-disks is about disks, which --only isos leaves alone")}
+	case o.Only != "" && o.Only != pipeline.PruneDisks:
+		return errUsage{fmt.Errorf("--keep-disks is about disks, which --only %s leaves alone", o.Only)}
 	}
 	o.KeepDisks = &keepDisks
 	return nil
@@ -122,5 +137,6 @@ func confirmPrune(ctx context.Context, s *streams, rep pipeline.PruneReport, yes
 func removedAny(rep pipeline.PruneReport) bool {
 	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Disks, func(v cluster.KeptVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed })
+		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
 }

@@ -39,7 +39,7 @@ stops at once.`,
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				var cl closers
 				defer cl.close()
-				images, err := connectImages(p, &cl)
+				images, err := connectImages(s, p, &cl)
 				if err != nil {
 					return pipeline.Report{}, err
 				}

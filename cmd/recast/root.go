@@ -15,15 +15,16 @@ Proxmox VE: it locks a schematic to extension digests, has installer and boot
 ISO built, uploads the ISO, and recreates each stale VM from it while the
 persistent disks of the VM are carried over.
 
-  recast doctor    what stands between here and a roll: privileges, space, versions
-  recast lock      resolve schematics to digests
-  recast plan      show what a roll would do, and why
-  recast roll      do it, or finish what was interrupted
-  recast drift     does every node run exactly the lock?
-  recast status    what is half done, which disk is where, what to type
-  recast recover   give an interrupted replacement up
-  recast rollback  boot nodes from the system disk that they had before
-  recast prune     remove old system disks and boot ISOs that nothing needs any more
+  recast doctor      what stands between here and a roll: privileges, space, versions
+  recast lock        resolve schematics to digests
+  recast plan        show what a roll would do, and why
+  recast roll        do it, or finish what was interrupted
+  recast drift       does every node run exactly the lock?
+  recast provenance  what a node's image goes back to, link by link
+  recast status      what is half done, which disk is where, what to type
+  recast recover     give an interrupted replacement up
+  recast rollback    boot nodes from the system disk that they had before
+  recast prune       remove old disks, boot ISOs and mirrored installers that nothing needs
 
 To try all of it without hardware: recast lab demo`
 
@@ -31,6 +32,9 @@ const envHelp = `Environment:
   PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never from a file of ours)
   TALOSCONFIG           talosconfig, where recast.yaml names none
   KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
+  DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
+                        helpers open registries (default: ~/.docker; podman's serve too)
+  GITHUB_TOKEN          opens ghcr.io where nobody is logged in
   NO_COLOR              no colours, whatever the terminal`
 
 func newRootCmd(s *streams) *cobra.Command {
@@ -52,7 +56,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	})
 	c.AddCommand(
 		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
-		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
+		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)

@@ -82,17 +82,13 @@ func typeCases() map[string]problemCase {
 func unservedCases() map[string]problemCase {
 	const unserved = "not served by this version of recast: "
 	return map[string]problemCase{
-		"imager":           {withImages("builder: imager"), `6:3: images.builder: "imager" is ` + unserved + "use factory or auto"},
-		"secure boot":      {withImages("secureBoot: True"), `6:3: images.secureBoot: "true" is ` + unserved + "use false"},
-		"signature":        {withImages("signature: require"), `6:3: images.signature: "require" is ` + unserved + "use warn"},
-		"signature, off":   {withImages("signature: off"), `6:3: images.signature: "off" is ` + unserved + "use warn"},
 		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
-		"explicit refs":    {change("base.yaml", "{file: base.yaml, extensions: []}"), "9:30: schematics.default.extensions: " + unserved + "name official extensions in the schematic's file"},
 		"gates":            {withRoll("gates: []"), "17:3: roll.gates: " + unserved + "remove it"},
 		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
-		"unknown builder":  {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory`},
+		"unknown builder":  {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory, imager`},
+		"unknown policy":   {withImages("signature: required"), `6:3: images.signature: "required" is not one of require, warn, off, did you mean "require"?`},
 	}
 }
 

@@ -38,18 +38,14 @@ func matches(value, pattern string) bool {
 	return regexp.MustCompile(`^(` + pattern + `)$`).MatchString(value)
 }
 
-// An image repository is a path on a registry. Docker, and the nodes with it, take
-// a first part without dot and port for a path on docker.io: see reference.ParseNormalizedNamed.
-const (
-	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
-	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
-	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
-)
-
 const semver = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z]+([.-][0-9A-Za-z]+)*)?`
 
 func (k checker) talos() {
 	k.version("talos.version", k.c.Talos.Version, "version of Talos: write it like v1.13.9")
+	if matches(k.c.Talos.Version, `v(0|1\.[0-9])\..*`) {
+		k.add("talos.version", "%s is too old: before v1.10 an installer does not bring platform and kernel arguments with it, "+
+			"so a node would not run what recast.lock says; use v1.10.0 or later", bare(k.c.Talos.Version))
+	}
 	k.notEmpty("talos.config", k.c.Talos.Config)
 	k.notEmpty("talos.machineConfigs", k.c.Talos.MachineConfigs)
 }
@@ -67,31 +63,6 @@ func (k checker) notEmpty(path, value string) {
 	}
 }
 
-func (k checker) images() {
-	im := k.c.Images
-	if k.given("images.factory") {
-		k.url("images.factory", im.Factory, "https", "http")
-	}
-	// Not shown either: people put credentials in front of a registry's name.
-	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
-		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
-	}
-	if k.given("images.mirror") && !matches(im.Mirror, registryHost+repositoryPath) {
-		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
-	}
-	const list = "images.iso.storage"
-	if k.given(list) && len(im.ISO.Storage) == 0 {
-		k.add(list, "is empty: name a Proxmox storage with content type iso")
-	}
-	for i, s := range im.ISO.Storage {
-		path := fmt.Sprintf("%s[%d]", list, i)
-		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
-		if first := slices.Index(im.ISO.Storage, s); first < i {
-			k.add(path, "%s is listed already (line %d)", quote(s), k.line(fmt.Sprintf("%s[%d]", list, first)))
-		}
-	}
-}
-
 // url reports a value that is not the URL of a server. It never shows the
 // value: it may hold a password.
 func (k checker) url(path, value string, schemes ...string) {
@@ -103,19 +74,6 @@ func (k checker) url(path, value string, schemes ...string) {
 		k.add(path, "holds a user or password: secrets never live in this file")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 		k.add(path, "has a query or fragment: give the server alone")
-	}
-}
-
-func (k checker) schematics() {
-	if k.given("schematics") && len(k.c.Schematics) == 0 {
-		k.add("schematics", "is empty: name at least one schematic")
-	}
-	for name, s := range k.c.Schematics {
-		path := spot{path: "schematics"}.entry(name).path
-		k.pattern(path, name, `[A-Za-z0-9]([-A-Za-z0-9_]{0,61}[A-Za-z0-9])?`, "name of a schematic: letters, digits, '-' and '_'")
-		if file := path + ".file"; s.File == "" && !k.bad[file] {
-			k.add(path, "is empty: name its file")
-		}
 	}
 }
 

@@ -61,8 +61,8 @@ type Kubernetes struct {
 
 // Images is the section "images".
 type Images struct {
-	// Builder that makes the images. auto takes the Image Factory wherever it can.
-	Builder string `yaml:"builder" jsonschema:"enum=auto,enum=factory"`
+	// Builder that makes the images: the Image Factory, or the Talos imager here, whose installers go to images.mirror. auto takes the imager where a schematic names extensions of its own, and else the factory.
+	Builder string `yaml:"builder" jsonschema:"enum=auto,enum=factory,enum=imager"`
 	// Factory is the URL of the Image Factory.
 	Factory string `yaml:"factory"`
 	// Extensions is the registry and organization where the official extensions are listed, as extensions:<Talos version>.
@@ -71,14 +71,26 @@ type Images struct {
 	Platform string `yaml:"platform" jsonschema:"enum=nocloud,enum=metal"`
 	// Arch is the CPU architecture of the nodes.
 	Arch string `yaml:"arch" jsonschema:"enum=amd64,enum=arm64"`
-	// SecureBoot images are signed for UEFI Secure Boot.
+	// SecureBoot images are signed for UEFI Secure Boot, by the key of the Image Factory; recast.lock pins which.
 	SecureBoot bool `yaml:"secureBoot"`
-	// Signature says what an image without a valid signature means.
-	Signature string `yaml:"signature" jsonschema:"enum=warn"`
-	// Mirror is a repository of your own, such as ghcr.io/acme/talos, into which publish and roll copy every installer, signatures included. Nodes then pull it from there by digest, so they need no Image Factory; for a private repository their machine configuration needs its credentials. recast's own come from docker login. Default: nodes pull from the factory.
+	// Signature says what it means that an installer of the Image Factory has no valid signature. require refuses it; warn says so; off doesn't look. What an image holds is compared with recast.lock in any case.
+	Signature string `yaml:"signature" jsonschema:"enum=require,enum=warn,enum=off"`
+	// SigningKey is a PEM file with the public key of the installers' signatures. Default: the key that the Image Factory publishes.
+	SigningKey string `yaml:"signingKey,omitempty"`
+	// Imager says how the Talos imager is run, where it builds.
+	Imager Imager `yaml:"imager"`
+	// Mirror is a repository of your own, such as ghcr.io/acme/talos, into which publish and roll copy every installer, signatures included. Nodes then pull it from there by digest, so they need no Image Factory; for a private repository their machine configuration needs its credentials. recast's own come from docker login. Default: nodes pull from the factory. What the imager builds has no other place.
 	Mirror string `yaml:"mirror,omitempty"`
 	// ISO says where boot ISOs are published.
 	ISO ISO `yaml:"iso" jsonschema:"required"`
+}
+
+// Imager is the section "images.imager".
+type Imager struct {
+	// Image is the repository of the Talos imager; its tag is the Talos version.
+	Image string `yaml:"image"`
+	// Command runs an imager of the wanted Talos version: a program and its arguments, {out} in them being the directory where it puts its output. It gets the imager's profile on its standard input. Default: docker or podman, whichever is found first in PATH, runs image.
+	Command []string `yaml:"command,omitempty"`
 }
 
 // ISO is the section "images.iso".
@@ -89,10 +101,13 @@ type ISO struct {
 	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=download-url,enum=upload"`
 }
 
-// Schematic is one entry of "schematics": the path of a file, or {file: path}.
+// Schematic is one entry of "schematics": the path of a file, or {file: path, extensions: [references]}.
 type Schematic struct {
 	// File in the Image Factory's own schematic format.
 	File string `yaml:"file" jsonschema:"required"`
+	// Extensions are images of extensions that no Image Factory knows, after the
+	// official ones that the file names.
+	Extensions []ImageRef `yaml:"extensions,omitempty"`
 	// Path is File resolved against the directory of recast.yaml; File stays as
 	// written, so that it means the same on every machine.
 	Path string `yaml:"-"`

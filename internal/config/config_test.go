@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -40,7 +41,7 @@ func want() *config.Config {
 		Talos: config.Talos{Version: "v1.13.9", Config: "/home/me/.talos/config"},
 		Images: config.Images{
 			Builder: "auto", Factory: "https://factory.talos.dev", Extensions: "ghcr.io/siderolabs",
-			Platform: "nocloud", Arch: "amd64", Signature: "warn",
+			Platform: "nocloud", Arch: "amd64", Signature: "warn", Imager: config.Imager{Image: "ghcr.io/siderolabs/imager"},
 			ISO: config.ISO{Storage: []string{"isos"}, Delivery: "auto"},
 		},
 		Schematics: map[string]config.Schematic{"default": {File: "base.yaml", Path: "/etc/recast/base.yaml"}},
@@ -69,14 +70,17 @@ func options(env map[string]string) config.Options {
 	return config.Options{Dir: "/etc/recast", Getenv: func(k string) string { return env[k] }}
 }
 
+// parseCase is a file and environment, and how what they mean differs from want.
+type parseCase struct {
+	data string
+	env  map[string]string
+	edit func(*config.Config)
+}
+
 func TestParse(t *testing.T) {
 	t.Parallel()
 	home := map[string]string{"HOME": "/home/me"}
-	cases := map[string]struct {
-		data string
-		env  map[string]string
-		edit func(*config.Config)
-	}{
+	cases := map[string]parseCase{
 		"defaults": {data: small, env: home, edit: func(*config.Config) {}},
 		"TALOSCONFIG wins over HOME": {
 			data: small, env: map[string]string{"HOME": "/home/me", "TALOSCONFIG": "tc"},
@@ -134,6 +138,7 @@ func TestParse(t *testing.T) {
 			},
 		},
 	}
+	maps.Copy(cases, imageParseCases(home))
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -118,7 +118,7 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 
 // oneValue says whether a struct is written as a single value.
 func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]()
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[ImageRef]()
 }
 
 // textual says whether a type that reads itself from text takes this node:

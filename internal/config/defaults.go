@@ -17,6 +17,7 @@ func defaults() Config {
 			Platform:   "nocloud",
 			Arch:       "amd64",
 			Signature:  "warn",
+			Imager:     Imager{Image: "ghcr.io/siderolabs/imager"},
 			ISO:        ISO{Delivery: "auto"},
 		},
 		Roll: Roll{
@@ -52,6 +53,7 @@ func (c *Config) complete(o Options) {
 	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
 	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)
 	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)
+	c.Images.SigningKey = o.resolve(c.Images.SigningKey)
 	c.Talos.Config = o.resolve(c.Talos.Config)
 	c.Talos.MachineConfigs = o.resolve(c.Talos.MachineConfigs)
 	c.Roll.EtcdSnapshot = o.resolve(cmp.Or(c.Roll.EtcdSnapshot, filepath.Join(".recast", "etcd")))

@@ -27,6 +27,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	check("talos.config", c.Talos.Config, "file")
 	check("talos.machineConfigs", c.Talos.MachineConfigs, "directory")
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
+	check("images.signingKey", c.Images.SigningKey, "file")
 	// Created when there is a snapshot to keep.
 	if _, err := stat(c.Roll.EtcdSnapshot); !errors.Is(err, fs.ErrNotExist) {
 		check("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")

@@ -33,7 +33,7 @@ type problemCase struct{ data, want string }
 func TestOneProblem(t *testing.T) {
 	t.Parallel()
 	for group, cases := range map[string]map[string]problemCase{
-		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "unserved": unservedCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(),
+		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "unserved": unservedCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(),
 	} {
 		for name, c := range cases {
 			t.Run(group+"/"+name, func(t *testing.T) {
@@ -106,14 +106,16 @@ func TestLoadChecksFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "recast.yaml")
 	data := change("  version: v1.13.9", "  version: v1.13.9\n  config: .\n  machineConfigs: recast.yaml") + ""
+	data = strings.Replace(data, "images:", "images:\n  signingKey: key.pem", 1)
 	data = strings.Replace(data, "proxmox:", "proxmox:\n  caFile: ca.pem", 1) + "roll:\n  etcdSnapshot: recast.yaml\n"
 	write(t, path, data)
 	_, err := config.Load(path, config.Options{})
 	check(t, err, path+":5:3: talos.config: "+dir+" is not a file\n"+
 		path+":6:3: talos.machineConfigs: "+path+" is not a directory\n"+
-		path+":11:3: schematics.default: no such file: "+filepath.Join(dir, "base.yaml")+"\n"+
-		path+":13:3: proxmox.caFile: no such file: "+filepath.Join(dir, "ca.pem")+"\n"+
-		path+":20:3: roll.etcdSnapshot: "+path+" is not a directory\n5 problems")
+		path+":8:3: images.signingKey: no such file: "+filepath.Join(dir, "key.pem")+"\n"+
+		path+":12:3: schematics.default: no such file: "+filepath.Join(dir, "base.yaml")+"\n"+
+		path+":14:3: proxmox.caFile: no such file: "+filepath.Join(dir, "ca.pem")+"\n"+
+		path+":21:3: roll.etcdSnapshot: "+path+" is not a directory\n6 problems")
 }
 
 func TestLoadReadsNoOtherThanAFile(t *testing.T) {

@@ -119,7 +119,12 @@ func textSchema(t reflect.Type) *jsonschema.Schema {
 		}}
 	case reflect.TypeFor[Schematic]():
 		file := jsonschema.NewProperties()
-		file.Set("file", &jsonschema.Schema{Type: "string"})
+		file.Set("file", &jsonschema.Schema{Type: "string", Description: "File in the Image Factory's own schematic format."})
+		file.Set("extensions", &jsonschema.Schema{
+			Type: "array", MinItems: new(uint64(1)),
+			Items:       &jsonschema.Schema{Type: "string", Examples: []any{"ghcr.io/acme/frr:1.7.15@sha256:…"}},
+			Description: "Images of extensions that no Image Factory knows: a tag that recast.lock pins, a digest, or both. The Talos imager builds them in, after the official ones that the file names.",
+		})
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
 			{Type: "string"},
 			{Type: "object", Properties: file, Required: []string{"file"}, AdditionalProperties: jsonschema.FalseSchema},

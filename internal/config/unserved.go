@@ -5,13 +5,8 @@ package config
 // and * for any name; "=value" after a path means that value only.
 func unserved(path string) (string, bool) {
 	advice, ok := map[string]string{
-		"images.builder=imager":    "use factory or auto",
-		"images.secureBoot=true":   "use false",
-		"images.signature=require": "use warn",
-		"images.signature=off":     "use warn",
-		"schematics.*.extensions":  "name official extensions in the schematic's file",
-		"roll.gates":               "remove it",
-		"roll.hooks":               "remove it",
+		"roll.gates": "remove it",
+		"roll.hooks": "remove it",
 	}[path]
 	return "not served by this version of recast: " + advice, ok
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
@@ -114,8 +113,8 @@ func TestRegister(t *testing.T) {
 		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
 			t.Errorf("before: known %t, %v", known, err)
 		}
-		if id, err := c.Register(t.Context(), s.Canonical()); id != s.ID() || err != nil {
-			t.Errorf("ID %s, want %s; %v", id, s.ID(), err)
+		if id, stored, err := c.Register(t.Context(), s.Canonical()); id != s.ID() || stored != s.Canonical() || err != nil {
+			t.Errorf("ID %s, want %s; %v; stored:\n%s", id, s.ID(), err, stored)
 		}
 		if known, err := c.Knows(t.Context(), s.ID()); !known || err != nil {
 			t.Errorf("after: known %t, %v", known, err)
@@ -131,7 +130,7 @@ func TestRefusals(t *testing.T) {
 		return err
 	}
 	register := func(c *Client, ctx context.Context) error {
-		_, err := c.Register(ctx, "customization: {}\n")
+		_, _, err := c.Register(ctx, "customization: {}\n")
 		return err
 	}
 	knows := func(c *Client, ctx context.Context) error {
@@ -139,7 +138,7 @@ func TestRefusals(t *testing.T) {
 		return err
 	}
 	iso := func(c *Client, ctx context.Context) error {
-		body, _, err := c.ISO(ctx, images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"})
+		body, _, err := c.ISO(ctx, images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"}, nil)
 		if body != nil {
 			return errors.Join(err, body.Close())
 		}
@@ -156,23 +155,24 @@ func TestRefusals(t *testing.T) {
 	}{
 		"unknown version": {
 			extensions, 404, "version v9.9.9 is not available\n", who + "404 Not Found: version v9.9.9 is not available", fault.Config,
-			"http://127.0.0.1:8080/versions lists the Talos versions that it knows",
+			"http://127.0.0.1:8080/versions lists the Talos versions that it builds",
 		},
 		"malformed version": {
-			extensions, 500, "internal server error", who + "500 Internal Server Error: internal server error", fault.Failed,
-			"the reason is in the factory's own log; a malformed Talos version is one",
+			extensions, 500, "internal server error", who + "500 Internal Server Error: internal server error (asked 3 times)", fault.Failed,
+			"the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another",
 		},
 		"a schematic it does not take": {
 			register, 400, "yaml: line 2: field owner not allowed", who + "400 Bad Request: yaml: line 2: field owner not allowed", fault.Config, "",
 		},
-		"a broken store": {knows, 500, "", who + "500 Internal Server Error", fault.Failed, "the reason is in the factory's own log; a malformed Talos version is one"},
+		"a broken store": {knows, 500, "", who + "500 Internal Server Error (asked 3 times)", fault.Failed, "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another"},
 		"an unknown extension": {
 			iso, 400, `official extension "siderolabs/nope" is not available for Talos version v9.9.9`,
-			who + `400 Bad Request: official extension "siderolabs/nope" is not available for Talos version v9.9.9`, fault.Config, "",
+			who + `400 Bad Request: official extension "siderolabs/nope" is not available for Talos version v9.9.9`, fault.Config,
+			"see `recast lock`: it names the extensions that there are for a Talos version",
 		},
-		"no image": {iso, 404, "not found", who + "404 Not Found: not found", fault.Failed, "the factory does not know Talos v9.9.9 or schematic abc"},
+		"no image": {iso, 404, "not found", who + "404 Not Found: not found", fault.Failed, "the factory does not know Talos v9.9.9: http://127.0.0.1:8080/versions lists what it builds"},
 		"customers only": {
-			iso, 402, "enterprise", who + "402 Payment Required: enterprise", fault.Failed, "this factory, or this part of it, is for its customers only",
+			iso, 402, "enterprise", who + "402 Payment Required: enterprise", fault.Failed, "this is for customers of the Enterprise edition only",
 		},
 		"a very long answer": {
 			iso, 400, strings.Repeat("x", 100_000), who + "400 Bad Request: " + strings.Repeat("x", maxErrorText), fault.Config, "",
@@ -197,119 +197,6 @@ func TestRefusals(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestISO(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		mux := http.NewServeMux()
-		mux.HandleFunc("/image/abc/v1.13.9/nocloud-amd64.iso", func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodHead {
-				t.Error("HEAD builds the image without sending it")
-			}
-			http.Redirect(w, r, "/cdn/1", http.StatusFound)
-		})
-		mux.HandleFunc("GET /image/abc/v1.13.9/metal-arm64-secureboot.iso", answer(http.StatusOK, "secure"))
-		mux.HandleFunc("GET /cdn/1", answer(http.StatusOK, "bytes"))
-		c := serve(t, mux)
-		for _, tc := range []struct {
-			req  images.ISORequest
-			want string
-		}{
-			{images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "nocloud", Arch: "amd64"}, "bytes"},
-			{images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "metal", Arch: "arm64", SecureBoot: true}, "secure"},
-		} {
-			body, size, err := c.ISO(t.Context(), tc.req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := io.ReadAll(body)
-			if err := errors.Join(err, body.Close()); err != nil || string(got) != tc.want || size != int64(len(tc.want)) {
-				t.Errorf("%q, %d bytes announced, %v; want %q", got, size, err, tc.want)
-			}
-		}
-	})
-}
-
-// TestCutOffISO: a connection that breaks is an error for whoever reads.
-func TestCutOffISO(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "100")
-			_, _ = io.WriteString(w, "half")
-			if err := http.NewResponseController(w).Flush(); err != nil {
-				t.Error(err)
-			}
-			panic(http.ErrAbortHandler)
-		}))
-		body, size, err := c.ISO(t.Context(), images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64"})
-		if err != nil || size != 100 {
-			t.Fatal(size, err)
-		}
-		if _, err := io.ReadAll(body); !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("error = %v", err)
-		}
-		if err := body.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// TestRetry counts what reaches the server.
-func TestRetry(t *testing.T) {
-	t.Parallel()
-	get := func(c *Client, ctx context.Context) error { _, err := c.Versions(ctx); return err }
-	post := func(c *Client, ctx context.Context) error {
-		_, err := c.Register(ctx, "customization: {}\n")
-		return err
-	}
-	abort := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-	for name, tc := range map[string]struct {
-		ask      func(*Client, context.Context) error
-		answers  []http.HandlerFunc // the last one for all that follow
-		requests int
-		took     time.Duration
-		err      string
-	}{
-		"a proxy without its factory": {get, []http.HandlerFunc{answer(502, ""), answer(503, ""), answer(200, "[]")}, 3, 3 * time.Second, ""},
-		"for good":                    {get, []http.HandlerFunc{answer(503, "down")}, 3, 3 * time.Second, "503 Service Unavailable: down"},
-		"a broken connection":         {get, []http.HandlerFunc{abort, answer(200, "[]")}, 2, time.Second, ""},
-		"its own error":               {get, []http.HandlerFunc{answer(500, "")}, 1, 0, "500 Internal Server Error"},
-		"a change":                    {post, []http.HandlerFunc{answer(503, "down")}, 1, 0, "503 Service Unavailable: down"},
-		"a change that is cut off":    {post, []http.HandlerFunc{abort}, 1, 0, "EOF"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				requests := 0
-				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					requests++
-					tc.answers[min(requests, len(tc.answers))-1](w, r)
-				}))
-				start := time.Now()
-				err := tc.ask(c, t.Context())
-				if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-					t.Errorf("error = %v, want %q", err, tc.err)
-				}
-				if took := time.Since(start); requests != tc.requests || took != tc.took {
-					t.Errorf("%d requests in %s, want %d in %s", requests, took, tc.requests, tc.took)
-				}
-			})
-		})
-	}
-}
-
-func TestCancelEndsRetry(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		_, err := serve(t, answer(503, "")).Versions(ctx)
-		if !errors.Is(err, context.DeadlineExceeded) || len(fault.Hints(err)) > 0 {
-			t.Errorf("error = %v, hints %v", err, fault.Hints(err))
-		}
-	})
 }
 
 func TestUnreachable(t *testing.T) {

@@ -4,25 +4,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
+	"io"
 	"net/http"
+	"regexp"
 	"strings"
+	"time"
+	"unicode"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Error is an answer of the factory that says no.
+// Error is an answer that says no.
 type Error struct {
 	Factory string // its URL
+	Via     string // the host that it redirected to, if that is who answered
 	Status  int    // of HTTP
-	Message string // the factory's own words; may be empty
+	Message string // in the words of who answered; may be empty
+
+	retryAfter time.Duration // as asked for; 0: nothing was said
 }
 
 func (e *Error) Error() string {
-	text := fmt.Sprintf("image factory %s: %d %s", e.Factory, e.Status, http.StatusText(e.Status))
+	text := "image factory " + e.Factory + ": "
+	if e.Via != "" {
+		text += "redirected to " + e.Via + ": "
+	}
+	text += e.status()
 	if e.Message != "" {
 		text += ": " + e.Message
 	}
 	return text
+}
+
+// status is "503 Service Unavailable"; numbers of proxies' own have no name.
+func (e *Error) status() string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", e.Status, http.StatusText(e.Status)))
 }
 
 func hasStatus(err error, status int) bool {
@@ -30,23 +47,91 @@ func hasStatus(err error, status int) bool {
 	return ok && e.Status == status
 }
 
-func (c *Client) status(status int, message string) error {
-	err := error(&Error{Factory: c.base.String(), Status: status, Message: strings.TrimSpace(message)})
-	switch status {
-	case http.StatusBadRequest:
-		return fault.As(fault.Config, err)
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusPaymentRequired:
-		return fault.WithHint(err, "this factory, or this part of it, is for its customers only")
-	case http.StatusInternalServerError:
-		return fault.WithHint(err, "the reason is in the factory's own log; a malformed Talos version is one")
+// refusal reads why an answer is none.
+func (c *Client) refusal(resp *http.Response) error {
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
+	if err != nil {
+		text = nil // the status says enough
 	}
-	return err
+	e := &Error{Factory: c.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
+	if host := resp.Request.URL.Host; host != c.base.Host {
+		e.Via = host
+	}
+	if resp.StatusCode < http.StatusMultipleChoices {
+		e.Message = strings.TrimSuffix("a web page instead of an answer: "+e.Message, ": ")
+		return fault.WithHint(e, "see whether images.factory in recast.yaml is an Image Factory, and what proxy is in between")
+	}
+	return e.hinted()
 }
 
+// hinted says what to do about it. See image-factory, internal/frontend/http/http.go, MatchError.
+func (e *Error) hinted() error {
+	switch e.Status {
+	case http.StatusBadRequest:
+		err := fault.As(fault.Config, error(e))
+		switch {
+		case strings.Contains(e.Message, "official extension"):
+			return fault.WithHint(err, "see `recast lock`: it names the extensions that there are for a Talos version")
+		case strings.Contains(e.Message, "secure boot is disabled"):
+			return fault.WithHint(err, "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
+		}
+		return err
+	case http.StatusUnauthorized:
+		return fault.WithHint(e, "this factory, or a proxy before it, wants a login, and recast has none for it")
+	case http.StatusForbidden:
+		return fault.WithHint(e, "the schematic is someone else's, or a proxy lets nobody through from here")
+	case http.StatusPaymentRequired:
+		return fault.WithHint(e, "this is for customers of the Enterprise edition only")
+	case http.StatusInternalServerError:
+		return fault.WithHint(e, "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another")
+	case http.StatusTooManyRequests:
+		return fault.WithHint(e, "the factory limits how often it answers: wait a while")
+	}
+	return e
+}
+
+var (
+	tags  = regexp.MustCompile(`<[^>]*>`)
+	title = regexp.MustCompile(`(?is)<(?:title|message)[^>]*>(.*?)</`) // of HTML; of what S3 says in XML
+	noise = regexp.MustCompile(`(?is)<(?:style|script|head)\b.*?</(?:style|script|head)>|<!--.*?-->`)
+)
+
+// maxPage is how much of a page's text is worth showing.
+const maxPage = 200
+
+// message is what a text says, without what a terminal would take for commands;
+// of a page made for browsers, one line.
+func message(text []byte) string {
+	s := strings.TrimSpace(strings.ToValidUTF8(string(text), "�"))
+	if strings.HasPrefix(s, "<") {
+		if m := title.FindStringSubmatch(s); m != nil {
+			s = m[1]
+		} else {
+			s = noise.ReplaceAllString(s, " ")
+		}
+		s = strings.Join(strings.Fields(html.UnescapeString(tags.ReplaceAllString(s, " "))), " ")
+		if r := []rune(s); len(r) > maxPage {
+			s = string(r[:maxPage]) + "…"
+		}
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// unreachable is an error on the way to the factory or back.
 func (c *Client) unreachable(err error) error {
 	err = fmt.Errorf("image factory %s: %w", c.base, err)
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fault.WithHint(err, "see whether images.factory in recast.yaml is right and reachable from here")
+}
+
+// foreign is an answer that no Image Factory gives.
+func (c *Client) foreign(err error) error {
+	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, err), "see whether images.factory in recast.yaml is an Image Factory")
 }

@@ -2,16 +2,21 @@ package factory
 
 import (
 	"context"
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// maxErrorText is how much of an error page is read.
-const maxErrorText = 8 << 10
+// tellEvery is how often a long build is worth a word.
+const tellEvery = 30 * time.Second
 
 // ISOURL is where the factory serves a boot ISO, built once somebody asks for it.
 func (c *Client) ISOURL(req images.ISORequest) string {
@@ -19,27 +24,72 @@ func (c *Client) ISOURL(req images.ISORequest) string {
 }
 
 // ISO asks for a boot ISO. There is no HEAD before it: the factory would build the image for that, too.
-func (c *Client) ISO(ctx context.Context, req images.ISORequest) (io.ReadCloser, int64, error) {
-	link := c.ISOURL(req)
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
+func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+	note = oneByOne(note)
+	open := func(after time.Duration) (io.ReadCloser, int64, error) {
+		if err := pause(ctx, after); err != nil {
+			return nil, 0, c.unreachable(err)
+		}
+		return c.openISO(ctx, req, note)
+	}
+	body, size, err := c.openISO(ctx, req, note)
 	if err != nil {
-		return nil, 0, fmt.Errorf("ask for %s: %w", link, err)
+		return nil, 0, err
 	}
-	resp, err := c.http.Do(r)
+	return &download{open: open, note: note, explain: c.unreachable, body: body, size: size, sum: sha256.New()}, size, nil
+}
+
+func (c *Client) openISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+	defer tell(note, "the factory is building the ISO")()
+	var resp *http.Response
+	err := persist(ctx, asset, note, func() (err error) {
+		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.ISOURL(req), within: buildTakes})
+		return err
+	})
 	if err != nil {
-		return nil, 0, c.unreachable(err)
+		return nil, 0, c.noImage(err, req)
 	}
-	if resp.StatusCode == http.StatusOK {
-		return resp.Body, resp.ContentLength, nil
+	return resp.Body, resp.ContentLength, nil
+}
+
+func (c *Client) noImage(err error, req images.ISORequest) error {
+	if !hasStatus(err, http.StatusNotFound) {
+		return err
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
-	if err != nil {
-		text = nil // the status says enough
+	if e, ok := errors.AsType[*Error](err); ok && strings.Contains(e.Message, unknownSchematic) {
+		return fault.WithHint(err, "the factory does not know the schematic any more: `recast build` registers it again")
 	}
-	_ = resp.Body.Close() // nothing more is wanted of it
-	err = c.status(resp.StatusCode, string(text))
-	if resp.StatusCode == http.StatusNotFound {
-		err = fault.WithHint(err, "the factory does not know Talos %s or schematic %s", req.Talos, req.SchematicID)
+	return fault.WithHint(err, "the factory does not know Talos %s: %s/versions lists what it builds", req.Talos, c.base)
+}
+
+// oneByOne lets a note be told from several goroutines, or to nobody.
+func oneByOne(note func(string)) func(string) {
+	if note == nil {
+		return func(string) {}
 	}
-	return nil, 0, err
+	var telling sync.Mutex
+	return func(text string) {
+		telling.Lock()
+		defer telling.Unlock()
+		note(text)
+	}
+}
+
+// tell notes now and then how long something takes, until it is stopped.
+func tell(note func(string), what string) (stop func()) {
+	begun, over := time.Now(), make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		ticker := time.NewTicker(tellEvery)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-ticker.C:
+				note(fmt.Sprintf("%s, %s", what, time.Since(begun).Round(time.Second)))
+			}
+		}
+	})
+	return func() { close(over); telling.Wait() }
 }

@@ -2,46 +2,148 @@ package factory
 
 import (
 	"context"
-	"io"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// retry sends GET requests again when the factory, or a proxy before it, is
-// briefly away. Nothing else is sent twice.
-type retry struct {
-	next http.RoundTripper
-}
+const (
+	attempts    = 5 // with pauses of 1, 2, 4 and 8 s
+	attempts500 = 3 // of the factory's own "internal server error", which may be for good
+	maxPause    = 2 * time.Minute
+	// buildTakes is how long a build may take: the factory gives up after 20
+	// minutes, those included that it waits for a worker (image-factory, internal/asset/asset.go).
+	buildTakes = 25 * time.Minute
+	// forgetsIn is the pause after a schematic that was just registered isn't known:
+	// each of several factories remembers for 30 s that it knew of none
+	// (image-factory, cmd/options.go, NegativeTTL).
+	forgetsIn = 10 * time.Second
+	// unknownSchematic tells that from an unknown version (image-factory, internal/schematic/storage).
+	unknownSchematic = "schematic ID"
+)
 
-const attempts = 3
+// errand is what a request is for, which decides what is worth asking again.
+type errand int
 
-func (r *retry) RoundTrip(req *http.Request) (*http.Response, error) {
-	for attempt := 1; ; attempt++ {
-		resp, err := r.next.RoundTrip(req)
-		if req.Method != http.MethodGet || attempt == attempts || req.Context().Err() != nil || !passing(resp, err) {
-			return resp, err
+const (
+	api   errand = iota // lists and schematics
+	asset               // an image, which may have to be built first
+)
+
+// permanent marks an error that comes again whenever it is asked.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// persist repeats ask while its error may go away by itself. Every request of
+// ours may be repeated: those that are not GET register a schematic, whose ID is its content's.
+func persist(ctx context.Context, e errand, note func(string), ask func() error) error {
+	start := time.Now()
+	counted := 0 // attempts, without those after which the factory is still building
+	for {
+		err := ask()
+		if err == nil || ctx.Err() != nil {
+			return err
 		}
-		if err == nil {
-			// Reading to the end lets the connection be used again; if that fails, a new one is made.
-			_, _ = io.CopyN(io.Discard, resp.Body, maxErrorText)
-			_ = resp.Body.Close()
+		if e == asset && gaveUpWaiting(err) && time.Since(start) < buildTakes {
+			note(fmt.Sprintf("%s; the factory is still building, asking again in %s", words(err), forgetsIn))
+			if err := pause(ctx, forgetsIn); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := pause(req.Context(), time.Duration(attempt)*time.Second); err != nil {
-			return nil, err
+		counted++
+		inAll, wait := worth(err, e, counted)
+		if counted >= inAll || wait > maxPause {
+			if counted > 1 {
+				return fmt.Errorf("%w (asked %d times)", err, counted)
+			}
+			return err
+		}
+		note(fmt.Sprintf("%s, trying again in %s (%d of %d)", words(err), wait, counted+1, inAll))
+		if err := pause(ctx, wait); err != nil {
+			return err
 		}
 	}
 }
 
-// passing says whether the trouble may go away by itself.
-func passing(resp *http.Response, err error) bool {
-	if err != nil {
+// worth says how many attempts an error is worth in all, and how long to wait after this one.
+func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Duration) {
+	wait = time.Second << (attempt - 1)
+	answer, ok := errors.AsType[*Error](err)
+	if !ok {
+		if lasting(err) {
+			return 1, 0
+		}
+		return attempts, wait
+	}
+	wait = max(wait, answer.retryAfter)
+	switch status := answer.Status; {
+	case status == http.StatusNotFound && e == asset && strings.Contains(answer.Message, unknownSchematic):
+		return attempts, forgetsIn
+	case status == http.StatusInternalServerError && answer.Via == "":
+		return attempts500, wait
+	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests,
+		status == http.StatusBadGateway, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout,
+		status == http.StatusInternalServerError, status >= 520 && status <= 524: // Cloudflare's
+		return attempts, wait
+	}
+	return 1, 0
+}
+
+// gaveUpWaiting says whether a proxy was less patient than a build takes, which goes on without it.
+func gaveUpWaiting(err error) bool {
+	return hasStatus(err, http.StatusGatewayTimeout) || hasStatus(err, 524)
+}
+
+// lasting says whether an error on the way to the factory is one of the configuration's.
+func lasting(err error) bool {
+	if _, ok := errors.AsType[permanent](err); ok {
 		return true
 	}
-	switch resp.StatusCode {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return true
 	}
-	return false
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return true
+	}
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound || errors.Is(err, http.ErrSchemeMismatch)
+}
+
+// words says shortly what went wrong.
+func words(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		if e.Via != "" {
+			return e.Via + " answered " + e.status()
+		}
+		return "the factory answered " + e.status()
+	}
+	return "no whole answer from the factory (" + innermost(err) + ")"
+}
+
+func innermost(err error) string {
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {
+		err = next
+	}
+	return err.Error()
+}
+
+// retryAfter is how long the server asks to wait: in seconds, or until a time.
+func retryAfter(resp *http.Response) time.Duration {
+	text := resp.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(text); err == nil {
+		return max(0, time.Until(at)).Round(time.Second)
+	}
+	return 0
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -52,12 +154,5 @@ func pause(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	case <-t.C:
 		return nil
-	}
-}
-
-// CloseIdleConnections lets http.Client reach the transport behind.
-func (r *retry) CloseIdleConnections() {
-	if t, ok := r.next.(interface{ CloseIdleConnections() }); ok {
-		t.CloseIdleConnections()
 	}
 }

@@ -36,23 +36,29 @@ type site struct {
 	client   *Client
 	registry *registry.Client
 	recorder *record.Recorder
+	network  *network.Network
+	notes    []string
 	cache    string
 	lock     schematics.Lock // the file
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	t.Helper()
 	n := network.Memory()
-	s := &site{recorder: record.New(), cache: filepath.Join(t.TempDir(), "iso")}
+	s := &site{recorder: record.New(), network: n, cache: filepath.Join(t.TempDir(), "iso")}
 	oci := factoryapi.NewRegistry(s.recorder)
 	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
 	if err := s.catalog.Publish(t.Context(), talos, factoryapi.Official()); err != nil {
 		t.Fatal(err)
 	}
 	var err error
-	s.factory, err = factoryapi.New(factoryapi.Options{
-		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder,
-	})
+	o := factoryapi.Options{
+		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: pause,
+	}
+	for _, set := range with {
+		set(&o)
+	}
+	s.factory, err = factoryapi.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +66,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
-	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport()}); err != nil {
+	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}); err != nil {
 		t.Fatal(err)
 	}
 	s.registry, err = registry.New(registry.Options{
@@ -77,6 +83,8 @@ func newSite(t *testing.T) *site {
 	})
 	return s
 }
+
+func (s *site) note(text string) { s.notes = append(s.notes, text) }
 
 // listen serves a handler until the test ends.
 func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
@@ -105,7 +113,7 @@ func (s *site) relock(t *testing.T) ([]schematics.Warning, []schematics.Change) 
 		Files: map[string]schematics.File{"default": {
 			Path: "base.yaml", Data: []byte("customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"),
 		}},
-	}, s.registry, s.client)
+	}, schematics.Sources{Catalog: s.registry, Images: s.registry, Factory: s.client})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +123,15 @@ func (s *site) relock(t *testing.T) ([]schematics.Warning, []schematics.Change) 
 
 func (s *site) build(t *testing.T) error {
 	t.Helper()
+	verifier := images.NewVerifier(s.registry, s.cache)
+	defer func() {
+		if err := verifier.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
 	b := images.Builder{
-		Factory: s.client, Registry: s.registry, Cache: images.NewCache(s.cache),
+		Factory: s.client, Registry: s.registry, Puller: s.registry, Verifier: verifier, Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
+		Cache:  images.NewCache(s.cache),
 		Ledger: images.NewLedger(s.lock, func(l schematics.Lock) error { s.lock = l; return nil }),
 	}
 	return new(step.Runner).Run(t.Context(), b.Step())
@@ -163,7 +178,7 @@ func TestPatchedExtension(t *testing.T) {
 		if len(changes) != 1 || len(changes[0].Moved) != 1 || changes[0].Moved[0].Old.Digest != was || changes[0].Moved[0].New.Digest != is {
 			t.Errorf("changes = %+v, want %s → %s", changes, was, is)
 		}
-		if len(warnings) != 1 || warnings[0].Locked != is || warnings[0].Served != was {
+		if len(warnings) != 1 || warnings[0].Locked != is || warnings[0].Found != was {
 			t.Errorf("warnings = %+v", warnings)
 		}
 
@@ -175,11 +190,16 @@ func TestPatchedExtension(t *testing.T) {
 		if got := s.recorder.Mutations(); got != mutations {
 			t.Errorf("refused, but %d requests changed something", got-mutations)
 		}
+		builds := func(e schematics.Locked) []string {
+			return []string{"installer " + e.SchematicID + " v1.13.9 nocloud", "iso " + e.SchematicID + " v1.13.9 nocloud-amd64"}
+		}
+		s.built(t, builds(before)...)
 
 		s.factory.Restart()
 		if err := s.build(t); err != nil {
 			t.Fatal(err)
 		}
+		s.built(t, append(builds(before), builds(after)...)...)
 		s.holds(t, s.lock.Schematics["default"])
 
 		calls := len(s.recorder.Calls())
@@ -191,7 +211,22 @@ func TestPatchedExtension(t *testing.T) {
 				t.Errorf("nothing is to be done, but %+v", c)
 			}
 		}
+		s.built(t, append(builds(before), builds(after)...)...)
 	})
+}
+
+// digestOf is the digest of the extension image with the content that a boot image has, which tells none.
+func digestOf(t *testing.T, e artefact.Extension) string {
+	t.Helper()
+	idx, err := artefact.ExtensionIndex(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := idx.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.String()
 }
 
 // holds checks the bytes of ISO and installer against the lock.
@@ -200,7 +235,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 	iso := s.iso(t)
 	var got, want []string
 	for _, x := range iso.Extensions {
-		got = append(got, x.Name+" "+x.Digest)
+		got = append(got, x.Name+" "+digestOf(t, x))
 	}
 	for _, name := range []string{"qemu-guest-agent", "iscsi-tools"} { // as the schematic has them
 		for _, x := range e.Extensions {
@@ -256,7 +291,7 @@ func TestExamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if id, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
+			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
 				t.Errorf("%s: the factory gives it %s, we %s; %v", name, id, parsed.ID(), err)
 			}
 		}

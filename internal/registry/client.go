@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/authn/github"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -24,7 +27,10 @@ const OfficialExtensions = "ghcr.io/siderolabs/extensions"
 var (
 	_ images.Registry    = (*Client)(nil)
 	_ images.Copier      = (*Client)(nil)
+	_ images.Puller      = (*Client)(nil)
 	_ schematics.Catalog = (*Client)(nil)
+
+	_ schematics.ExtensionImages = (*Client)(nil)
 )
 
 // Options says which lists are read, and how registries are reached.
@@ -33,7 +39,9 @@ type Options struct {
 	// Transport carries every request. Nil: one of the client's own, with the
 	// system's proxy and root certificates.
 	Transport http.RoundTripper
-	Keychain  authn.Keychain // nil: that of docker's config file
+	// Keychain: nil: docker's and podman's login files with their credential
+	// helpers; for ghcr.io else GITHUB_TOKEN.
+	Keychain authn.Keychain
 }
 
 // Client reads registries.
@@ -57,7 +65,7 @@ func New(o Options) (*Client, error) {
 		c.transport = http.DefaultTransport.(*http.Transport).Clone()
 	}
 	if c.keychain == nil {
-		c.keychain = authn.DefaultKeychain
+		c.keychain = authn.NewMultiKeychain(authn.DefaultKeychain, github.Keychain)
 	}
 	return c, nil
 }
@@ -77,6 +85,7 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	if err != nil {
 		return "", false, fault.Configf("image reference %q: %w", ref, err)
 	}
+	r = c.nearby(r)
 	// GET rather than HEAD: only its answer has the registry's words when it refuses.
 	d, err := remote.Get(r, c.options(ctx)...)
 	if notFound(err) {
@@ -88,8 +97,27 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	return d.Digest.String(), true, nil
 }
 
+// nearby is where an image of Sidero Labs is pulled from: from beside the list of
+// official extensions, which names them as being on ghcr.io wherever it was copied to.
+func (c *Client) nearby(ref name.Reference) name.Reference {
+	official, _ := path.Split(OfficialExtensions)
+	there, _ := path.Split(c.extensions.Name())
+	image, ok := strings.CutPrefix(ref.Context().Name(), official)
+	if !ok || there == official {
+		return ref
+	}
+	at, err := name.NewRepository(there + image)
+	if err != nil {
+		return ref
+	}
+	if digest, ok := ref.(name.Digest); ok {
+		return at.Digest(digest.DigestStr())
+	}
+	return at.Tag(ref.Identifier())
+}
+
 func (c *Client) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(c.transport), remote.WithAuthFromKeychain(c.keychain)}
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(patient{c.transport}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 func notFound(err error) bool {
@@ -105,6 +133,9 @@ func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
 func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), err)
+	if _, ok := errors.AsType[*stalledError](err); ok {
+		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
+	}
 	e, ok := errors.AsType[*transport.Error](err)
 	switch {
 	case !ok:

@@ -5,6 +5,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,20 +25,28 @@ type place struct {
 	host string
 
 	mu       sync.Mutex
-	requests []string                           // "PUT /v2/…/manifests/v1"
-	refuse   func(r *http.Request) (status int) // 0: serve it
+	has      map[string]bool // blobs by digest, as was answered
+	again    []string
+	requests []string                            // "PUT /v2/…/manifests/v1"
+	refuse   func(r *http.Request) (status int)  // 0: serve it
+	cut      func(r *http.Request) (after int64) // the connection breaks when so many bytes have been answered; -1: it does not
 }
 
 func newPlace(t *testing.T, o ...ggcr.Option) *place {
 	t.Helper()
-	p := &place{}
+	p := &place{has: map[string]bool{}}
 	handler := ggcr.New(append(o, ggcr.Logger(log.New(io.Discard, "", 0)))...)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if status := p.note(r); status != 0 {
 			http.Error(w, `{"errors":[{"code":"DENIED","message":"not here"}]}`, status)
 			return
 		}
-		handler.ServeHTTP(w, r)
+		if after := p.cuts(r); after >= 0 {
+			w = &cutting{ResponseWriter: w, left: after}
+		}
+		a := &answering{ResponseWriter: w}
+		handler.ServeHTTP(a, r)
+		p.looked(r, a.status)
 	}))
 	t.Cleanup(server.Close)
 	p.host = strings.TrimPrefix(server.URL, "http://")
@@ -48,10 +57,75 @@ func (p *place) note(r *http.Request) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.requests = append(p.requests, r.Method+" "+r.URL.Path)
-	if p.refuse == nil {
-		return 0
+	if p.refuse != nil {
+		if status := p.refuse(r); status != 0 {
+			return status
+		}
 	}
-	return p.refuse(r)
+	if digest := r.URL.Query().Get("digest"); r.Method == http.MethodPut && digest != "" {
+		if has, looked := p.has[digest]; has || !looked {
+			p.again = append(p.again, digest)
+		}
+	}
+	return 0
+}
+
+// let lets the place serve everything again.
+func (p *place) let() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse = nil
+}
+
+// sentAgain lists the blobs that were sent although they were there, or without a look.
+func (p *place) sentAgain() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.again)
+}
+
+// looked remembers what the place has answered to a look for a blob.
+func (p *place) looked(r *http.Request, status int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, digest, is := strings.Cut(r.URL.Path, "/blobs/"); is && r.Method == http.MethodHead {
+		p.has[digest] = status == http.StatusOK
+	}
+}
+
+// answering remembers the status of an answer.
+type answering struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answering) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (p *place) cuts(r *http.Request) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cut == nil {
+		return -1
+	}
+	return p.cut(r)
+}
+
+// cutting breaks the connection within an answer.
+type cutting struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (c *cutting) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	if err == nil && n < len(p) {
+		panic(http.ErrAbortHandler)
+	}
+	return n, err
 }
 
 // set lets the place refuse what f says, and forgets what was asked of it.

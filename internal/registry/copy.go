@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -34,7 +33,7 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 
 // Copy copies an image or an index as images.Copier has it: the manifests last,
 // so that what is there under its digest is whole.
-func (c *Client) Copy(ctx context.Context, source, repository string, progress func(doneBytes int64)) error {
+func (c *Client) Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error {
 	from, err := name.NewDigest(source)
 	if err != nil {
 		return fault.Configf("image reference %q: %w", source, err)
@@ -59,9 +58,9 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 	if err := errors.Join(errRef, errTag); err != nil {
 		return fault.As(fault.Config, err)
 	}
-	desc, err := remote.Get(d, c.options(ctx)...)
+	desc, err := c.get(ctx, d)
 	if err != nil {
-		return explain(err, d.Context())
+		return err
 	}
 	if err := remote.Tag(t, desc, c.options(ctx)...); err != nil {
 		return explain(err, t.Context())
@@ -70,19 +69,23 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 }
 
 // push copies one manifest and everything that it refers to, less what is there already.
-func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes int64)) (*remote.Descriptor, error) {
-	desc, err := remote.Get(from, c.options(ctx)...)
+func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
+	desc, err := c.get(ctx, from)
 	if err != nil {
-		return nil, explain(err, from.Context())
+		return nil, err
 	}
 	opts := c.options(ctx)
 	var told sync.WaitGroup
 	if progress != nil {
+		total, err := totalBytes(desc)
+		if err != nil {
+			return nil, explain(err, from.Context())
+		}
 		updates := make(chan v1.Update) // Push closes it
 		opts = append(opts, remote.WithProgress(updates))
 		told.Go(func() {
 			for u := range updates {
-				progress(u.Complete)
+				progress(u.Complete, total)
 			}
 		})
 	}
@@ -97,7 +100,7 @@ func (c *Client) push(ctx context.Context, from, to name.Reference, progress fun
 // copySignature copies what cosign keeps under a tag beside the image:
 // sigstore/cosign, specs/SIGNATURE_SPEC.md.
 func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repository) error {
-	tag := strings.Replace(of.DigestStr(), ":", "-", 1) + ".sig"
+	tag := signatureTag(of)
 	sig, err := remote.Head(of.Context().Tag(tag), c.options(ctx)...)
 	if notFound(err) {
 		return nil

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -64,7 +63,7 @@ func (c *Client) unknownVersion(ctx context.Context, talos string) error {
 
 // read returns files of an image's root directory.
 func read(img v1.Image, names ...string) (map[string][]byte, error) {
-	content := mutate.Extract(img)
+	content := flatten(img)
 	defer content.Close()
 	files := map[string][]byte{}
 	for archive := tar.NewReader(content); ; {

@@ -76,7 +76,7 @@ func newLab(t *testing.T) *lab {
 func image() artefact.Image {
 	return artefact.Image{
 		TalosVersion: version, Arch: "amd64", Platform: "nocloud", Cmdline: "talos.platform=nocloud",
-		SchematicID: "cafe", SchematicYAML: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-1\n", FactoryURL: "http://127.0.0.1:8080",
+		SchematicID: "cafe", SchematicYAML: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-1\n", SchematicAuthor: "Image Factory (http://127.0.0.1:8080)",
 		Extensions: []artefact.Extension{
 			{Name: "qemu-guest-agent", Version: "10.0.2"}, {Name: "modules.dep", Version: "6.18.0-talos"}, {Name: "iscsi-tools", Version: "v0.2.0"},
 		},

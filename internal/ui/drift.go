@@ -42,7 +42,7 @@ func drawDrift(p *page, d cluster.Drift) {
 	}
 	p.line("%s  %s (wanted build %s)", state, d.Node, short(d.Build))
 	for _, r := range d.Reasons {
-		p.wrapped("    ", "      ", r.Text)
+		p.wrapped("    ", "      ", printable(r.Text))
 	}
 	for _, u := range d.Unread {
 		p.wrapped("    "+p.paint(red, "unread: "), "      ", u)
@@ -54,6 +54,16 @@ func drawDrift(p *page, d cluster.Drift) {
 
 // kubernetesVersion is the code of the one reason that no roll does anything about.
 const kubernetesVersion = "kubernetes-version"
+
+// extensionFile is the code of what only drift --deep finds.
+const extensionFile = "extension-file"
+
+// onlyFiles says whether a node looks in sync to whoever does not read its files.
+func onlyFiles(d cluster.Drift) bool {
+	return len(d.Reasons) > 0 && !slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool {
+		return r.Code != extensionFile && r.Code != kubernetesVersion
+	}) && slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == extensionFile })
+}
 
 // codes lists the codes of all reasons, each as often as there are nodes that have it.
 func codes(nodes []cluster.Drift) (order []string, count map[string]int) {
@@ -90,8 +100,11 @@ func hints(nodes []cluster.Drift) []string {
 	if slices.Contains(order, "unfinished") || slices.Contains(order, "cordoned") {
 		out = append(out, "recast status says what was left and where every disk is")
 	}
-	if slices.ContainsFunc(order, func(code string) bool { return code != kubernetesVersion }) {
+	if slices.ContainsFunc(order, func(code string) bool { return code != kubernetesVersion && code != extensionFile }) {
 		out = append(out, "recast plan shows what a roll would do about it, recast roll does it")
+	}
+	if slices.ContainsFunc(nodes, onlyFiles) {
+		out = append(out, "where only files differ, the labels fit and a roll sees nothing to do: recast build verifies the locked installer, talosctl upgrade --image with that one (recast provenance shows it) brings the locked files")
 	}
 	var versions []string
 	for _, d := range nodes {

@@ -18,6 +18,7 @@ func TestWriteDrift(t *testing.T) {
 	kept.Notes = []string{`previous system disk is parked as scsi30 of VM 9090 "recast-parking-wk1" on pve1 (run 20261120-0300-aaaa)`}
 	unread := drift("wk2", cluster.Reason{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "recast-parking-wk2" on pve1`})
 	unread.Unread = []string{"read machine 10.0.0.2: no route to host"}
+	file := cluster.Reason{Code: "extension-file", Text: "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:222222222222 → sha256:333333333333"}
 	for name, res := range map[string]pipeline.DriftResult{
 		"drift-none":       {InSync: true, Nodes: []cluster.Drift{drift("cp1"), kept}},
 		"drift-kubernetes": {Stale: 1, Nodes: []cluster.Drift{drift("cp1", kubernetes), drift("wk1")}},
@@ -26,6 +27,10 @@ func TestWriteDrift(t *testing.T) {
 			drift("wk1", cluster.Reason{Code: "pending-reboot", Text: "talos-v1.13.9~1.efi is installed, but talos-v1.13.8.efi is running: the next reboot starts the other system"},
 				cluster.Reason{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0"}),
 			drift("wk2", cluster.Reason{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish"}, kubernetes),
+		}},
+		"drift-deep": {Stale: 2, Nodes: []cluster.Drift{
+			drift("wk1", file, cluster.Reason{Code: "extension-file", Text: "3 more files of extensions are not as locked"}),
+			drift("wk2", cluster.Reason{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:000000000000 → sha256:111111111111"}, file),
 		}},
 		"drift-unread": {Unread: 1, Stale: 1, Nodes: []cluster.Drift{drift("wk1"), unread}},
 	} {

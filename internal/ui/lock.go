@@ -2,6 +2,7 @@ package ui
 
 import (
 	"io"
+	"strings"
 
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
@@ -15,10 +16,15 @@ func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 			for _, r := range c.Reasons {
 				p.line("  %s", r)
 			}
+			if len(c.Nodes) > 0 && c.OldBuild != "" && c.NewBuild != "" {
+				p.line("  makes stale: %s", strings.Join(c.Nodes, ", "))
+			}
 		}
 		switch {
-		case len(res.Changes) == 0:
+		case !res.Differs:
 			p.line("recast.lock is up to date")
+		case res.Written && len(res.Changes) == 0:
+			p.line("recast.lock written: every build is the same as before")
 		case res.Written:
 			p.line("recast.lock written; next: recast plan")
 		default:

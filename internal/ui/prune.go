@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -22,6 +23,9 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 		}
 		for _, v := range rep.ISOs {
 			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
+		}
+		for _, v := range rep.Mirror {
+			drawVerdict(p, v.Removed, v.Keep, mirroredInstaller(v), "")
 		}
 		for _, u := range rep.Unseen {
 			p.line("note: %s", u)
@@ -48,6 +52,15 @@ func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
 func keptDisk(v cluster.KeptVerdict) string {
 	return fmt.Sprintf("old system disk of %s (%s, Talos %s), replaced by run %s%s: %s, %s of VM %d on %s",
 		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
+}
+
+// mirroredInstaller is an installer in the mirror in words.
+func mirroredInstaller(v images.MirrorVerdict) string {
+	built := "build date unknown"
+	if !v.Built.IsZero() {
+		built = "built on " + v.Built.Format(time.DateOnly)
+	}
+	return fmt.Sprintf("%s (%s, %s)", v, v.Digest, built)
 }
 
 // on is the day of what happened then; "" where that is not known.
@@ -90,8 +103,8 @@ func (t pruneCount) words(what, bytes, freed string) string {
 	return fmt.Sprintf("%d %s, none to remove", t.all, what)
 }
 
-// pruneCounts are those of disks, parking VMs and ISOs.
-func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos pruneCount) {
+// pruneCounts are those of disks, parking VMs, ISOs and mirrored installers.
+func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos, mirror pruneCount) {
 	for _, v := range rep.Disks {
 		disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
 	}
@@ -101,12 +114,16 @@ func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos pruneCount) {
 	for _, v := range rep.ISOs {
 		isos.count(v.Removed, v.Keep, v.SizeBytes)
 	}
-	return disks, vms, isos
+	for _, v := range rep.Mirror {
+		mirror.count(v.Removed, v.Keep, 0)
+	}
+	return disks, vms, isos, mirror
 }
 
-// pruned sums up; of what there is none, but for ISOs, it says nothing.
+// pruned sums up; of what there is none, but for ISOs or the mirror if that was asked
+// for, it says nothing.
 func pruned(rep pipeline.PruneReport) string {
-	disks, vms, isos := pruneCounts(rep)
+	disks, vms, isos, mirror := pruneCounts(rep)
 	var lines []string
 	if disks.all > 0 {
 		lines = append(lines, disks.words("old system disks", ", "+size(disks.bytes), ", "+size(disks.freed)))
@@ -114,15 +131,18 @@ func pruned(rep pipeline.PruneReport) string {
 	if vms.all > 0 {
 		lines = append(lines, vms.words("parking VMs", "", ""))
 	}
-	if isos.all > 0 || disks.all+vms.all == 0 {
+	if isos.all > 0 || disks.all+vms.all == 0 && rep.Mirror == nil {
 		lines = append(lines, isos.words("ISOs", ", "+size(isos.bytes), ", "+size(isos.freed)))
+	}
+	if rep.Mirror != nil {
+		lines = append(lines, mirror.words("mirrored installers", "", ""))
 	}
 	return strings.Join(lines, "\n")
 }
 
 // PruneQuestion asks for what a report says that goes.
 func PruneQuestion(rep pipeline.PruneReport) string {
-	disks, vms, isos := pruneCounts(rep)
+	disks, vms, isos, mirror := pruneCounts(rep)
 	var parts []string
 	add := func(n int64, verb, what, more string) {
 		if n == 1 {
@@ -134,6 +154,7 @@ func PruneQuestion(rep pipeline.PruneReport) string {
 	add(disks.goes, "free", "old system disk", " ("+size(disks.bytes)+") for good")
 	add(vms.goes, "delete", "parking VM", "")
 	add(isos.goes, "delete", "ISO", " ("+size(isos.bytes)+")")
+	add(mirror.goes, "delete", "mirrored installer", " for good")
 	question := strings.Join(parts, ", ") + "?"
 	return strings.ToUpper(question[:1]) + question[1:]
 }

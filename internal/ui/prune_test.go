@@ -36,6 +36,15 @@ func TestWritePrune(t *testing.T) {
 		rep  pipeline.PruneReport
 		want string
 	}{
+		"an empty mirror": {pipeline.PruneReport{Mirror: []images.MirrorVerdict{}}, "0 mirrored installers, none to remove\n"},
+		"the mirror": {
+			pipeline.PruneReport{Mirror: []images.MirrorVerdict{
+				{MirrorTag: images.MirrorTag{Repository: "r.acme/talos", Tag: "v1.13.9-aaaaaaaaaaaa", Digest: "sha256:1", Built: going.Replaced}, Keep: []string{"recast.lock has it"}},
+				{MirrorTag: images.MirrorTag{Repository: "r.acme/talos", Tag: "v1.13.9-bbbbbbbbbbbb", Digest: "sha256:2"}},
+			}},
+			"stays    r.acme/talos:v1.13.9-aaaaaaaaaaaa (sha256:1, built on 2026-11-14)\n         recast.lock has it\n" +
+				"goes     r.acme/talos:v1.13.9-bbbbbbbbbbbb (sha256:2, build date unknown)\n1 of 2 mirrored installers can go\n",
+		},
 		"nothing there": {pipeline.PruneReport{}, "0 ISOs, none to remove\n"},
 		"before": {
 			pipeline.PruneReport{ISOs: []images.Verdict{kept, goes}, Unseen: []string{"pve2 is offline"}},
@@ -111,7 +120,8 @@ func TestPruneQuestion(t *testing.T) {
 			Disks: []cluster.KeptVerdict{gib(), gib()}, VMs: []cluster.ParkingVerdict{{}, {Keep: stays}},
 			ISOs: []images.Verdict{{StoredISO: images.StoredISO{SizeBytes: 1 << 20}}, {StoredISO: images.StoredISO{SizeBytes: 2 << 20}}},
 		},
-		"Delete 2 parking VMs?": {VMs: []cluster.ParkingVerdict{{}, {}}},
+		"Delete 1 mirrored installer for good?": {Mirror: []images.MirrorVerdict{{}, {Keep: stays}}},
+		"Delete 2 parking VMs?":                 {VMs: []cluster.ParkingVerdict{{}, {}}},
 	} {
 		if got := PruneQuestion(rep); got != want {
 			t.Errorf("PruneQuestion = %q, want %q", got, want)

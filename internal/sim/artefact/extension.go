@@ -13,18 +13,36 @@ import (
 
 // extensionManifest is manifest.yaml of an extension image.
 type extensionManifest struct {
-	Version  string `yaml:"version"`
-	Metadata struct {
-		Name          string `yaml:"name"`
-		Version       string `yaml:"version"`
-		Author        string `yaml:"author"`
-		Description   string `yaml:"description"`
-		Compatibility struct {
-			Talos struct {
-				Version string `yaml:"version"`
-			} `yaml:"talos"`
-		} `yaml:"compatibility"`
-	} `yaml:"metadata"`
+	Version  string            `yaml:"version"`
+	Metadata extensionMetadata `yaml:"metadata"`
+}
+
+// extensionMetadata is what manifest.yaml and extensions.yaml say of an extension
+// (pkg/machinery/extensions of Talos).
+type extensionMetadata struct {
+	Name          string `yaml:"name"`
+	Version       string `yaml:"version"`
+	Author        string `yaml:"author"`
+	Description   string `yaml:"description"`
+	Compatibility struct {
+		Talos struct {
+			Version string `yaml:"version"`
+		} `yaml:"talos"`
+	} `yaml:"compatibility"`
+	ExtraInfo string `yaml:"extraInfo,omitempty"`
+}
+
+// metadata is the extension's own; the schematic is for the factory's extension alone.
+func (e Extension) metadata(schematic string) extensionMetadata {
+	m := extensionMetadata{Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description}
+	switch e.Name {
+	case schematicName:
+		m.Compatibility.Talos.Version, m.ExtraInfo = ">= 1.0.0", schematic
+	case modulesName:
+	default:
+		m.Compatibility.Talos.Version = ">= v1.5.0"
+	}
+	return m
 }
 
 const (
@@ -38,12 +56,7 @@ func ExtensionIndex(e Extension) (v1.ImageIndex, error) {
 	if err := e.validate(); err != nil {
 		return nil, err
 	}
-	var m extensionManifest
-	m.Version = "v1alpha1"
-	m.Metadata.Name, m.Metadata.Version = e.Name, e.Version
-	m.Metadata.Author, m.Metadata.Description = e.Author, e.Description
-	m.Metadata.Compatibility.Talos.Version = ">= v1.5.0"
-	manifest, err := yaml.Marshal(m)
+	manifest, err := yaml.Marshal(extensionManifest{Version: "v1alpha1", Metadata: e.metadata("")})
 	if err != nil {
 		return nil, fmt.Errorf("extension %s: encode manifest: %w", e.Name, err)
 	}

@@ -1,13 +1,14 @@
 // Package artefact makes and reads every image of the lab: boot ISOs, unified
 // kernel images, installers, extension images, and the disks that Talos
-// partitions. All of them are self-contained bytes or real OCI images, the same
-// for the same input, and whoever reads one trusts nothing but its bytes.
+// partitions. All but the disks have the formats of the real ones, with tiny
+// content, and are the same for the same input; whoever reads one trusts nothing but its bytes.
 package artefact
 
 import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -24,19 +25,23 @@ type Image struct {
 	Arch         string // "amd64" or "arm64"
 	Platform     string // "nocloud", "metal", …
 	Cmdline      string // kernel command line, with the schematic's extra arguments
-	// SchematicID and SchematicYAML are the Image Factory's own entry among the extensions; empty for an image without one.
-	SchematicID   string
-	SchematicYAML string
-	FactoryURL    string      // of the factory that built it; the entry's author is "Image Factory (<url>)"
-	Extensions    []Extension // in build order, without the factory's own entry
+	// The entry among the extensions that says what the image was built of, as an Image
+	// Factory makes it; empty for an image without one.
+	SchematicID     string
+	SchematicYAML   string
+	SchematicAuthor string      // "Image Factory (<url>)"
+	Extensions      []Extension // in build order, without that entry
+	// Loose are files that lie beside the extensions, by absolute path. An image is made with
+	// the firmware among its extensions' files; in one that was read it is here, as imager moves it.
+	Loose map[string][]byte
 }
 
 // Extension is a system extension: what its manifest says, and its files.
 type Extension struct {
 	Name, Version, Author, Description string
-	// Digest is the index digest of the extension image that it was read from.
-	// It is provenance for the lab's own checks; no node shows it.
-	Digest string
+	// Digest is the index digest of the extension image that it was read from; no
+	// boot image tells it.
+	Digest string            `json:"-"`
 	Files  map[string][]byte // by absolute path on the node: "/usr/local/bin/tool"
 }
 
@@ -46,6 +51,8 @@ func (img Image) validate() error {
 		return errors.New("image without a Talos version")
 	case img.Platform == "":
 		return errors.New("image without a platform")
+	case !slices.Contains(strings.Fields(img.Cmdline), platformArg+img.Platform):
+		return fmt.Errorf("the command line of an image for %s does not say so: %q", img.Platform, img.Cmdline)
 	case img.Arch != "amd64" && img.Arch != "arm64":
 		return fmt.Errorf("image for unknown architecture %q", img.Arch)
 	}
@@ -54,16 +61,23 @@ func (img Image) validate() error {
 			return err
 		}
 	}
-	return nil
+	return absolutePaths(img.Loose)
 }
 
 func (e Extension) validate() error {
 	if e.Name == "" || e.Version == "" {
 		return fmt.Errorf("extension without a name or version: %q %q", e.Name, e.Version)
 	}
-	for file := range e.Files {
+	if err := absolutePaths(e.Files); err != nil {
+		return fmt.Errorf("extension %s: %w", e.Name, err)
+	}
+	return nil
+}
+
+func absolutePaths(files map[string][]byte) error {
+	for file := range files {
 		if !strings.HasPrefix(file, "/") || file == "/" || path.Clean(file) != file {
-			return fmt.Errorf("extension %s: %q is no absolute path", e.Name, file)
+			return fmt.Errorf("%q is no absolute path", file)
 		}
 	}
 	return nil

@@ -28,20 +28,13 @@ func Installer(img ...Image) (v1.ImageIndex, error) {
 }
 
 func installerFor(img Image) (v1.Image, error) {
-	uki, err := UKI(img)
-	if err != nil {
-		return nil, err
-	}
 	base, err := layer(map[string][]byte{
 		"bin/installer": []byte("installer " + img.TalosVersion + " " + img.Arch + "\n"),
 	}, types.DockerLayer)
 	if err != nil {
 		return nil, err
 	}
-	payload, err := layer(map[string][]byte{
-		installDir(img.Arch) + "systemd-boot.efi": []byte("systemd-boot " + img.Arch + "\n"),
-		installDir(img.Arch) + "vmlinuz.efi":      uki,
-	}, types.DockerLayer)
+	payload, err := InstallerPayload(img)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +46,18 @@ func installerFor(img Image) (v1.Image, error) {
 			"org.opencontainers.image.source": "https://github.com/siderolabs/talos",
 		},
 	}, base, payload)
+}
+
+// InstallerPayload is the layer of an installer that has what it installs.
+func InstallerPayload(img Image) (v1.Layer, error) {
+	uki, err := UKI(img)
+	if err != nil {
+		return nil, err
+	}
+	return layer(map[string][]byte{
+		installDir(img.Arch) + "systemd-boot.efi": []byte("systemd-boot " + img.Arch + "\n"),
+		installDir(img.Arch) + "vmlinuz.efi":      uki,
+	}, types.DockerLayer)
 }
 
 // ReadInstaller reads what an installer image would install on a machine of

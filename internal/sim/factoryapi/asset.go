@@ -20,6 +20,10 @@ const (
 	installer // by the registry API only
 )
 
+func (k kind) String() string {
+	return [...]string{iso: "iso", uki: "uki", cmdline: "cmdline", installer: "installer"}[k]
+}
+
 // asset answers /image/<schematic>/<version>/<asset>. HEAD builds as well;
 // neither says anything of the content but its length, and Range is not looked at.
 func (f *Factory) asset(w http.ResponseWriter, r *http.Request) error {
@@ -47,6 +51,10 @@ func (f *Factory) asset(w http.ResponseWriter, r *http.Request) error {
 	filename := name
 	if override := r.URL.Query().Get("filename"); override != "" {
 		filename = override
+	}
+	if f.opts.Store != "" && r.Method != http.MethodHead {
+		http.Redirect(w, r, f.storeURL(content), http.StatusFound)
+		return nil
 	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 	w.Header().Set("Content-Type", contentType(o.kind))
@@ -150,7 +158,8 @@ func (f *Factory) buildAsset(ctx context.Context, key string, o order, refs []ex
 	if err != nil {
 		return nil, err
 	}
-	if err := f.take(ctx, assetTakes); err != nil {
+	what := fmt.Sprintf("%s %s %s %s-%s", o.kind, o.design.id, o.version, o.platform, o.arch)
+	if err := f.build(ctx, what, assetTakes); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()

@@ -2,10 +2,8 @@ package factoryapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/siderolabs/image-factory/pkg/schematic"
@@ -14,8 +12,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/kernel"
 	"github.com/siderolabs/talos/pkg/machinery/meta"
 )
-
-var errNoOverlays = errors.New("the lab has no overlays")
 
 // order is an image that somebody asks for.
 type order struct {
@@ -54,7 +50,7 @@ func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) 
 		}
 	}
 	if o.design.Overlay.Name != "" && o.kind != cmdline {
-		return nil, fmt.Errorf("error getting official overlays: %w", errNoOverlays)
+		return nil, f.requireOverlay(ctx, o.version, o.design.Overlay.Name)
 	}
 	return refs, nil
 }
@@ -67,13 +63,13 @@ func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (arte
 	if o.design.Customization.EmbeddedMachineConfiguration != "" {
 		return artefact.Image{}, failf(http.StatusNotImplemented, "the lab builds no image with an embedded machine configuration")
 	}
-	args, err := kernelArgs(o)
+	line, err := kernelArgs(o)
 	if err != nil {
 		return artefact.Image{}, err
 	}
 	img := artefact.Image{
-		TalosVersion: o.version, Arch: o.arch, Platform: o.platform, Cmdline: strings.Join(args, " "),
-		SchematicID: o.design.id, SchematicYAML: o.design.yaml, FactoryURL: f.opts.URL,
+		TalosVersion: o.version, Arch: o.arch, Platform: o.platform, Cmdline: line,
+		SchematicID: o.design.id, SchematicYAML: o.design.yaml, SchematicAuthor: "Image Factory (" + f.opts.URL + ")",
 	}
 	for _, ref := range refs {
 		idx, err := f.registry.index(ctx, ref.repo, ref.digest)
@@ -89,8 +85,9 @@ func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (arte
 	return img, nil
 }
 
-// kernelArgs is the command line of a Talos image. An installer has no META, an ISO carries it in an argument.
-func kernelArgs(o order) ([]string, error) {
+// kernelArgs is the command line of a Talos image. See siderolabs/talos,
+// pkg/imager/imager.go, buildCmdline. An installer has no META, an ISO carries it in an argument.
+func kernelArgs(o order) (string, error) {
 	var console []string
 	switch o.platform {
 	case "metal":
@@ -98,15 +95,20 @@ func kernelArgs(o order) ([]string, error) {
 	case "nocloud":
 		console = []string{"console=tty1", "console=ttyS0", "net.ifnames=0"}
 	default:
-		return nil, fmt.Errorf("unknown platform %q", o.platform)
+		return "", fmt.Errorf("unknown platform %q", o.platform)
 	}
-	args := append([]string{constants.KernelParamPlatform + "=" + o.platform}, console...)
-	args = append(args, kernel.DefaultArgs(quirks.New(o.version))...)
-	args = append(args, o.design.Customization.ExtraKernelArgs...)
+	var line args
+	line.append(constants.KernelParamPlatform, o.platform)
+	line.appendAll(console)
+	if o.kind == iso {
+		line.append(constants.KernelParamHaltIfInstalled, "1")
+	}
+	line.appendAll(kernel.DefaultArgs(quirks.New(o.version)))
 	if values := metaValues(o.design.Customization.Meta); len(values) > 0 && o.kind != installer && o.kind != uki {
-		args = append(args, constants.KernelParamEnvironment+"="+constants.MetaValuesEnvVar+"="+values.Encode(true))
+		line.append(constants.KernelParamEnvironment, constants.MetaValuesEnvVar+"="+values.Encode(true))
 	}
-	return args, nil
+	line.customize(o.design.Customization.ExtraKernelArgs)
+	return line.String(), nil
 }
 
 func metaValues(wanted []schematic.MetaValue) meta.Values {

@@ -21,7 +21,7 @@ func TestPatchStory(t *testing.T) {
 		before := l.listed()
 		require := func(step string, img artefact.Image, want string) {
 			t.Helper()
-			if len(img.Extensions) != 1 || img.Extensions[0].Digest != want {
+			if len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != want {
 				t.Errorf("%s: built of %v, want %s", step, img.Extensions, want)
 			}
 		}

@@ -49,19 +49,6 @@ func (f *Factory) officialExtensions(w http.ResponseWriter, r *http.Request) err
 	return json.NewEncoder(w).Encode(list)
 }
 
-// officialOverlays fails for every known version: the lab has no overlays, and
-// the real factory fails when its list of them is empty.
-func (f *Factory) officialOverlays(_ http.ResponseWriter, r *http.Request) error {
-	tag, err := versionTag(r.PathValue("version"))
-	if err != nil {
-		return err
-	}
-	if err := f.requireVersion(tag); err != nil {
-		return err
-	}
-	return errNoOverlays
-}
-
 // extensions returns the list of a Talos version: fetched once, then the same
 // until a restart, whatever the registry says by then.
 func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, error) {
@@ -71,33 +58,34 @@ func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, e
 	f.mu.Lock()
 	m := f.memory
 	f.mu.Unlock()
-	if refs, ok := m.list(tag); ok {
-		return refs, nil
+	return remembered(ctx, f, m, m.extensions, "extensions", tag, f.fetchExtensions)
+}
+
+// remembered is what the factory keeps of a list, which it fetches if it has none.
+func remembered[T any](ctx context.Context, f *Factory, m *memory, lists map[string]T, what, tag string, fetch func(context.Context, string) (T, error)) (T, error) {
+	look := func() (T, bool) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		list, ok := lists[tag]
+		return list, ok
 	}
-	_, err, _ := m.fetches.Do(tag, func() (any, error) {
+	if list, ok := look(); ok {
+		return list, nil
+	}
+	_, err, _ := m.fetches.Do(what+"/"+tag, func() (any, error) {
 		ctx, done := f.outlive(ctx)
 		defer done()
-		refs, err := f.fetchExtensions(ctx, tag)
+		list, err := fetch(ctx, tag)
 		if err != nil {
 			return nil, err
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.extensions[tag] = refs
+		lists[tag] = list
 		return nil, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	refs, _ := m.list(tag)
-	return refs, nil
-}
-
-func (m *memory) list(tag string) ([]extensionRef, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	refs, ok := m.extensions[tag]
-	return refs, ok
+	list, _ := look()
+	return list, err
 }
 
 func (f *Factory) fetchExtensions(ctx context.Context, tag string) ([]extensionRef, error) {

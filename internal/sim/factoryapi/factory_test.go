@@ -170,13 +170,13 @@ func TestAssets(t *testing.T) {
 		_, canonical := l.do(http.MethodGet, "/schematics/"+id, "")
 		want := artefact.Image{
 			TalosVersion: talosVersion, Arch: "amd64", Platform: "nocloud",
-			Cmdline: line + " " + artefact.HaltIfInstalled, SchematicID: id, SchematicYAML: canonical,
-			FactoryURL: "http://" + factoryAddr, Extensions: img.Extensions,
+			Cmdline: strings.Replace(line, " net.ifnames=0 ", " net.ifnames=0 "+artefact.HaltIfInstalled+" ", 1), SchematicID: id, SchematicYAML: canonical,
+			SchematicAuthor: "Image Factory (http://" + factoryAddr + ")", Extensions: img.Extensions,
 		}
 		if diff := cmp.Diff(want, img); diff != "" {
 			t.Errorf("ISO (-want +got):\n%s", diff)
 		}
-		if len(img.Extensions) != 1 || img.Extensions[0].Digest != l.listed() {
+		if len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != l.listed() {
 			t.Errorf("extensions = %v", img.Extensions)
 		}
 		want.Cmdline = line

@@ -18,8 +18,8 @@ import (
 // installerImages is where in the registry the factory keeps installers, by image name, schematic and tag.
 const installerImages = "factory"
 
-// manifest answers for an installer. A tag that the registry has is served as
-// it is, for ever; a version it lacks is built, for both architectures;
+// manifest answers for an installer. A tag that the registry has, signed by the
+// factory, is served as it is, for ever; a version it lacks is built, for both architectures;
 // everything else is the registry's business.
 func (f *Factory) manifest(w http.ResponseWriter, r *http.Request) error {
 	d, err := f.design(r.PathValue("schematic"))
@@ -81,7 +81,11 @@ func (f *Factory) installer(ctx context.Context, repo string, o order) (string, 
 	tag := f.registry.registry.Repo(repo).Tag(o.version)
 	desc, err := remote.Head(tag, f.registry.options(ctx)...)
 	if err == nil {
-		return desc.Digest.String(), nil
+		// One whose signature can't be checked is built again, whatever the reason.
+		if signed, err := f.signed(ctx, tag.Context().Digest(desc.Digest.String())); err == nil && signed {
+			return desc.Digest.String(), nil
+		}
+		return f.buildInstaller(ctx, repo, o)
 	}
 	if e, ok := errors.AsType[*transport.Error](err); !ok || e.StatusCode != http.StatusNotFound {
 		return "", fmt.Errorf("look for %s: %w", tag, err)
@@ -109,14 +113,17 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 	if err != nil {
 		return "", err
 	}
-	if err := f.take(ctx, installerTakes); err != nil {
+	if err := f.build(ctx, fmt.Sprintf("installer %s %s %s", o.design.id, o.version, o.platform), installerTakes); err != nil {
 		return "", err
 	}
 	if err := f.registry.push(ctx, repo, o.version, idx); err != nil {
 		return "", err
 	}
 	digest, err := idx.Digest()
-	return digest.String(), err
+	if err != nil {
+		return "", err
+	}
+	return digest.String(), f.sign(ctx, f.registry.registry.Repo(repo).Digest(digest.String()))
 }
 
 // proxy fetches a manifest or blob of an installer from the registry.

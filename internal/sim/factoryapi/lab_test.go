@@ -42,10 +42,22 @@ type lab struct {
 // inLab runs a test in a lab, in a bubble.
 func inLab(t *testing.T, test func(*testing.T, *lab)) {
 	t.Helper()
+	inLabWith(t, func(*factoryapi.Options) {}, test)
+}
+
+// inSigningLab is inLab with a factory that signs in another way.
+func inSigningLab(t *testing.T, signing factoryapi.Signing, test func(*testing.T, *lab)) {
+	t.Helper()
+	inLabWith(t, func(o *factoryapi.Options) { o.Signing = signing }, test)
+}
+
+// inLabWith is inLab with a factory that has other options.
+func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T, *lab)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		rec := record.New()
 		registry := factoryapi.NewRegistry(rec)
-		factory, err := factoryapi.New(factoryapi.Options{
+		o := factoryapi.Options{
 			URL: "http://" + factoryAddr, Registry: registryAddr, Transport: registry.Transport(),
 			Versions: []string{"v1.13.8", talosVersion, "v1.14.0-rc.0"}, Recorder: rec,
 			Delay: func(ctx context.Context, d time.Duration) error {
@@ -56,7 +68,9 @@ func inLab(t *testing.T, test func(*testing.T, *lab)) {
 					return ctx.Err()
 				}
 			},
-		})
+		}
+		set(&o)
+		factory, err := factoryapi.New(o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,6 +150,20 @@ func (l *lab) iso(id string) artefact.Image {
 		l.t.Fatal(err)
 	}
 	return img
+}
+
+// digestOf is the digest of the extension image with the content that a boot image has, which tells none.
+func digestOf(t *testing.T, e artefact.Extension) string {
+	t.Helper()
+	idx, err := artefact.ExtensionIndex(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := idx.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.String()
 }
 
 // pull pulls an image through the factory or from the registry.

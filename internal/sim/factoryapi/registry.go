@@ -19,7 +19,7 @@ var _ http.Handler = (*Registry)(nil)
 
 // NewRegistry makes an empty registry. It owns no goroutine and needs no Close.
 func NewRegistry(rec *record.Recorder) *Registry {
-	store := registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))
+	store := untagging{registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))}
 	return &Registry{store: store, recorded: recorded(rec, "registry", store)}
 }
 

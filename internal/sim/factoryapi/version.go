@@ -11,11 +11,23 @@ import (
 )
 
 func (f *Factory) versions(w http.ResponseWriter, r *http.Request) error {
-	list := f.opts.Versions
+	list := f.buildable()
 	if r.URL.Query().Get("broken") == "true" {
-		list = []string{}
+		list = append([]string{}, f.opts.Broken...)
 	}
 	return json.NewEncoder(w).Encode(list)
+}
+
+// buildable are the versions that are not marked as broken. For the others the
+// factory has no lists either: see siderolabs/image-factory, internal/artifacts, validateTalosVersion.
+func (f *Factory) buildable() []string {
+	list := []string{}
+	for _, v := range f.opts.Versions {
+		if !slices.Contains(f.opts.Broken, v) {
+			list = append(list, v)
+		}
+	}
+	return list
 }
 
 // versionTag reads a version out of a path, with or without its "v".
@@ -28,7 +40,7 @@ func versionTag(text string) (string, error) {
 }
 
 func (f *Factory) requireVersion(tag string) error {
-	if !slices.Contains(f.opts.Versions, tag) {
+	if !slices.Contains(f.buildable(), tag) {
 		return missingf("version %s is not available", strings.TrimPrefix(tag, "v"))
 	}
 	return nil
@@ -36,7 +48,7 @@ func (f *Factory) requireVersion(tag string) error {
 
 // latest is the newest stable version.
 func (f *Factory) latest() (string, error) {
-	for _, v := range slices.Backward(f.opts.Versions) {
+	for _, v := range slices.Backward(f.buildable()) {
 		if !strings.Contains(v, "-") {
 			return v, nil
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
@@ -38,6 +39,9 @@ type Client struct {
 
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
+
+	// Imager builds what no factory can; nil: nothing.
+	Imager images.Imager
 
 	pid int // of the process that it stands for
 
@@ -122,7 +126,7 @@ func (c *Client) connectImages(s *session) error {
 		return err
 	}
 	s.close = append(s.close, func() { _ = f.Close(); _ = r.Close() }) // idle connections only
-	s.images = pipeline.Images{Factory: f, Registry: r, Catalog: r}
+	s.images = pipeline.Images{Factory: f, Registry: r, Imager: c.Imager, Catalog: r}
 	return nil
 }
 
@@ -146,7 +150,7 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
-	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, MachineConfig: c.MachineConfig}
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: c.MachineConfig}
 	return nil
 }
 
@@ -179,6 +183,26 @@ func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
 	}
 	defer s.end()
 	return pipeline.Drift(ctx, s.project, s.machines)
+}
+
+// DeepDrift is recast drift --deep.
+func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.DriftResult{}, err
+	}
+	defer s.end()
+	return pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {})
+}
+
+// Provenance is recast provenance NODE --deep.
+func (c *Client) Provenance(ctx context.Context, node string) (cluster.Provenance, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return cluster.Provenance{}, err
+	}
+	defer s.end()
+	return pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {})
 }
 
 // Plan is recast plan.

@@ -19,6 +19,7 @@ type boot struct {
 	life  func() (context.Context, context.CancelFunc) // ends with this boot
 	store *store
 	tasks sync.WaitGroup
+	fixed func() nodeFiles // what of the file system stays as it is, worked out once
 
 	probing    sync.Mutex // one look at the disks at a time
 	showing    sync.Mutex // one refresh at a time
@@ -53,6 +54,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		orders: make(chan outcome, 1), configs: make(chan []byte, 1),
 	}
+	b.fixed = sync.OnceValue(b.fixedFiles)
 	end, err := b.run(ctx)
 	cancel()
 	b.tasks.Wait() // one of them may start the API

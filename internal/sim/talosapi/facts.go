@@ -9,6 +9,7 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/extensions"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
@@ -53,28 +54,43 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// extensionStatuses lists the image's extensions as its extensions.yaml has
-// them: no digest anywhere, and the factory's schematic as one more entry.
+// extensionStatuses lists the image's extensions as its extensions.yaml has them: no digest anywhere.
 func extensionStatuses(img artefact.Image) []resource.Resource {
 	var rs []resource.Resource
-	add := func(e artefact.Extension, extraInfo string) {
-		n := strconv.Itoa(len(rs))
-		r := runtime.NewExtensionStatus(runtime.NamespaceName, n)
-		r.TypedSpec().Image = n + ".sqsh"
-		m := &r.TypedSpec().Metadata
-		m.Name, m.Version, m.Author, m.Description, m.ExtraInfo = e.Name, e.Version, e.Author, e.Description, extraInfo
+	for _, l := range layersOf(img) {
+		r := runtime.NewExtensionStatus(runtime.NamespaceName, strings.TrimSuffix(l.Image, ".sqsh"))
+		*r.TypedSpec() = *l
 		rs = append(rs, r)
 	}
+	return rs
+}
+
+// modulesName is the extension that imager makes for an image with kernel modules.
+const modulesName = "modules.dep"
+
+// layersOf are the image's extensions, numbered in order, the schematic of
+// whoever built the image as one more, and imager's own list of modules as the last.
+func layersOf(img artefact.Image) []*extensions.Layer {
+	var list, last []*extensions.Layer
+	add := func(m extensions.Metadata) {
+		list = append(list, &extensions.Layer{Image: strconv.Itoa(len(list)) + ".sqsh", Metadata: m})
+	}
 	for _, e := range img.Extensions {
-		add(e, "")
+		m := extensions.Metadata{Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description}
+		if e.Name == modulesName {
+			last = append(last, &extensions.Layer{Image: modulesName + ".sqsh", Metadata: m})
+			continue
+		}
+		add(m)
 	}
 	if img.SchematicID != "" {
-		add(artefact.Extension{
-			Name: "schematic", Version: img.SchematicID, Author: "Image Factory (" + img.FactoryURL + ")",
+		add(extensions.Metadata{
+			Name: "schematic", Version: img.SchematicID, Author: img.SchematicAuthor,
 			Description: "Virtual extension which specifies the schematic of the image built with Image Factory.",
-		}, img.SchematicYAML)
+			ExtraInfo:   img.SchematicYAML,
+		})
 	}
-	return rs
+	return append(list, last...)
 }
 
 // stage shows where the machine is in its life; each unmet condition is "name" or "name: reason".

@@ -123,7 +123,7 @@ func image(build string) artefact.Image {
 		TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud",
 		Cmdline:     "talos.platform=nocloud console=ttyS0 recast.lock=sha256-" + build,
 		SchematicID: "schematic-" + build, SchematicYAML: "customization: {extraKernelArgs: [recast.lock=sha256-" + build + "]}\n",
-		FactoryURL: "http://127.0.0.1:8080",
+		SchematicAuthor: "Image Factory (http://127.0.0.1:8080)",
 		Extensions: []artefact.Extension{{
 			Name: "iscsi-tools", Version: "v0.2.0", Author: "Sidero Labs",
 			Files: map[string][]byte{"/usr/local/sbin/iscsid": []byte("iscsid of " + build)},

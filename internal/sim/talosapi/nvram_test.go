@@ -72,7 +72,7 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 					t.Errorf("boots %s, want %s", now.entry, test.want)
 				}
 				_, err := readFile(t.Context(), c, efivar)
-				if none := test.blank || test.seabios; none != (status.Code(err) == codes.Unknown) {
+				if none := test.blank || test.seabios; none != (status.Code(err) == codes.NotFound) {
 					t.Errorf("variable: %v", err)
 				}
 			})

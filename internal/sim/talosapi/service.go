@@ -3,11 +3,7 @@ package talosapi
 import (
 	"context"
 
-	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
@@ -54,21 +50,7 @@ func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.
 	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
 }
 
-// Read implements the API for the files that the machine has.
-func (s *machineService) Read(req *machineapi.ReadRequest, srv grpc.ServerStreamingServer[common.Data]) error {
-	content, ok := s.boot.file(req.GetPath())
-	if !ok {
-		return status.Errorf(codes.Unknown, "stat %s: no such file or directory", req.GetPath())
-	}
-	for chunk := range chunks(content) {
-		if err := srv.Send(&common.Data{Bytes: chunk}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// chunks cuts content as apid streams it.
+// chunks cuts a snapshot of etcd as apid streams it.
 func chunks(content []byte) func(yield func([]byte) bool) {
 	return func(yield func([]byte) bool) {
 		for len(content) > 0 {
@@ -79,30 +61,6 @@ func chunks(content []byte) func(yield func([]byte) bool) {
 			content = content[n:]
 		}
 	}
-}
-
-// file is a file of the running system: some of /proc and what the extensions brought.
-func (b *boot) file(path string) ([]byte, bool) {
-	switch path {
-	case "/proc/sys/kernel/random/boot_id":
-		return []byte(b.id + "\n"), true
-	case "/proc/cmdline":
-		return []byte(b.med.image.Cmdline + "\n"), true
-	case loaderDefaultVar:
-		name := ""
-		if b.m.uefi() {
-			name = b.m.defaultEntry(loader{})
-		}
-		return efiString(name), name != ""
-	case "/usr/local/share/schematic/" + b.med.image.SchematicID:
-		return []byte(b.med.image.SchematicYAML), b.med.image.SchematicID != ""
-	}
-	for _, e := range b.med.image.Extensions {
-		if content, ok := e.Files[path]; ok {
-			return content, true
-		}
-	}
-	return nil, false
 }
 
 // Reboot implements the API: kexec unless the firmware is asked for.

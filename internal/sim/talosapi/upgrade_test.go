@@ -147,6 +147,7 @@ func (l *lab) rebooted(c *client.Client, before string) nodeFacts {
 		time.Sleep(time.Second)
 		if f, err := readFacts(l.t.Context(), c); err == nil && f.bootID != "" && f.bootID != before {
 			l.awaitStage(c, runtime.MachineStageRunning)
+			synctest.Wait() // what the machine writes to its disk once it runs
 			return facts(l.t, c)
 		}
 	}

@@ -3,7 +3,8 @@
 //
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
-// With -tests every test is shown as it ends, and what was skipped with its reason. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
+// With -tests every test is shown as it ends, and what was skipped with its reason. With -story
+// what tests print is shown as they print it. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
 // One whose key has a colon ("fault:no-quorum") is shown with its own test alone.
 // With -figures the named ones alone make the last line, and the first of them may not be 0:
 //
@@ -26,13 +27,14 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	name := flags.String("name", "test", "what the last line begins with")
 	tests := flags.Bool("tests", false, "show every test as it ends (subtests only if skipped), and why one was skipped")
+	story := flags.Bool("story", false, "show what tests print as they print it")
 	figures := flags.String("figures", "", "figures, separated by commas, of which the last line is made (default: all)")
 	if err := flags.Parse(args); err != nil {
 		return 3
 	}
 	start := time.Now()
 	s := newSummary(stdout)
-	s.tests = *tests
+	s.tests, s.story = *tests, *story
 	if *figures != "" {
 		s.only = strings.Split(*figures, ",")
 	}

@@ -30,6 +30,7 @@ type id struct{ pkg, test string }
 type summary struct {
 	out     io.Writer
 	tests   bool                    // show each as it ends
+	story   bool                    // show what they print as they print it
 	output  map[id]*strings.Builder // of what has not ended
 	builds  map[string]*strings.Builder
 	ended   map[id]string   // the action that ended it
@@ -71,6 +72,9 @@ func (s *summary) add(line []byte) {
 	at := id{e.Package, e.Test}
 	switch e.Action {
 	case "output":
+		if s.story && tells(at, e.Output) {
+			fmt.Fprint(s.out, strings.TrimPrefix(e.Output, "    "))
+		}
 		at.text(s.output).WriteString(e.Output)
 	case "build-output":
 		if s.builds[e.ImportPath] == nil {
@@ -96,6 +100,13 @@ func (s *summary) add(line []byte) {
 	}
 }
 
+// tells says whether a test has printed a line itself, or go test that it has failed.
+func tells(at id, line string) bool {
+	said := strings.TrimLeft(line, " ")
+	framed := strings.HasPrefix(said, "=== ") || strings.HasPrefix(said, "--- PASS") || strings.HasPrefix(said, "--- SKIP")
+	return at.test != "" && !framed
+}
+
 func (at id) text(output map[id]*strings.Builder) *strings.Builder {
 	if output[at] == nil {
 		output[at] = &strings.Builder{}
@@ -107,7 +118,7 @@ func (at id) text(output map[id]*strings.Builder) *strings.Builder {
 func (s *summary) end(at id, e event) {
 	s.ended[at] = e.Action
 	if at.test != "" {
-		if e.Action == "fail" {
+		if e.Action == "fail" && !s.story {
 			fmt.Fprint(s.out, s.output[at])
 		}
 		if s.tests {
@@ -126,7 +137,9 @@ func (s *summary) end(at id, e event) {
 		}
 		for _, open := range s.open(at.pkg) {
 			s.ended[open] = "fail"
-			fmt.Fprint(s.out, s.output[open])
+			if !s.story {
+				fmt.Fprint(s.out, s.output[open])
+			}
 			delete(s.output, open)
 		}
 	}

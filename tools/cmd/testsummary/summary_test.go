@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -115,6 +116,40 @@ func TestB(t *testing.T) {}`,
 			}
 			if t.Failed() {
 				t.Log(out)
+			}
+		})
+	}
+}
+
+func TestStory(t *testing.T) {
+	t.Parallel()
+	const header = "import (\n\"fmt\"\n\"testing\"\n)\n"
+	cases := map[string]struct {
+		test string
+		code int
+		want []string // lines, the last ones aside
+	}{
+		"passed": {
+			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once\n  upon"); t.Run("x", func(t *testing.T) { t.Skip("no time") }) }`,
+			want: []string{"once", "  upon", "skipped TestA/x: no time", "passed  TestA (0 s)"},
+		},
+		"failed": {
+			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once"); t.Fail() }`,
+			code: 1, want: []string{"once", "--- FAIL: TestA (0.00s)"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, out := goTest(t, c.test, "-tests", "-story")
+			var got []string
+			for line := range strings.Lines(out) {
+				if line = strings.TrimRight(line, "\n"); !strings.Contains(line, "x_test.go") {
+					got = append(got, line)
+				}
+			}
+			if code != c.code || !slices.Equal(got[:min(len(got), len(c.want))], c.want) {
+				t.Errorf("code %d, want %d:\n%s", code, c.code, out)
 			}
 		})
 	}

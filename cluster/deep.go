@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// FileReader opens the files of running machines.
+type FileReader interface {
+	// Files hands the files of the machine at addr to look; all that look reads
+	// comes from one boot of it. It refuses unless the machine has that UUID.
+	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
+}
+
+// MachineFiles are the files of one running machine.
+type MachineFiles interface {
+	// List hands what is in a directory to each, which must not call back: all that
+	// is below it, or, unless deep, only its entries. ErrNotFound if there is no such directory.
+	List(ctx context.Context, dir string, deep bool, each func(MachineFile) error) error
+	// Read writes a regular file to w. One that has not exactly sizeBytes is an error.
+	Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error
+}
+
+// MachineFile is what a machine lists of one of its files.
+type MachineFile struct {
+	Path      string
+	Mode      fs.FileMode
+	SizeBytes int64
+	Link      string // target of a symbolic link
+}
+
+// LockedFile is a regular file or a symbolic link of a locked extension image.
+type LockedFile struct {
+	Mode      fs.FileMode
+	SizeBytes int64
+	SHA256    string // hex, of a regular file
+	Link      string
+}
+
+// LockedContent is what a locked extension brings onto a node, by absolute path.
+type LockedContent struct {
+	Extension LockedExtension
+	Files     map[string]LockedFile
+}
+
+// FileTarget is a machine whose files are compared, and with what.
+type FileTarget struct {
+	Node         string
+	Addr         netip.Addr
+	UUID         string
+	Content      []LockedContent
+	EmbedsConfig bool // the image has a machine configuration in it, which is a file of its own
+}
+
+// FileCheck is how the files of one machine compare with the locked images'.
+type FileCheck struct {
+	Files       int        `json:"files"` // compared
+	Bytes       int64      `json:"bytes"` // read from the machine
+	Differ      []FileDiff `json:"differ,omitempty"`
+	More        int        `json:"more,omitempty"`        // differences beyond those of Differ
+	NotCompared []string   `json:"notCompared,omitempty"` // in words, with the reason
+}
+
+// Same says that no difference was found.
+func (c FileCheck) Same() bool { return len(c.Differ) == 0 && c.More == 0 }
+
+// FileDiff is one file that is not as locked.
+type FileDiff struct {
+	Path      string `json:"path"`
+	Extension string `json:"extension,omitempty"` // name and version; "": no locked extension has the file
+	// Found and Wanted are "sha256:…" of regular files, "link to …" of symbolic
+	// links, else the kind of file; "": there is none.
+	Found  string `json:"found,omitempty"`
+	Wanted string `json:"wanted,omitempty"`
+}
+
+func (d FileDiff) String() string {
+	switch {
+	case d.Extension == "":
+		return fmt.Sprintf("%s (%s) is of no locked extension", d.Path, shortPrint(d.Found))
+	case d.Found == "":
+		return fmt.Sprintf("%s of extension %s (%s) is missing", d.Path, d.Extension, shortPrint(d.Wanted))
+	}
+	return fmt.Sprintf("%s of extension %s: %s → %s", d.Path, d.Extension, shortPrint(d.Found), shortPrint(d.Wanted))
+}
+
+// shortPrint is short for a digest; a link is told by the whole of its target.
+func shortPrint(fingerprint string) string {
+	if strings.HasPrefix(fingerprint, "sha256:") {
+		return short(fingerprint)
+	}
+	return fingerprint
+}
+
+// maxFileDiffs is how many files of one node are named; the others are counted.
+const maxFileDiffs = 8
+
+// fileReads bounds how many machines are read at once.
+const fileReads = 4
+
+// CompareFiles reads the files of locked extensions back from each target and
+// compares them. Errors are by target: a machine that can't be read is no reason
+// not to read the others. say gets a line about a node, one at a time.
+func CompareFiles(ctx context.Context, r FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
+	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
+	var saying sync.Mutex
+	g := errgroup.Group{}
+	g.SetLimit(fileReads)
+	for i, t := range targets {
+		g.Go(func() error {
+			checks[i], errs[i] = compareFiles(ctx, r, t)
+			saying.Lock()
+			defer saying.Unlock()
+			if errs[i] == nil {
+				say(t.Node, checks[i].String())
+			} else {
+				say(t.Node, "its files could not be read")
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // none of them returns an error: each is kept with its target
+	return checks, errs
+}
+
+// String is the result in one line.
+func (c FileCheck) String() string {
+	differ := "all are as locked"
+	if !c.Same() {
+		differ = fmt.Sprintf("%d differ", len(c.Differ)+c.More)
+	}
+	return fmt.Sprintf("%d files of its extensions compared (%d bytes read): %s", c.Files, c.Bytes, differ)
+}

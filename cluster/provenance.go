@@ -1,0 +1,159 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+)
+
+// ClaimReader reads what running machines say about their images.
+type ClaimReader interface {
+	// Claims reads what the machine at addr says about the image that it runs. It
+	// refuses unless that machine has the UUID.
+	Claims(ctx context.Context, addr netip.Addr, uuid string) (Claims, error)
+}
+
+// Claims is what a running machine says about the image that it runs: all of it
+// was written by whoever built the image.
+type Claims struct {
+	TalosVersion string
+	Arch         string
+	Platform     string
+	Layers       []ExtensionLayer // as its extensions.yaml lists them
+	Booted       BootClaims
+	// Factory is what Talos 1.14 and later makes of the schematic's entry in
+	// Layers, a resource of its own; nil where there is none.
+	Factory *FactoryClaim
+}
+
+// ExtensionLayer is one entry of a machine's list of extensions.
+type ExtensionLayer struct {
+	Name, Version, Author string
+	ExtraInfo             string // of the schematic's own entry: the schematic
+}
+
+// BootClaims is how the machine says that it was booted.
+type BootClaims struct {
+	Entry      string // boot loader entry, lower-case; "": it does not say
+	Next       string // entry that the next boot takes; "": it does not say
+	UKI        *bool  // booted from a unified kernel image; nil: it does not say
+	SecureBoot bool
+	// Locks are the values of recast.lock on the kernel's command line; Cmdline
+	// says whether that could be read.
+	Locks   []string
+	Cmdline bool
+}
+
+// FactoryClaim is the resource ImageFactorySchematic.
+type FactoryClaim struct {
+	SchematicID, Flavor, URL string
+}
+
+// KnownBuild is one build of a lock that is at hand.
+type KnownBuild struct {
+	Lock      string // file: "recast.lock", or that of a past lock
+	Present   bool   // the lock is recast.lock
+	Arch      string
+	Schematic string // its name in the configuration
+	File      string
+	Build     Build
+	ISOSHA256 string // "": not built
+	Signer    string // fingerprint of the key that signed the installer; "": not verified
+}
+
+// Certainty is how well a link of the chain holds.
+type Certainty string
+
+// Proven was recomputed from bytes; Claimed is what the image says of itself and
+// nothing contradicts; Unknown is what nobody says; Contradicted does not fit the rest.
+const (
+	Proven       Certainty = "proven"
+	Claimed      Certainty = "claimed"
+	Unknown      Certainty = "unknown"
+	Contradicted Certainty = "contradicted"
+)
+
+// Origin says who made an image, as far as that can be told.
+type Origin string
+
+// FromLock is a build of a lock at hand; FromOtherLock carries a recast.lock that
+// none at hand has; FromSchematic is somebody's schematic without one; FromImager
+// has extensions and no schematic at all, FromRelease neither; FromNowhere
+// contradicts itself.
+const (
+	FromLock      Origin = "lock"
+	FromOtherLock Origin = "other-lock"
+	FromSchematic Origin = "schematic"
+	FromImager    Origin = "imager"
+	FromRelease   Origin = "release"
+	FromNowhere   Origin = "contradictory"
+)
+
+// Link is one link of the chain from a lock to a running node.
+type Link struct {
+	Name      string    `json:"name"` // stable for scripts: "lock", "schematic", …
+	Certainty Certainty `json:"certainty"`
+	Text      string    `json:"text"`
+	Details   []string  `json:"details,omitempty"`
+}
+
+// Provenance is the chain from a lock to a running node.
+type Provenance struct {
+	Node    string     `json:"node"`
+	VM      string     `json:"vm"`
+	Address netip.Addr `json:"address"`
+	Origin  Origin     `json:"origin"`
+	Build   string     `json:"build,omitempty"` // build ID that it claims; "": no lock at hand made it
+	Wanted  string     `json:"wanted,omitempty"`
+	Unread  string     `json:"unread,omitempty"` // why its files could not be compared
+	Summary []string   `json:"summary"`          // what is proven, claimed, unknown and contradicted, in sentences
+	Links   []Link     `json:"links"`
+}
+
+// Contradicted says whether some link does not fit the rest.
+func (p Provenance) Contradicted() bool {
+	return slices.ContainsFunc(p.Links, func(l Link) bool { return l.Certainty == Contradicted })
+}
+
+// Described is what a schematic asks for.
+type Described struct {
+	Extensions []string
+	Args       []string // names of kernel arguments: a value may be a token
+}
+
+// Trail is all that a chain is made of.
+type Trail struct {
+	Wanted   *KnownBuild  // what recast.lock wants of the node; nil: there is no lock
+	Known    []KnownBuild // builds of every lock at hand, the present one's among them
+	Claims   Claims
+	Describe func(schematic string) (d Described, ok bool) // of one that no lock at hand has
+	Files    *FileCheck                                    // against the build that it claims; nil: not compared
+	// Unread is why the files could not be compared although that was asked for.
+	Unread string
+}
+
+// Trace makes the chain.
+func Trace(t Trail) Provenance {
+	c := t.judge()
+	p := Provenance{Origin: c.origin, Unread: t.Unread}
+	if t.Wanted != nil {
+		p.Wanted = t.Wanted.Build.ID
+	}
+	if c.known != nil {
+		p.Build = c.known.Build.ID
+	}
+	p.Links = append(p.Links, t.lockLink())
+	p.Links = append(p.Links, c.schematicLinks()...)
+	p.Links = append(p.Links, c.extensionsLink(), c.talosLink())
+	p.Links = append(p.Links, c.bootLinks()...)
+	p.Links = append(p.Links, c.filesLink())
+	if p.Contradicted() && c.known == nil && c.origin != FromOtherLock {
+		p.Origin = FromNowhere
+	}
+	p.Summary = c.summary(p)
+	return p
+}
+
+// Claimant is the build whose files the machine claims to have: that of the lock
+// that its schematic names; nil if none at hand has it.
+func (t Trail) Claimant() *KnownBuild { return t.judge().known }

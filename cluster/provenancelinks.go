@@ -1,0 +1,231 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+)
+
+// lockLink is what git says: recomputed from the file each time that it is read.
+func (t Trail) lockLink() Link {
+	w := t.Wanted
+	if w == nil {
+		return Link{Name: "lock", Certainty: Unknown, Text: "there is no recast.lock that says what the node should run"}
+	}
+	l := Link{Name: "lock", Certainty: Proven, Text: fmt.Sprintf("%s wants schematic %s (%s), Talos %s: build %s", w.Lock, w.Schematic, w.File, w.Build.TalosVersion, w.Build.ID)}
+	l.Details = append(l.Details, "schematic ID "+w.Build.SchematicID, lockArg+w.Build.LockHash)
+	return l.with(w)
+}
+
+// with adds what a lock pins for a build.
+func (l Link) with(b *KnownBuild) Link {
+	for _, e := range b.Build.Extensions {
+		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.title(), e.Ref, e.Digest))
+	}
+	if b.Build.Installer == "" {
+		return l.and("installer: none was built")
+	}
+	l = l.and("installer " + b.Build.Installer)
+	if b.Signer != "" {
+		l = l.and("its signature was verified, key sha256:" + b.Signer)
+	} else {
+		l = l.and("its signature was not verified")
+	}
+	if b.ISOSHA256 != "" {
+		l = l.and("boot ISO " + b.Build.ISOName + " sha256:" + b.ISOSHA256)
+	}
+	return l
+}
+
+func (l Link) and(detail string) Link {
+	l.Details = append(l.Details, detail)
+	return l
+}
+
+// schematicLinks follow the node's schematic to a lock.
+func (j judged) schematicLinks() []Link {
+	switch {
+	case len(j.entries) > 1:
+		l := Link{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("the image carries %d schematics: it was built from another image that had one already", len(j.entries))}
+		for _, e := range j.entries {
+			l = l.and(fmt.Sprintf("schematic %s by %s", e.Version, builder(e.Author)))
+		}
+		return []Link{l}
+	case j.origin == FromImager:
+		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries no schematic: somebody built it with the Talos imager, and nothing in it says from what"}}
+	case j.origin == FromRelease:
+		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries neither a schematic nor extensions, as Talos' own releases do"}}
+	}
+	return []Link{j.entryLink(), j.knownLink()}
+}
+
+func (j judged) entryLink() Link {
+	e := j.entries[0]
+	l := Link{Name: "schematic", Certainty: Claimed, Text: fmt.Sprintf("the image says that it was built by %s from schematic %s", builder(e.Author), e.Version)}
+	if f := j.Claims.Factory; f != nil && f.SchematicID != e.Version {
+		return Link{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("its list of extensions has schematic %s, its resource ImageFactorySchematic %s", e.Version, f.SchematicID)}
+	}
+	switch {
+	case e.ExtraInfo == "":
+		l = l.and("it does not carry the schematic's text")
+	case idOf(e.ExtraInfo) != e.Version:
+		l.Certainty = Contradicted
+		l = l.and("the text that it carries makes another ID: " + idOf(e.ExtraInfo))
+	default:
+		l = l.and("the text that it carries makes that ID")
+	}
+	if j.lock != "" {
+		l = l.and(lockArg + j.lock)
+	}
+	return l
+}
+
+// knownLink says which lock made the schematic.
+func (j judged) knownLink() Link {
+	const name = "build"
+	switch {
+	case j.known != nil && j.Wanted != nil && j.known.Build.ID == j.Wanted.Build.ID:
+		return Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s, the one that %s wants", short(j.known.Build.ID), j.Wanted.Lock)}
+	case j.known != nil:
+		l := Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s of %s: schematic %s, Talos %s", j.known.Build.ID, j.known.Lock, j.known.Schematic, j.known.Build.TalosVersion)}
+		return l.with(j.known)
+	case j.kin != nil:
+		return Link{Name: name, Certainty: Unknown, Text: fmt.Sprintf("no lock at hand has that schematic; one with the same extension digests is build %s of %s", j.kin.Build.ID, j.kin.Lock)}
+	case j.lock != "":
+		return Link{Name: name, Certainty: Unknown, Text: "recast locked that schematic, but no lock at hand made it: the digests of its extensions are unknown"}
+	}
+	l := Link{Name: name, Certainty: Unknown, Text: "recast did not lock that schematic: the digests of its extensions are unknown"}
+	if j.entries[0].ExtraInfo == "" {
+		return l
+	}
+	d, ok := j.Describe(j.entries[0].ExtraInfo)
+	if !ok {
+		return l.and("its text is no schematic that this recast understands")
+	}
+	return l.and("it asks for extensions: " + orNone(d.Extensions)).and("it asks for kernel arguments: " + orNone(d.Args))
+}
+
+func orNone(list []string) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	return strings.Join(list, ", ")
+}
+
+// extensionsLink compares the list that the node shows with that of the build
+// which it claims.
+func (j judged) extensionsLink() Link {
+	l := Link{Name: "extensions", Certainty: Claimed}
+	var m Machine
+	for _, e := range j.Claims.Layers {
+		if e.Name == schematicEntry || e.Name == modulesEntry {
+			continue
+		}
+		m.Extensions = append(m.Extensions, ExtensionEntry{Name: e.Name, Version: e.Version})
+		author := ""
+		if e.Author != "" {
+			author = " by " + e.Author
+		}
+		l = l.and(strings.TrimSpace(e.Name+" "+e.Version) + author)
+	}
+	l.Text = fmt.Sprintf("the node lists %d extensions, by name and version", len(m.Extensions))
+	if j.known == nil {
+		l.Text += "; no digests are known to compare them with"
+		return l
+	}
+	differ := diffExtensions(j.known.Build, m)
+	if len(differ) == 0 {
+		l.Text += ": those of the build"
+		return l
+	}
+	l.Certainty = Contradicted
+	l.Text += ": not those of the build that it claims"
+	for _, r := range differ {
+		l = l.and(r.Text)
+	}
+	return l
+}
+
+func (j judged) talosLink() Link {
+	l := Link{Name: "talos", Certainty: Claimed, Text: fmt.Sprintf("the node says that it runs Talos %s for %s on platform %s", j.Claims.TalosVersion, j.Claims.Arch, j.Claims.Platform)}
+	if j.known == nil {
+		return l
+	}
+	if talos, arch := j.known.Build.TalosVersion, j.known.Arch; talos != j.Claims.TalosVersion || arch != j.Claims.Arch {
+		l.Certainty = Contradicted
+		return l.and("the build that it claims is of Talos " + talos + " for " + arch)
+	}
+	return l
+}
+
+// bootLinks are the boot entry and the kernel's own word.
+func (j judged) bootLinks() []Link {
+	b := j.Claims.Booted
+	boot := Link{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}
+	switch {
+	case b.Entry != "" && b.Next != "" && b.Next != b.Entry:
+		boot = boot.and("the next boot starts another system: " + b.Next)
+	case b.Entry == "":
+		boot.Certainty, boot.Text = Unknown, "it does not say which boot entry it was started from: a boot ISO and GRUB have none"
+	}
+	switch {
+	case b.SecureBoot:
+		boot = boot.and("with Secure Boot: the firmware verified the image against its keys")
+	case b.UKI != nil && *b.UKI:
+		boot = boot.and("from a unified kernel image, without Secure Boot: nobody verified it")
+	case b.UKI != nil:
+		boot = boot.and("not from a unified kernel image")
+	}
+	return []Link{boot, j.cmdlineLink()}
+}
+
+func (j judged) cmdlineLink() Link {
+	b := j.Claims.Booted
+	l := Link{Name: "cmdline", Certainty: Claimed}
+	switch {
+	case !b.Cmdline:
+		l.Certainty, l.Text = Unknown, "the kernel's command line could not be read"
+	case len(b.Locks) == 0 && j.lock == "":
+		l.Text = "the kernel's command line has no recast.lock either"
+	case len(b.Locks) == 0:
+		l.Certainty, l.Text = Unknown, "the kernel's command line has no recast.lock: GRUB drops a schematic's arguments on an upgrade, so that says nothing"
+		if b.UKI != nil && *b.UKI {
+			l.Certainty, l.Text = Contradicted, "the schematic has recast.lock, the command line of the unified kernel image that was booted has not"
+		}
+	case len(b.Locks) == 1 && b.Locks[0] == j.lock:
+		l.Text = "the kernel's command line has the same recast.lock"
+	default:
+		l.Certainty, l.Text = Contradicted, fmt.Sprintf("the kernel's command line has %s%s, the schematic %s", lockArg, strings.Join(b.Locks, " and "), cmpNone(j.lock))
+	}
+	return l
+}
+
+// filesLink is the only one that no label can forge.
+func (j judged) filesLink() Link {
+	l := Link{Name: "files", Certainty: Unknown}
+	switch {
+	case j.Unread != "":
+		l.Text = "the files of its extensions could not be compared: " + j.Unread
+	case j.known == nil:
+		l.Text = "there is nothing to compare the files of its extensions with"
+	case j.Files == nil:
+		l.Text = "the files of its extensions were not compared: --deep does"
+	case len(j.known.Build.Extensions) == 0 && j.Files.Same():
+		l.Certainty, l.Text = Proven, "it has no files of any extension, as its build"
+	case j.Files.Same():
+		l.Certainty, l.Text = Proven, fmt.Sprintf("all %d files of its extensions are those of the images that %s pins by digest", j.Files.Files, j.known.Lock)
+	default:
+		l.Certainty, l.Text = Contradicted, fmt.Sprintf("%d files of its extensions are not those of the images that %s pins by digest", len(j.Files.Differ)+j.Files.More, j.known.Lock)
+	}
+	if j.Files != nil {
+		for _, d := range j.Files.Differ {
+			l = l.and(d.String())
+		}
+		if j.Files.More > 0 {
+			l = l.and(fmt.Sprintf("%d more", j.Files.More))
+		}
+		for _, text := range j.Files.NotCompared {
+			l = l.and("not compared: " + text)
+		}
+	}
+	return l
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newDriftCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	var deep bool
+	c := &cobra.Command{
+		Use: "drift", Short: "Does every node run exactly the lock?",
+		Long: `Compare every node with the lock: Talos version, schematic with its lock hash,
+extensions, install image, a system that waits for a reboot, boot media and order,
+Kubernetes version, leftovers of an unfinished roll. Reads only; made for a nightly
+job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be read,
+whatever the others say.
+
+Without --deep it compares what images say of themselves. With it, every file of
+every locked extension is read back from each node and compared with the image that
+the lock pins by digest; a file in /usr/local of no locked extension is found, too.
+That takes a talosconfig with the role os:admin and reads as many bytes from each
+node as its extensions have. CPU microcode and the lists of kernel modules can't be
+compared: a node shows them otherwise than an extension image has them.`,
+		Example: `  recast drift
+  recast drift --deep -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+				res, err := drift(ctx, s, p, m, deep)
+				if err != nil {
+					return err
+				}
+				if err := ui.WriteDrift(s.out, out, res); err != nil {
+					return err
+				}
+				switch {
+				case res.Unread > 0:
+					return fault.WithHint(errUnread, "the reasons are in the answer above")
+				case res.Stale > 0:
+					return errDiffers
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	return c
+}
+
+func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, deep bool) (res pipeline.DriftResult, err error) {
+	if !deep {
+		return pipeline.Drift(ctx, p, m)
+	}
+	err = withPuller(p, func(r images.Puller) error {
+		res, err = pipeline.DeepDrift(ctx, p, m, r, s.say)
+		return err
+	})
+	return res, err
+}
+
+// say prints what is being done.
+func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
+
+// withPuller runs f with what reads images.
+func withPuller(p pipeline.Project, f func(images.Puller) error) error {
+	var cl closers
+	defer cl.close()
+	r, err := connectRegistry(p, &cl)
+	if err != nil {
+		return err
+	}
+	return f(r)
+}

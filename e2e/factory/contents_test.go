@@ -1,0 +1,105 @@
+package factory
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"debug/pe"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+// built is what an installer holds at a path of a node, as SHA-256, taken out with
+// the programs that made it rather than with recast.
+func built(t *testing.T, ref, install, path string) string {
+	t.Helper()
+	dir := t.TempDir()
+	added := filepath.Join(dir, "added.zst")
+	write(t, added, appended(t, kernelImage(t, ref), filepath.Join(install, "amd64/initramfs.xz")))
+	run(t, dir, "", "zstd", "-d", "--quiet", added, "-o", "added.cpio")
+	run(t, dir, "", "cpio", "-i", "--quiet", "-d", "-F", "added.cpio")
+	images, err := filepath.Glob(filepath.Join(dir, "*.sqsh"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range images {
+		content, err := exec.CommandContext(t.Context(), "unsquashfs", "-cat", image, path).Output()
+		if err == nil && len(content) > 0 {
+			return checksum(content)
+		}
+	}
+	t.Fatalf("%s holds no %s", ref, path)
+	return ""
+}
+
+func checksum(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// kernelImage is the unified kernel image in an installer for amd64.
+func kernelImage(t *testing.T, ref string) []byte {
+	t.Helper()
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := remote.Image(r, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}), remote.WithContext(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := mutate.Extract(img)
+	defer files.Close()
+	for archive := tar.NewReader(files); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			t.Fatalf("%s holds no kernel", ref)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Name == "usr/install/amd64/vmlinuz.efi" {
+			b, err := io.ReadAll(archive)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+	}
+}
+
+// appended is what imager has put after Talos' own initramfs.
+func appended(t *testing.T, uki []byte, initramfs string) []byte {
+	t.Helper()
+	f, err := pe.NewFile(bytes.NewReader(uki))
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := f.Section(".initrd")
+	if section == nil {
+		t.Fatal("no .initrd")
+	}
+	b, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.ReadFile(initramfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := bytes.Cut(b[:section.VirtualSize], own)
+	if !found {
+		t.Fatal("the installer has another initramfs than Talos")
+	}
+	return rest
+}

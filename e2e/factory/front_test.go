@@ -1,0 +1,74 @@
+package factory
+
+import (
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// front is the address of an Image Factory, before one or several processes of it
+// as a load balancer is.
+type front struct {
+	addr, url string
+	images    atomic.Int64 // requests that make the factory build
+
+	mu               sync.Mutex
+	lists, otherwise *url.URL // where requests for the list of extensions go, and all others
+}
+
+func newFront(t *testing.T) *front {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &front{addr: l.Addr().String(), url: "http://" + l.Addr().String()}
+	server := &http.Server{Handler: &httputil.ReverseProxy{Rewrite: f.route, FlushInterval: -1}}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		<-ended // http.ErrServerClosed
+	})
+	return f
+}
+
+func (f *front) route(r *httputil.ProxyRequest) {
+	path := r.In.URL.Path
+	if strings.HasPrefix(path, "/image/") || strings.HasPrefix(path, "/v2/") && strings.Contains(path, "/manifests/v") {
+		f.images.Add(1)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	to := f.otherwise
+	if strings.HasPrefix(path, "/version/") {
+		to = f.lists
+	}
+	r.SetURL(to)
+	r.Out.Host = r.In.Host
+}
+
+// leads sends every request to one factory.
+func (f *front) leads(t *testing.T, to *running) { f.splits(t, to, to) }
+
+// splits sends requests for lists to one factory and all others to another, as happens by chance between replicas.
+func (f *front) splits(t *testing.T, lists, otherwise *running) {
+	t.Helper()
+	parse := func(r *running) *url.URL {
+		u, err := url.Parse(r.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists, f.otherwise = parse(lists), parse(otherwise)
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/siderolabs/image-factory/cmd/image-factory/cmd"
+	"go.uber.org/zap"
+)
+
+// serveFactory is the Image Factory as a process of its own, as it runs anywhere:
+// a restart forgets what it keeps in memory. Its arguments are the address to
+// listen at, the one by which it is known, that of the registry with Talos in it,
+// that of the registry for what it makes, and the file of its key.
+func serveFactory(ctx context.Context, args []string) error {
+	if len(args) != 5 {
+		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY")
+	}
+	listen, known, core, own, key := args[0], args[1], args[2], args[3], args[4]
+	o := cmd.DefaultOptions
+	o.HTTP.ListenAddr, o.HTTP.ExternalURL = listen, known
+	o.ContainerSignature.Disabled = true // nobody signs what is in the registry
+	o.Metrics.Addr = ""
+	o.Artifacts.Core.Registry, o.Artifacts.Core.Insecure = core, true
+	repository := func(name string) cmd.OCIRepositoryOptions {
+		return cmd.OCIRepositoryOptions{Registry: own, Namespace: "factory", Repository: name, Insecure: true}
+	}
+	o.Artifacts.Schematic = repository("schematics")
+	o.Artifacts.Installer.Internal = cmd.OCIRepositoryOptions{Registry: own, Namespace: "factory", Insecure: true}
+	o.Cache.OCI, o.Cache.SigningKeyPath = repository("cache"), key
+	logger, err := zap.NewProduction()
+	if err != nil {
+		return err
+	}
+	return cmd.RunFactory(ctx, logger, o)
+}

@@ -1,0 +1,151 @@
+package factory
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// factoryServer starts and ends factories that share a registry and a key.
+type factoryServer struct {
+	core, own *depot
+	front     *front
+	key       string
+	bin       string // directory with the programs that imager is to find first
+	dir       string
+	started   int
+}
+
+func newFactoryServer(t *testing.T, core, own *depot, at *front, bin string) *factoryServer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &factoryServer{core: core, own: own, front: at, bin: bin, dir: t.TempDir()}
+	f.key = filepath.Join(f.dir, "signing.key")
+	write(t, f.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return f
+}
+
+// running is one process.
+type running struct {
+	url, log string
+	process  *exec.Cmd
+	took     time.Duration
+	ended    chan error
+}
+
+// start runs a factory and waits until it answers.
+func (f *factoryServer) start(t *testing.T) *running {
+	t.Helper()
+	addr := freeAddress(t)
+	f.started++
+	tmp := filepath.Join(f.dir, fmt.Sprintf("tmp%d", f.started))
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := &running{url: "http://" + addr, log: filepath.Join(f.dir, fmt.Sprintf("factory%d.log", f.started)), ended: make(chan error, 1)}
+	log, err := os.Create(r.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close() // the child has its own
+	r.process = program(t, "factory", addr, f.front.url, f.core.addr, f.own.addr, f.key)
+	r.process.Stdout, r.process.Stderr = log, log
+	r.process.Env = append(os.Environ(), "TMPDIR="+tmp, "PATH="+f.bin+":"+os.Getenv("PATH"))
+	began := time.Now()
+	if err := r.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { r.ended <- r.process.Wait() }()
+	t.Cleanup(func() {
+		if t.Failed() {
+			b, _ := os.ReadFile(r.log) // for a person; there may be none
+			t.Logf("what the factory had to say:\n%s", complaints(string(b)))
+		}
+		r.stop(t)
+	})
+	for !answers(t, r.url+"/versions") {
+		select {
+		case err := <-r.ended:
+			r.ended <- err
+			b, _ := os.ReadFile(r.log)
+			t.Fatalf("the factory has ended: %v\n%s", err, b)
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("the factory does not answer")
+		}
+	}
+	r.took = time.Since(began)
+	return r
+}
+
+// stop ends the process, as a service manager does.
+func (r *running) stop(t *testing.T) {
+	t.Helper()
+	if r.process == nil {
+		return
+	}
+	if err := r.process.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Error(err)
+	}
+	if err := <-r.ended; err != nil && !t.Failed() {
+		t.Errorf("the factory, asked to end: %v", err)
+	}
+	r.process = nil
+}
+
+func answers(t *testing.T, url string) bool {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// freeAddress is one at which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// complaints are the warnings and errors of a log.
+func complaints(log string) string {
+	var b strings.Builder
+	for line := range strings.Lines(log) {
+		if strings.HasPrefix(line, `{"level":"`) && !strings.HasPrefix(line, `{"level":"info"`) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}

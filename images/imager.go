@@ -1,0 +1,292 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// ImagerBuilder is what a Builder has Talos' imager build with what no Image
+// Factory can: schematics with extensions that only their registry knows.
+type ImagerBuilder struct {
+	// Builds says which of the schematics, by name; nil: none.
+	Builds   func(schematic string) bool
+	Imager   Imager
+	Archives Archives
+	Copier   Copier
+	// Base is the repository of the installer that is built upon, which has a tag
+	// for every Talos version: "ghcr.io/siderolabs/installer-base".
+	Base    string
+	Scratch string // directory for files that are gone at the end
+}
+
+// builds says whether the imager makes a schematic's images.
+func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil && i.Builds(schematic) }
+
+// imagerSteps end with an installer in the mirror and an ISO in the lock.
+//
+// What the imager makes is never the same bytes again (times of files, see
+// docs/notes/images.md). So all of it is kept in the mirror, where whoever has the
+// lock, or resolves the same build, finds it: installers by their tags, boot ISOs
+// beside them.
+func (b Builder) imagerSteps(name string) []step.Step {
+	return []step.Step{{
+		ID: "run-imager", Title: "have the imager build installer and boot ISO",
+		Skip: func(ctx context.Context) (string, error) { return b.haveBoth(ctx, name) },
+		Do: func(ctx context.Context) (err error) {
+			if err := b.imagerCan(name); err != nil {
+				return err
+			}
+			w := &workplace{Builder: b, name: name}
+			defer func() { err = errors.Join(err, w.remove()) }()
+			if err := w.installer(ctx); err != nil {
+				return err
+			}
+			return w.iso(ctx)
+		},
+	}}
+}
+
+// imagerCan says why the imager can't build a schematic.
+func (b Builder) imagerCan(name string) error {
+	lock, e, err := b.Ledger.entry(name)
+	switch {
+	case err != nil:
+		return err
+	case b.Mirror == "":
+		return fault.WithHint(fault.Configf("schematic %q is built by the imager, whose installer has no place to be pulled from", name),
+			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
+	case lock.SecureBoot:
+		return fault.WithHint(fault.Refusedf("schematic %q is built by the imager, which has no key to sign images for Secure Boot with", name),
+			"have the Image Factory build it: only official extensions, images.builder: factory")
+	case e.EmbedsConfig():
+		return fault.WithHint(fault.Refusedf("schematic %q embeds a machine configuration, which the imager would print with its secrets", name),
+			"take embeddedMachineConfiguration out of %s", e.File)
+	}
+	return nil
+}
+
+// installer sees to an installer in the mirror, and records it.
+func (w *workplace) installer(ctx context.Context) error {
+	have, err := w.pullable(ctx, w.name)
+	if err != nil || have != "" {
+		return err
+	}
+	lock, e, err := w.Ledger.entry(w.name)
+	if err != nil {
+		return err
+	}
+	tag := Mirror{Repository: w.Mirror}.tag(lock, e)
+	if e.Installer != "" {
+		return fault.WithHint(fault.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
+			"put it back into the registry. To have a new one built, remove recast.lock and run `recast lock`: every node is stale then")
+	}
+	digest, found, err := w.tagged(ctx, tag)
+	switch {
+	case err != nil:
+		return err
+	case found:
+		w.say("%s is there already: it is verified instead of being built again", tag)
+	default:
+		if digest, err = w.makeInstaller(ctx, lock, e); err != nil {
+			return err
+		}
+	}
+	ref := w.Mirror + "@" + digest
+	if found {
+		if err := w.builtUponBase(ctx, lock, ref); err != nil {
+			return w.notOurs(err, tag, found)
+		}
+	}
+	if w.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
+		return w.notOurs(fmt.Errorf("verify %s: %w", ref, err), tag, found)
+	}
+	// The tag comes last: until then nobody takes what was pushed for whole or verified.
+	if !found {
+		if err := w.ByImager.Copier.Tag(ctx, ref, tag); err != nil {
+			return fmt.Errorf("tag the installer: %w", err)
+		}
+	}
+	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = ref, "" })
+}
+
+// notOurs says what to do about an installer that is not what the lock describes.
+func (w *workplace) notOurs(err error, tag string, found bool) error {
+	if found {
+		return fault.WithHint(err, "someone has pushed something else as %s: delete that tag from the registry", tag)
+	}
+	return fault.WithHint(err, "the imager has built something else than it was told to: see which version of it images.imager names")
+}
+
+// builtUponBase looks at what no other check does: the installer's own programs.
+func (w *workplace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
+	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
+	if err != nil {
+		return fmt.Errorf("resolve the installer that is built upon: %w", err)
+	}
+	return w.ByImager.Archives.BuiltUpon(ctx, ref, base, lock.Arch)
+}
+
+// tagged looks for an installer that somebody has built and pushed already, for
+// instance a run that was killed before it could write the lock.
+func (w *workplace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
+	digest, found, err = w.ByImager.Copier.Head(ctx, tag)
+	if errors.Is(err, ErrDenied) {
+		return "", false, nil // a repository that the first push makes, or the push is denied, too
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("look for an installer in the mirror: %w", err)
+	}
+	return digest, found, nil
+}
+
+func (w *workplace) makeInstaller(ctx context.Context, lock schematics.Lock, e schematics.Locked) (digest string, err error) {
+	job, err := w.job(ctx, lock, e)
+	if err != nil {
+		return "", err
+	}
+	job.Output = OutputInstaller
+	if job.BaseInstaller, err = w.baseInstaller(ctx, lock); err != nil {
+		return "", err
+	}
+	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
+	if err != nil {
+		return "", fmt.Errorf("build the installer: %w", err)
+	}
+	w.say("pushing the installer to %s", w.Mirror)
+	digest, err = w.ByImager.Archives.PushArchive(ctx, ArchivePush{
+		File: filepath.Join(w.dir, file), Repository: w.Mirror, Arch: lock.Arch, Base: job.BaseInstaller.Ref, Progress: progress(-1, w.note),
+	})
+	if err != nil {
+		return "", fmt.Errorf("push the installer: %w", err)
+	}
+	return digest, nil
+}
+
+// iso sees to a boot ISO in the cache and beside the installer, and records it.
+func (w *workplace) iso(ctx context.Context) error {
+	have, err := w.haveISO(ctx, w.name)
+	if err != nil || have != "" {
+		return err
+	}
+	lock, e, err := w.Ledger.entry(w.name)
+	if err != nil {
+		return err
+	}
+	kept, found, err := w.keptISO(ctx, e)
+	if err != nil {
+		return err
+	}
+	if !found && e.ISO.SHA256 != "" {
+		return fault.WithHint(fault.Refusedf("%s is neither in the cache nor beside the installer in %s, and the imager never makes the same bytes again", e.ISO.Name, w.Mirror),
+			"copy it from a storage that has it to %s. To have a new one built, remove recast.lock and run `recast lock`", w.Cache.path(e.ISO.Name))
+	}
+	if found {
+		kept, err = w.fetchISO(ctx, lock, e, kept)
+	} else {
+		kept, err = w.makeISO(ctx, lock, e)
+	}
+	if err != nil || kept == e.ISO {
+		return err
+	}
+	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = kept })
+}
+
+// mirrored says whether the installer is in the mirror. One that the factory had
+// built before the imager was to, is not yet.
+func (w *workplace) mirrored(e schematics.Locked) bool {
+	return strings.HasPrefix(e.Installer, w.Mirror+"@")
+}
+
+// keptISO looks for the build's ISO beside its installer: the lock's, or, where
+// nothing is locked yet, any.
+func (w *workplace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
+	if !w.mirrored(e) {
+		return schematics.ISO{}, false, nil
+	}
+	list, err := w.ByImager.Archives.AttachedISOs(ctx, e.Installer)
+	if err != nil {
+		return schematics.ISO{}, false, fmt.Errorf("look for a boot ISO beside the installer: %w", err)
+	}
+	list = slices.DeleteFunc(list, func(iso schematics.ISO) bool { return iso.Name != e.ISO.Name || e.ISO.SHA256 != "" && iso != e.ISO })
+	if len(list) == 0 {
+		return schematics.ISO{}, false, nil
+	}
+	return slices.MinFunc(list, func(a, b schematics.ISO) int { return strings.Compare(a.SHA256, b.SHA256) }), true, nil
+}
+
+// fetchISO fetches an ISO that is kept in the mirror. One whose checksum is recorded was verified before.
+func (w *workplace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
+	w.say("fetching %s from %s", kept.Name, w.Mirror)
+	body, err := w.ByImager.Archives.ISO(ctx, e.Installer, kept)
+	if err != nil {
+		return kept, fmt.Errorf("fetch the boot ISO: %w", err)
+	}
+	defer body.Close()
+	iso, err := w.keep(ctx, lock, e, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept)
+	if err != nil {
+		return kept, fault.WithHint(err, "it was kept beside %s: if it is not its ISO, delete it there (an OCI manifest with the installer as its subject)", e.Installer)
+	}
+	return iso, nil
+}
+
+// makeISO has the ISO built. It is in the mirror before it is recorded: a lock that
+// names it is of use to others only then.
+func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
+	job, err := w.job(ctx, lock, e)
+	if err != nil {
+		return schematics.ISO{}, err
+	}
+	job.Output = OutputISO
+	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
+	if err != nil {
+		return schematics.ISO{}, fmt.Errorf("build the boot ISO: %w", err)
+	}
+	f, err := os.Open(filepath.Join(w.dir, file))
+	if err != nil {
+		return schematics.ISO{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return schematics.ISO{}, err
+	}
+	iso, err := w.keep(ctx, lock, e, f, schematics.ISO{Name: e.ISO.Name, SizeBytes: info.Size()})
+	if err != nil {
+		return iso, err
+	}
+	if !w.mirrored(e) {
+		return iso, nil
+	}
+	w.say("pushing %s to %s", iso.Name, w.Mirror)
+	if err := w.ByImager.Archives.AttachISO(ctx, e.Installer, w.Cache.path(iso.Name), iso, progress(iso.SizeBytes, w.note)); err != nil {
+		return iso, fmt.Errorf("push the boot ISO: %w", err)
+	}
+	return iso, nil
+}
+
+// keep verifies an ISO and puts it into the cache.
+func (w *workplace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
+	var verify func(f *os.File, sizeBytes int64) error
+	if e.ISO.SHA256 == "" {
+		if w.boot == (Boot{}) { // the installer was verified in an earlier run
+			var err error
+			if w.boot, err = w.installerBoot(ctx, lock, e, e.Installer, w.note); err != nil {
+				return schematics.ISO{}, err
+			}
+		}
+		verify = func(f *os.File, sizeBytes int64) error {
+			return w.Verifier.ISO(ctx, lock, e, f, sizeBytes, w.boot, w.note)
+		}
+	}
+	return w.Cache.store(body, want.SizeBytes, want, verify)
+}

@@ -1,0 +1,79 @@
+package images
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// MismatchKind says in what an image is not what the lock describes.
+type MismatchKind string
+
+// The kinds of mismatch.
+const (
+	Damaged          MismatchKind = "damaged"           // or in no format that Talos has
+	OtherArch        MismatchKind = "other-arch"        // built for another architecture
+	OtherTalos       MismatchKind = "other-talos"       // of another Talos version
+	ExtensionMissing MismatchKind = "extension-missing" // the lock has it, the image does not
+	ExtensionAdded   MismatchKind = "extension-added"   // the image has it, the lock does not
+	ExtensionOrder   MismatchKind = "extension-order"   // the right ones in another order
+	ExtensionVersion MismatchKind = "extension-version" // of that name, but of another version
+	ExtensionContent MismatchKind = "extension-content" // of that name and version, but with other files
+	OtherFirmware    MismatchKind = "other-firmware"    // files beside the extensions
+	OtherModules     MismatchKind = "other-modules"     // the generated dependencies of kernel modules
+	OtherConfig      MismatchKind = "other-config"      // the machine configuration that the image brings
+	OtherSchematic   MismatchKind = "other-schematic"   // the entry that says what the image was made of
+	OtherArgs        MismatchKind = "other-args"        // kernel arguments
+	OtherFiles       MismatchKind = "other-files"       // of the installer, where Talos' boot files lie
+	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
+)
+
+// Mismatch is one way in which an image is not what the lock describes.
+type Mismatch struct {
+	Kind MismatchKind
+	Text string
+}
+
+func (m *Mismatch) Error() string { return m.Text }
+
+// mismatch is a Mismatch with its remedy, of kind Refused.
+func mismatch(kind MismatchKind, format string, args ...any) error {
+	err := fault.As(fault.Refused, &Mismatch{Kind: kind, Text: fmt.Sprintf(format, args...)})
+	if hint := kind.hint(); hint != "" {
+		return fault.WithHint(err, "%s", hint)
+	}
+	return err
+}
+
+// unreadable is what a reader of boot images says of one: Damaged, unless it
+// could not read for another reason, such as a full disk.
+func unreadable(what string, err error) error {
+	if errors.Is(err, bootimage.ErrFormat) {
+		return mismatch(Damaged, "%s: %v", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// A factory keeps its list of extensions until it restarts, and serves an
+// installer for ever once it has built it: see docs/notes/images.md.
+const builtOtherwise = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
+	"An installer it serves for ever once built: have its tag removed there, or change the schematic (a kernel argument will do) and run `recast lock`"
+
+func (k MismatchKind) hint() string {
+	switch k {
+	case Damaged:
+		return "what was received is what the server has, byte by byte: run it again, and if that does not help, have it built anew"
+	case OtherArch, OtherTalos, OtherSchematic:
+		return "it is the image of something else: check images.factory, images.mirror and what answers there"
+	case ExtensionOrder:
+		return "the order decides which file wins: whoever built this has read the schematic in another way; have it built anew"
+	case OtherArgs:
+		return "if Talos itself brings an argument that this recast does not know, update recast, or name it in the schematic's extraKernelArgs"
+	case OtherBuild:
+		return "the factory rebuilt one of the two: have both built by the same factory, and look whether someone pushed other content"
+	default:
+		return builtOtherwise
+	}
+}

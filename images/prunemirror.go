@@ -1,0 +1,265 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// MirrorShelf is where mirrored installers that are no longer needed are found and removed.
+type MirrorShelf interface {
+	// Tags lists the tags of a repository; of one that does not exist, none.
+	Tags(ctx context.Context, repository string) ([]string, error)
+	// Named says what a tag names. found is false only if the registry clearly has none.
+	Named(ctx context.Context, tag string) (n Named, found bool, err error)
+	// Built is when what ref names says it was made; zero if it does not say.
+	Built(ctx context.Context, ref string) (time.Time, error)
+	// Referrers lists the digests of what has ref (by digest) for its subject.
+	Referrers(ctx context.Context, ref string) ([]string, error)
+	// Delete removes the manifest that ref (by digest) names, with every tag of it. One
+	// that is not there is no error.
+	Delete(ctx context.Context, ref string) error
+}
+
+// Named is what a tag names.
+type Named struct {
+	Digest string
+	Lists  []string // digests of the manifests in it, where it is an index
+}
+
+// MirrorTag is a tag of a mirror.
+type MirrorTag struct {
+	Repository string    `json:"repository"`
+	Tag        string    `json:"tag"`
+	Digest     string    `json:"digest"`
+	Built      time.Time `json:"built,omitzero"` // of ours, as the image says; zero if unknown
+	Lists      []string  `json:"-"`              // as in Named
+}
+
+func (m MirrorTag) String() string { return m.Repository + ":" + m.Tag }
+
+func (m MirrorTag) names(digest string) bool {
+	return m.Digest == digest || slices.Contains(m.Lists, digest)
+}
+
+var (
+	// ourTag is what Mirror calls installers; its group is the beginning of the build ID.
+	ourTag = regexp.MustCompile(`^v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})$`)
+	// besideTag is a tag of what belongs to the digest in its name: cosign's signature, or
+	// the list of referrers of a registry that does not keep one itself.
+	besideTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
+)
+
+// ListMirror lists every tag of a repository, whoever set it: none of them may lose
+// what it names.
+func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
+	names, err := shelf.Tags(ctx, repository)
+	if err != nil {
+		return nil, fmt.Errorf("list the tags of %s: %w", repository, err)
+	}
+	slices.Sort(names)
+	var tags []MirrorTag
+	for _, name := range names {
+		t := MirrorTag{Repository: repository, Tag: name}
+		n, found, err := shelf.Named(ctx, t.String())
+		if err != nil {
+			return nil, fmt.Errorf("look at %s: %w", t, err)
+		}
+		if !found {
+			continue // it went in between
+		}
+		t.Digest, t.Lists = n.Digest, n.Lists
+		if ourTag.MatchString(name) {
+			if t.Built, err = shelf.Built(ctx, repository+"@"+t.Digest); err != nil {
+				return nil, fmt.Errorf("look at %s: %w", t, err)
+			}
+		}
+		tags = append(tags, t)
+	}
+	return tags, nil
+}
+
+// MirrorVerdict is what is to become of a tag of ours.
+type MirrorVerdict struct {
+	MirrorTag
+	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool     `json:"removed"`        // it is no longer there
+}
+
+// JudgeMirror says of each tag of ours whether it can go: nobody needs it, no tag
+// that stays names the same, and it was made before olderThan. Needed.Names has tags
+// and digests here. The age protects what other Talos clusters, whose locks are
+// elsewhere, have just put into a repository that they share.
+func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now time.Time) []MirrorVerdict {
+	verdicts := []MirrorVerdict{}
+	for _, t := range tags {
+		m := ourTag.FindStringSubmatch(t.Tag)
+		if m == nil {
+			continue
+		}
+		v := MirrorVerdict{MirrorTag: t, Keep: need.why(t.Tag, m[1])}
+		if reason := need.Names[t.Digest]; reason != "" && !slices.Contains(v.Keep, reason) {
+			v.Keep = append(v.Keep, reason)
+		}
+		switch {
+		case olderThan == 0:
+		case t.Built.IsZero():
+			v.Keep = append(v.Keep, "its age is unknown")
+		case now.Sub(t.Built) < olderThan:
+			v.Keep = append(v.Keep, fmt.Sprintf("it was built less than %s ago", shortDuration(olderThan)))
+		}
+		verdicts = append(verdicts, v)
+	}
+	// What stays may let another stay, which lists more.
+	for changed := true; changed; {
+		changed = false
+		staying := stayingTags(tags, verdicts)
+		for i := range verdicts {
+			if v := &verdicts[i]; len(v.Keep) == 0 {
+				v.Keep = namedBy(staying, v.Digest)
+				changed = changed || len(v.Keep) > 0
+			}
+		}
+	}
+	return verdicts
+}
+
+// stayingTags are all tags less those that go, with what lies beside them.
+func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
+	going := map[string]bool{}
+	for _, v := range verdicts {
+		if len(v.Keep) == 0 {
+			going[v.Tag], going[v.Digest] = true, true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[beside(t.Tag)] })
+}
+
+// beside is the digest that a tag's content belongs to; "" of a tag of its own.
+func beside(tag string) string {
+	m := besideTag.FindStringSubmatch(tag)
+	if m == nil {
+		return ""
+	}
+	return m[1] + ":" + m[2]
+}
+
+func namedBy(tags []MirrorTag, digest string) []string {
+	var why []string
+	for _, t := range tags {
+		switch {
+		case t.Digest == digest:
+			why = append(why, t.Tag+" names the same image")
+		case t.names(digest):
+			why = append(why, t.Tag+" lists it")
+		}
+	}
+	return why
+}
+
+// MirrorPruner removes the mirrored installers that can go.
+type MirrorPruner struct {
+	Shelf    MirrorShelf
+	Verdicts []MirrorVerdict // those that are gone are marked
+	// Guard fails when nothing may be changed any more.
+	Guard func(ctx context.Context) error
+}
+
+// Steps are one for each tag that has no reason to stay.
+func (p MirrorPruner) Steps() []step.Step {
+	var steps []step.Step
+	for i := range p.Verdicts {
+		if len(p.Verdicts[i].Keep) == 0 {
+			steps = append(steps, p.remove(&p.Verdicts[i]))
+		}
+	}
+	return steps
+}
+
+func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
+	return step.Step{
+		ID: "delete-mirrored-" + v.Tag, Title: "delete " + v.String(), Risk: step.Destructive,
+		Skip: func(ctx context.Context) (string, error) {
+			_, found, err := p.Shelf.Named(ctx, v.String())
+			if err != nil || found {
+				return "", err
+			}
+			v.Removed = true
+			return "it is gone", nil
+		},
+		Do: func(ctx context.Context) error {
+			digests, err := p.doomed(ctx, v)
+			if err != nil {
+				return err
+			}
+			for _, digest := range digests {
+				if err := p.Guard(ctx); err != nil {
+					return err
+				}
+				if err := p.Shelf.Delete(ctx, v.Repository+"@"+digest); err != nil {
+					return fmt.Errorf("delete %s: %w", v, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// doomed are the digests that go with a tag, after another look at all tags. What is
+// beside the image goes first, for nothing finds it afterwards; what the image lists
+// goes last, so that no tag is left on a part of an image. A registry deletes by
+// digest, and all tags of it.
+func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, error) {
+	tags, err := ListMirror(ctx, p.Shelf, v.Repository)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(tags, func(t MirrorTag) bool { return t.Tag == v.Tag })
+	if at < 0 {
+		return nil, nil
+	}
+	if tags[at].Digest != v.Digest {
+		return nil, again(fault.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
+	}
+	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
+		return nil, again(fault.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
+	}
+	parts, err := p.beside(ctx, v, tags)
+	if err != nil {
+		return nil, err
+	}
+	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || beside(t.Tag) == v.Digest })
+	taken := func(digest string) bool {
+		return slices.ContainsFunc(others, func(t MirrorTag) bool { return t.names(digest) })
+	}
+	doomed := append(slices.DeleteFunc(parts, taken), v.Digest)
+	return append(doomed, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
+}
+
+// beside are the digests of what belongs to an image: its signature and its referrers.
+func (p MirrorPruner) beside(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
+	parts, err := p.Shelf.Referrers(ctx, v.Repository+"@"+v.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("list what refers to %s: %w", v, err)
+	}
+	parts = slices.Clone(parts)
+	for _, t := range tags {
+		if beside(t.Tag) == v.Digest {
+			parts = append(parts, t.Digest)
+		}
+	}
+	slices.Sort(parts)
+	return slices.Compact(parts), nil
+}
+
+func again(err error) error { return fault.WithHint(err, "run recast prune again") }
+
+// ErrUndeletable says that a registry does not delete manifests. Adapters wrap it.
+var ErrUndeletable = errors.New("the registry does not delete images")

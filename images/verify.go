@@ -1,0 +1,247 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Verifier compares installers and boot ISOs with the lock, by what they hold: a
+// name, a tag and a label say nothing of that. One serves a whole run and reads
+// every locked extension image once. It is not for use by several goroutines.
+//
+// What it can't compare: the bootloader and the installer's own programs, the
+// bytes of Talos itself (they are the same in ISO and installer, and signed by the
+// factory), and the output of depmod, of which it compares the names.
+type Verifier struct {
+	puller  Puller
+	parent  string
+	scratch string // "" until something was kept
+	known   map[string]*lockedExtension
+}
+
+// NewVerifier reads extension images through puller and keeps temporary files in
+// a directory of its own below dir.
+func NewVerifier(puller Puller, dir string) *Verifier {
+	return &Verifier{puller: puller, parent: dir, known: map[string]*lockedExtension{}}
+}
+
+// Close removes the temporary files.
+func (v *Verifier) Close() error {
+	if v.scratch == "" {
+		return nil
+	}
+	err := os.RemoveAll(v.scratch)
+	v.scratch, v.known = "", map[string]*lockedExtension{}
+	return err
+}
+
+const scratchPattern = ".verify-*"
+
+// temp is a new directory for temporary files.
+func (v *Verifier) temp() (string, error) {
+	if v.scratch == "" {
+		if err := os.MkdirAll(v.parent, 0o700); err != nil {
+			return "", fmt.Errorf("make a directory to verify in: %w", err)
+		}
+		sweepScratch(v.parent)
+		dir, err := os.MkdirTemp(v.parent, scratchPattern)
+		if err != nil {
+			return "", fmt.Errorf("make a directory to verify in: %w", err)
+		}
+		v.scratch = dir
+	}
+	dir, err := os.MkdirTemp(v.scratch, "")
+	if err != nil {
+		return "", fmt.Errorf("make a directory to verify in: %w", err)
+	}
+	return dir, nil
+}
+
+// sweepScratch removes what a run that was killed long ago has left.
+func sweepScratch(parent string) {
+	left, err := filepath.Glob(filepath.Join(parent, scratchPattern))
+	if err != nil {
+		return // only a malformed pattern can do that, and then nothing matches
+	}
+	for _, dir := range left {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > 24*time.Hour {
+			_ = os.RemoveAll(dir) // what can't be removed costs space and nothing else
+		}
+	}
+}
+
+// Boot is what a verified installer boots; an ISO of the same build boots the same.
+type Boot struct {
+	kernel string // see kernelSum
+	talos  string // SHA-256 of Talos' own part of the initramfs
+}
+
+// Installer verifies the installer of e for the lock's architecture. files is the
+// tar of its flattened files, which is read to its end. Everything that differs is
+// reported together, as Mismatches of kind Refused. note is told the progress.
+func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schematics.Locked, files io.Reader, note func(text string)) (Boot, error) {
+	dir, err := v.temp()
+	if err != nil {
+		return Boot{}, err
+	}
+	defer os.RemoveAll(dir)
+	note("reading what the installer holds")
+	// The stream does not wait while extensions are read.
+	held, err := unpackInstaller(lock.Arch, files, dir)
+	if err != nil {
+		return Boot{}, fmt.Errorf("installer: %w", err)
+	}
+	if held.uki == "" {
+		return Boot{}, held.noUKI(lock.Arch)
+	}
+	f, err := os.Open(held.uki)
+	if err != nil {
+		return Boot{}, fmt.Errorf("installer: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Boot{}, fmt.Errorf("installer: %w", err)
+	}
+	odd, err := v.beside(ctx, lock, e, held)
+	if err != nil {
+		return Boot{}, err
+	}
+	uki, err := bootimage.OpenUKI(f, info.Size())
+	if err != nil {
+		return Boot{}, errors.Join(append(odd, unreadable("installer", err))...)
+	}
+	want, err := v.wanted(ctx, lock, e, note)
+	if err != nil {
+		return Boot{}, err
+	}
+	boot, errs, err := want.check(ukiPart("installer", uki, false), dir)
+	if err != nil {
+		return Boot{}, err
+	}
+	return boot.Boot, errors.Join(append(odd, errs...)...)
+}
+
+// ISO verifies the boot ISO of e, all ways to boot it, and that it is of the same
+// build as the installer, of which boot is.
+func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, r io.ReaderAt, sizeBytes int64, boot Boot, note func(text string)) error {
+	dir, err := v.temp()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	iso, err := bootimage.OpenISO(r, sizeBytes)
+	if err != nil {
+		return unreadable("boot ISO", err)
+	}
+	want, err := v.wanted(ctx, lock, e, note)
+	if err != nil {
+		return err
+	}
+	note("verifying what the boot ISO holds")
+	var parts []part
+	if iso.UKI != nil {
+		parts = append(parts, ukiPart("boot ISO", iso.UKI, true))
+	}
+	if iso.GRUB != nil {
+		p := part{name: "boot ISO, for BIOS", iso: true, cmdline: iso.GRUB.Cmdline, kernel: iso.GRUB.Kernel, initrd: iso.GRUB.Initrd}
+		if iso.UKI != nil {
+			p.uname = iso.UKI.Uname
+		}
+		parts = append(parts, p)
+	}
+	var errs []error
+	var read checked
+	for _, p := range parts {
+		p.read = read
+		got, mismatches, err := want.check(p, dir)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, mismatches...)
+		if got.Boot == (Boot{}) {
+			continue // it could not be read to its end
+		}
+		errs = append(errs, sameBuild(p.name, got.Boot, boot)...)
+		read = got
+	}
+	return errors.Join(errs...)
+}
+
+// sameBuild compares what an ISO boots with what the installer installs.
+func sameBuild(name string, got, want Boot) []error {
+	var parts []string
+	if got.kernel != want.kernel {
+		parts = append(parts, fmt.Sprintf("kernel %s, the installer's is %s", shortSum(got.kernel), shortSum(want.kernel)))
+	}
+	if got.talos != want.talos {
+		parts = append(parts, fmt.Sprintf("Talos initramfs %s, the installer's is %s", shortSum(got.talos), shortSum(want.talos)))
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	return []error{mismatch(OtherBuild, "%s: the ISO is of another build than the installer: %s", name, strings.Join(parts, "; "))}
+}
+
+// lockedExtension is an extension as its locked image has it.
+type lockedExtension struct {
+	locked      schematics.Extension
+	is          bootimage.Extension
+	kept, moved bootimage.Tree
+	microcode   map[string][]string // files here that hold the parts of a blob
+}
+
+// extension reads a locked extension image, once; begin is called if it has to.
+func (v *Verifier) extension(ctx context.Context, x schematics.Extension, arch string, begin func()) (*lockedExtension, error) {
+	ref := x.Ref + "@" + x.Digest
+	if known := v.known[ref+" "+arch]; known != nil {
+		return known, nil
+	}
+	begin()
+	image, err := v.puller.Extract(ctx, ref, arch)
+	if err != nil {
+		return nil, fmt.Errorf("read the locked extension %s: %w", ref, err)
+	}
+	defer image.Close()
+	l := &lockedExtension{locked: x}
+	if l.is, err = bootimage.ReadExtension(image); err != nil {
+		return nil, fmt.Errorf("read the locked extension %s: %w", ref, err)
+	}
+	var microcode map[string][]string
+	if l.kept, l.moved, microcode, err = split(l.is.Files); err != nil {
+		return nil, fmt.Errorf("extension %s: %w", ref, err)
+	}
+	if len(microcode) > 0 {
+		dir, err := v.temp()
+		if err != nil {
+			return nil, err
+		}
+		if l.microcode, err = v.keepMicrocode(ctx, ref, arch, dir, microcode); err != nil {
+			return nil, fmt.Errorf("read the locked extension %s: %w", ref, err)
+		}
+	}
+	v.known[ref+" "+arch] = l
+	return l, nil
+}
+
+// modulesRoot holds a directory for each kernel release.
+const modulesRoot = "/usr/lib/modules/"
+
+// hasModules says whether imager would run depmod for the extension.
+func (l *lockedExtension) hasModules() bool {
+	for name := range l.kept {
+		if strings.HasPrefix(name, modulesRoot) {
+			return true
+		}
+	}
+	return false
+}

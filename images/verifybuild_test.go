@@ -1,0 +1,336 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// flip changes one byte.
+func flip(b []byte, at int) []byte {
+	b = bytes.Clone(b)
+	b[at] ^= 0xff
+	return b
+}
+
+// only changes what is in one kind of image.
+func only(what string, change func(*artefact.Image)) func(*factory) {
+	return func(f *factory) {
+		f.built = func(kind string, img *artefact.Image) {
+			if kind == what || what == "" {
+				change(img)
+			}
+		}
+	}
+}
+
+// withAgent changes the files of an image's extension.
+func withAgent(change func(*artefact.Extension)) func(*artefact.Image) {
+	return func(img *artefact.Image) {
+		for i := range img.Extensions {
+			change(&img.Extensions[i])
+		}
+	}
+}
+
+type spoiltImage struct {
+	spoil func(*factory)
+	kind  MismatchKind
+	want  []string // parts of the message
+}
+
+// spoiltImages are images whose labels are as they should be.
+func spoiltImages() map[string]spoiltImage {
+	all := spoiltExtensions()
+	maps.Copy(all, spoiltBoots())
+	return all
+}
+
+func spoiltExtensions() map[string]spoiltImage {
+	swapped := withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files })
+	added := func(img *artefact.Image) {
+		img.Extensions = append(img.Extensions, artefact.Extension{Name: "miner", Version: "6.6", Files: map[string][]byte{"/usr/local/bin/miner": []byte("x")}})
+	}
+	return map[string]spoiltImage{
+		"a swapped extension in the installer": {
+			only("installer", swapped), ExtensionContent,
+			[]string{`installer: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has "},
+		},
+		"a swapped extension in the ISO": {
+			only("iso", swapped), ExtensionContent,
+			[]string{`fetch-iso: boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one")},
+		},
+		"other firmware": {
+			only("installer", withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), OtherFirmware,
+			[]string{"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /usr/lib/firmware/agent.bin has 8 bytes"},
+		},
+		"other microcode": {
+			only("installer", withAgent(func(x *artefact.Extension) {
+				x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor")
+			})), OtherFirmware, []string{"1 file differs: /kernel/x86/microcode/GenuineIntel.bin has 8 bytes"},
+		},
+		"an extension added to the installer": {only("installer", added), ExtensionAdded, []string{`installer: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension added to the ISO":       {only("iso", added), ExtensionAdded, []string{`boot ISO: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension missing": {
+			only("installer", func(img *artefact.Image) { img.Extensions = nil }), ExtensionMissing,
+			[]string{`installer: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one")},
+		},
+		"another version of the extension": {
+			only("installer", withAgent(func(x *artefact.Extension) { x.Version = "0.9" })), ExtensionVersion,
+			[]string{`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0"},
+		},
+		"another schematic": {
+			only("installer", func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), OtherSchematic,
+			[]string{"installer: it says that it is of schematic " + hash([]byte("other")) + ", but the lock has "},
+		},
+		"another text of the schematic": {
+			only("iso", func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }), OtherSchematic, []string{"boot ISO: its text of schematic "},
+		},
+		"no schematic entry": {
+			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), OtherSchematic,
+			[]string{"installer: nothing in it says of which schematic it is"},
+		},
+	}
+}
+
+func spoiltBoots() map[string]spoiltImage {
+	args := func(text string) func(*artefact.Image) {
+		return func(img *artefact.Image) {
+			img.Cmdline = strings.Replace(img.Cmdline, "recast.lock=", text+" recast.lock=", 1)
+		}
+	}
+	uki := func(change func([]byte) []byte) func(*factory) {
+		return func(f *factory) {
+			f.packed = func(files map[string][]byte) {
+				const name = "usr/install/amd64/vmlinuz.efi"
+				files[name] = change(files[name])
+			}
+		}
+	}
+	return map[string]spoiltImage{
+		"another kernel argument in the installer": {
+			only("installer", args("talos.config=http://10.0.0.1/")), OtherArgs,
+			[]string{"installer: other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's"},
+		},
+		"another kernel argument in the ISO": {
+			only("iso", args("init=/bin/sh")), OtherArgs, []string{"boot ISO: other kernel arguments than locked: init=/bin/sh is neither"},
+		},
+		"another Talos": {
+			only("installer", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), OtherTalos, []string{"installer: it is Talos v1.13.8, but the lock has v1.13.9"},
+		},
+		"another Talos in the ISO": {
+			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), OtherTalos,
+			[]string{"boot ISO: it is Talos v1.13.8, but the lock has v1.13.9", "boot ISO: the ISO is of another build than the installer: "},
+		},
+		"another architecture": {
+			only("iso", func(img *artefact.Image) { img.Arch = "arm64" }), OtherArch, []string{"boot ISO: it is for arm64, but the lock is for amd64"},
+		},
+		"another architecture in the installer": {
+			func(f *factory) {
+				f.packed = func(files map[string][]byte) {
+					files["usr/install/arm64/vmlinuz.efi"] = files["usr/install/amd64/vmlinuz.efi"]
+					delete(files, "usr/install/amd64/vmlinuz.efi")
+				}
+			}, OtherArch, []string{"installer: it is for arm64, but the lock is for amd64"},
+		},
+		"another kernel beside the UKI": {
+			func(f *factory) {
+				f.packed = func(files map[string][]byte) { files["usr/install/amd64/vmlinuz"] = []byte("evil") }
+			}, OtherFiles, []string{"installer: it holds boot files that no factory puts there: /usr/install/amd64/vmlinuz"},
+		},
+		"an overlay that nobody ordered": {
+			func(f *factory) {
+				f.packed = func(files map[string][]byte) { files["overlay/installers/default"] = []byte("evil") }
+			}, OtherFiles, []string{"installer: the overlay in it is another one, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
+		},
+		"no installer": {
+			func(f *factory) {
+				f.packed = func(files map[string][]byte) { delete(files, "usr/install/amd64/vmlinuz.efi") }
+			}, Damaged, []string{"installer: it has no /usr/install/amd64/vmlinuz.efi"},
+		},
+		"an installer that is cut off":    {uki(func(b []byte) []byte { return b[:len(b)/2] }), Damaged, []string{"verify-installer: installer: "}},
+		"an installer's UKI that is none": {uki(func([]byte) []byte { return []byte("MZ") }), Damaged, []string{"verify-installer: installer: "}},
+		"an ISO that is cut off": {
+			func(f *factory) {
+				f.sent = func(iso []byte) []byte { return iso[:len(iso)/2] }
+				f.announce = func(int64) int64 { return -1 }
+			}, Damaged, []string{"fetch-iso: boot ISO: "},
+		},
+		"an ISO that is a web page": {
+			func(f *factory) {
+				f.sent = func([]byte) []byte { return []byte("<html>") }
+				f.announce = func(int64) int64 { return -1 }
+			}, Damaged, []string{"fetch-iso: boot ISO: "},
+		},
+	}
+}
+
+// TestBuildRefusesContent: what an image holds decides, not what it is called.
+func TestBuildRefusesContent(t *testing.T) {
+	t.Parallel()
+	for name, tc := range spoiltImages() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			tc.spoil(b.factory)
+			err := b.run(t, b.builder().Step())
+			for _, want := range tc.want {
+				if !strings.Contains(message(err), want) {
+					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
+				}
+			}
+			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
+				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
+			}
+			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+				t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
+			}
+			e := b.ledger.Lock().Schematics["default"]
+			if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
+				t.Errorf("recorded all the same: %q %+v", e.Installer, e.ISO)
+			}
+			if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
+				t.Errorf("the ISO has its name in the cache: %v", err)
+			}
+			t.Attr("corruptions-caught", "1")
+		})
+	}
+}
+
+// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos' own
+// part and in the extensions: each is noticed. (What comes before it is the CPU
+// microcode, in an archive whose times and inode numbers mean nothing.)
+func TestFlippedBytes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	e := b.saved.Schematics["default"]
+	v := NewVerifier(b.factory, t.TempDir())
+	defer v.Close()
+	files, err := b.factory.Extract(t.Context(), e.Installer, "amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := v.Installer(t.Context(), b.saved, e, files, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	iso := b.factory.bytes(RequestOf(b.saved, e))
+	from, size := initrdOf(t, iso)
+	flipped := 0
+	for at := from; at < from+size; at += 53 {
+		spoilt := flip(iso, at)
+		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
+		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != Damaged && m.Kind != OtherBuild {
+			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
+		}
+		flipped++
+	}
+	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
+}
+
+// initrdOf is where in an ISO its initramfs lies, from Talos' own part on.
+func initrdOf(t *testing.T, iso []byte) (from, size int) {
+	t.Helper()
+	i, err := bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	initrd, err := io.ReadAll(i.UKI.Initrd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from = bytes.Index(iso, initrd); from < 0 {
+		t.Fatal("the initramfs is not in one piece")
+	}
+	own := bytes.Index(initrd, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
+	return from + own, len(initrd) - own
+}
+
+// TestSharedExtensions: an extension image is read once, however many images hold it.
+func TestSharedExtensions(t *testing.T) {
+	t.Parallel()
+	lock := lockOf(t)
+	other := lock.Schematics["default"]
+	other.BuildID = hash([]byte("another build of the same"))
+	lock.Schematics["other"] = other
+	b := newBench(t)
+	b.again(lock)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
+	// Twice for the one that has microcode: its parts are hashed together.
+	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
+		t.Errorf("pulls of extensions: %v", got)
+	}
+}
+
+// TestISOAfterInstaller: a run that was killed between the two verifies the ISO
+// against the installer of the lock.
+func TestISOAfterInstaller(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		spoil func(*factory)
+		want  string
+	}{
+		"of the same build": {func(*factory) {}, ""},
+		"of another": {
+			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), "the ISO is of another build than the installer: Talos initramfs ",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.factory.announce = func(int64) int64 { return 1 << 40 } // the connection breaks
+			if err := b.run(t, b.builder().Step()); err == nil || b.saved.Schematics["default"].Installer == "" {
+				t.Fatalf("err = %v, installer %q", err, b.saved.Schematics["default"].Installer)
+			}
+			b.factory.announce = func(size int64) int64 { return size }
+			tc.spoil(b.factory)
+			b.again(b.saved)
+			err := b.run(t, b.builder().Step())
+			if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
+				t.Errorf("err = %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestEachFile: a tar is read to its end, whatever follows.
+func TestEachFile(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []*tar.Header{
+		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
+	} {
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.WriteString("what follows")
+	var names []string
+	err := eachFile(&b, func(name string, _ io.Reader) error {
+		names = append(names, name)
+		return nil
+	})
+	if err != nil || !slices.Equal(names, []string{"usr/a"}) || b.Len() != 0 {
+		t.Errorf("%v %v, %d bytes left", names, err, b.Len())
+	}
+}

@@ -1,0 +1,359 @@
+package images
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// content is a regular file.
+func content(text string) bootimage.File {
+	return bootimage.File{Mode: 0o644, SizeBytes: int64(len(text)), SHA256: hash([]byte(text))}
+}
+
+// lockedExt is a locked extension image whose microcode files are none.
+func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension {
+	t.Helper()
+	l := &lockedExtension{
+		locked: schematics.Extension{Name: name, Version: "1.0", Ref: "ghcr.io/siderolabs/" + name, Digest: digest(name)},
+		is:     bootimage.Extension{Name: name, Version: "1.0", Author: "Sidero Labs", Files: files},
+	}
+	var err error
+	if l.kept, l.moved, _, err = split(files); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// wantedOf has two extensions, one with a kernel module and firmware, and a
+// machine configuration.
+func wantedOf(t *testing.T) *wanted {
+	t.Helper()
+	tool := lockedExt(t, "tool", bootimage.Tree{
+		"/usr/local/bin/tool": {Mode: 0o755, SizeBytes: 4, SHA256: hash([]byte("tool"))},
+		"/usr/local/bin/link": {Mode: fs.ModeSymlink | 0o777, Link: "tool"},
+	})
+	card := lockedExt(t, "card", bootimage.Tree{
+		"/usr/lib/modules/6.12.1-talos/extras/card.ko": content("module"),
+		"/usr/lib/firmware/card/card.bin":              content("firmware"),
+		"/usr/lib/firmware/card/alias.bin":             {Mode: fs.ModeSymlink | 0o777, Link: "card.bin"},
+	})
+	w := &wanted{
+		lock:    schematics.Lock{Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud"},
+		entry:   schematics.Locked{SchematicID: "abcd", Schematic: "customization: {}\n"},
+		modules: true,
+		entries: []wantedEntry{
+			{name: "tool", locked: tool}, {name: "card", locked: card}, {name: schematicEntry}, {name: configEntry, config: hash([]byte("config"))},
+		},
+	}
+	var err error
+	if w.loose, err = looseFiles([]*lockedExtension{tool, card}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// imaged is an initramfs as imager makes it of what is wanted.
+func imaged() bootimage.Initrd {
+	return bootimage.Initrd{
+		BaseSHA256: "base",
+		Extensions: []bootimage.Extension{
+			{Name: "tool", Version: "1.0", Author: "Sidero Labs", Files: bootimage.Tree{
+				"/usr/local/bin/tool": {Mode: 0o755, SizeBytes: 4, SHA256: hash([]byte("tool"))},
+				"/usr/local/bin/link": {Mode: fs.ModeSymlink | 0o755, Link: "tool"},
+			}},
+			{Name: "card", Version: "1.0", Author: "Sidero Labs", Files: bootimage.Tree{"/usr/lib/modules/6.12.1-talos/extras/card.ko": content("module")}},
+			{Name: "schematic", Version: "abcd", Author: "Image Factory (https://factory.example)", ExtraInfo: "customization: {}\n", Files: bootimage.Tree{
+				"/usr/local/share/schematic/abcd": content(""),
+			}},
+			{Name: "embedded-config", Version: hash([]byte("config")), Author: "Imager", Files: bootimage.Tree{
+				"/usr/local/etc/talos/config.yaml": {Mode: 0o400, SizeBytes: 6, SHA256: hash([]byte("config"))},
+			}},
+			{Name: "modules.dep", Version: "6.12.1-talos", Author: "Talos Machinery", Files: bootimage.Tree{
+				"/usr/lib/modules/6.12.1-talos/modules.dep": content("dep"), "/usr/lib/modules/6.12.1-talos/modules.alias": content("alias"),
+			}},
+		},
+		Loose: bootimage.Tree{
+			"/usr/lib/firmware/card/card.bin":  {Mode: 0o600, SizeBytes: 8, SHA256: hash([]byte("firmware"))},
+			"/usr/lib/firmware/card/alias.bin": content("firmware"),
+		},
+	}
+}
+
+// edit changes the extension of that name.
+func edit(name string, change func(*bootimage.Extension)) func(*bootimage.Initrd) {
+	return func(i *bootimage.Initrd) {
+		for n := range i.Extensions {
+			if i.Extensions[n].Name == name {
+				change(&i.Extensions[n])
+			}
+		}
+	}
+}
+
+// put sets a file of the extension of that name.
+func put(name, path string, f bootimage.File) func(*bootimage.Initrd) {
+	return edit(name, func(x *bootimage.Extension) { x.Files[path] = f })
+}
+
+func remove(name string) func(*bootimage.Initrd) {
+	return func(i *bootimage.Initrd) {
+		i.Extensions = slices.DeleteFunc(i.Extensions, func(x bootimage.Extension) bool { return x.Name == name })
+	}
+}
+
+type corruption struct {
+	spoil func(*bootimage.Initrd)
+	kind  MismatchKind
+	want  string
+}
+
+// corruptions are ways in which an initramfs is not the one that is wanted.
+func corruptions() map[string]corruption {
+	all := otherFiles()
+	maps.Copy(all, otherEntries())
+	return all
+}
+
+func otherFiles() map[string]corruption {
+	locked := func(name string) string { return fmt.Sprintf("is not the locked one (%s): ", digest(name)) }
+	return map[string]corruption{
+		"other content": {
+			put("tool", "/usr/local/bin/tool", bootimage.File{Mode: 0o755, SizeBytes: 4, SHA256: hash([]byte("evil"))}), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + "1 file differs: /usr/local/bin/tool has 4 bytes with SHA-256 " + shortSum(hash([]byte("evil"))) +
+				", locked are 4 with " + shortSum(hash([]byte("tool"))),
+		},
+		"other permissions": {
+			put("tool", "/usr/local/bin/tool", bootimage.File{Mode: 0o755 | fs.ModeSetuid, SizeBytes: 4, SHA256: hash([]byte("tool"))}), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + "1 file differs: /usr/local/bin/tool has mode urwxr-xr-x, locked is -rwxr-xr-x",
+		},
+		"a link elsewhere": {
+			put("tool", "/usr/local/bin/link", bootimage.File{Mode: fs.ModeSymlink | 0o777, Link: "/bin/sh"}), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + `1 file differs: /usr/local/bin/link points to "/bin/sh", locked is "tool"`,
+		},
+		"a file for a link": {
+			put("tool", "/usr/local/bin/link", content("x")), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + "1 file differs: /usr/local/bin/link is a file, locked is a link",
+		},
+		"files added and missing": {
+			edit("tool", func(x *bootimage.Extension) {
+				x.Files = bootimage.Tree{"/a": content("a"), "/b": content("b"), "/c": content("c"), "/usr/local/bin/link": x.Files["/usr/local/bin/link"]}
+			}), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + "4 files differ: /a is not in the locked one; /b is not in the locked one; /c is not in the locked one; and 1 more",
+		},
+		"another manifest": {
+			edit("tool", func(x *bootimage.Extension) { x.Author = "Mallory" }), ExtensionContent,
+			`installer: extension "tool" 1.0 ` + locked("tool") + "its manifest says other things of it",
+		},
+		"another version": {
+			edit("tool", func(x *bootimage.Extension) { x.Version = "0.9" }), ExtensionVersion,
+			`installer: extension "tool" has version 0.9, but the locked one (` + digest("tool") + ") 1.0",
+		},
+	}
+}
+
+func otherEntries() map[string]corruption {
+	return map[string]corruption{
+		"an extension missing": {
+			remove("card"), ExtensionMissing, `installer: extension "card" 1.0 is not in it, locked at ` + digest("card"),
+		},
+		"an extension added": {
+			func(i *bootimage.Initrd) {
+				i.Extensions = slices.Insert(i.Extensions, 1, bootimage.Extension{Name: "miner", Version: "6.6"})
+			}, ExtensionAdded, `installer: extension "miner" 6.6 is in it, but not in the lock`,
+		},
+		"an extension twice": {
+			func(i *bootimage.Initrd) { i.Extensions = slices.Insert(i.Extensions, 1, i.Extensions[0]) },
+			ExtensionAdded, `installer: extension "tool" 1.0 is in it, but not in the lock`,
+		},
+		"another order": {
+			func(i *bootimage.Initrd) { i.Extensions[0], i.Extensions[1] = i.Extensions[1], i.Extensions[0] }, ExtensionOrder,
+			"installer: its extensions are in another order: card, tool, schematic, embedded-config; should be tool, card, schematic, embedded-config",
+		},
+		"other firmware": {
+			func(i *bootimage.Initrd) { i.Loose["/usr/lib/firmware/card/card.bin"] = content("backdoor") }, OtherFirmware,
+			"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /usr/lib/firmware/card/card.bin has 8 bytes with SHA-256 " +
+				shortSum(hash([]byte("backdoor"))) + ", locked are 8 with " + shortSum(hash([]byte("firmware"))),
+		},
+		"a program beside the extensions": {
+			func(i *bootimage.Initrd) { i.Loose["/init"] = content("init") }, OtherFirmware,
+			"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /init is not in the locked one",
+		},
+		"modules without dependencies": {
+			remove("modules.dep"), OtherModules,
+			"installer: extensions bring kernel modules, but modules.dep is not the last extension in it: no module would be found",
+		},
+		"dependencies of another kernel": {
+			edit("modules.dep", func(x *bootimage.Extension) {
+				x.Version, x.Files = "6.6.6-talos", bootimage.Tree{"/usr/lib/modules/6.6.6-talos/modules.dep": content("dep")}
+			}), OtherModules, "installer: modules.dep is for kernel 6.6.6-talos, but it boots 6.12.1-talos",
+		},
+		"a module among the dependencies": {
+			put("modules.dep", "/usr/lib/modules/6.12.1-talos/extras/rootkit.ko", content("x")), OtherModules,
+			"installer: modules.dep holds what depmod does not make for kernel 6.12.1-talos: /usr/lib/modules/6.12.1-talos/extras/rootkit.ko",
+		},
+		"another schematic": {
+			edit("schematic", func(x *bootimage.Extension) { x.Version = "ef01" }), OtherSchematic,
+			"installer: it says that it is of schematic ef01, but the lock has abcd",
+		},
+		"another text of the schematic": {
+			edit("schematic", func(x *bootimage.Extension) { x.ExtraInfo = "customization:\n" }), OtherSchematic,
+			"installer: its text of schematic abcd is not the locked one",
+		},
+		"files in the schematic entry": {
+			put("schematic", "/usr/local/bin/miner", content("x")), OtherSchematic,
+			"installer: its schematic entry holds other files than a factory puts there: 1 file differs: /usr/local/bin/miner is not in the locked one",
+		},
+		"no schematic entry": {remove("schematic"), OtherSchematic, "installer: nothing in it says of which schematic it is"},
+		"another machine configuration": {
+			put("embedded-config", "/usr/local/etc/talos/config.yaml", content("other")), OtherConfig,
+			"installer: the machine configuration in it is not the schematic's: /usr/local/etc/talos/config.yaml has SHA-256 " + shortSum(hash([]byte("other"))) +
+				", locked is " + shortSum(hash([]byte("config"))),
+		},
+		"no machine configuration": {remove("embedded-config"), OtherConfig, "installer: the machine configuration of the schematic is not in it"},
+	}
+}
+
+func TestContent(t *testing.T) {
+	t.Parallel()
+	if errs := wantedOf(t).content("installer", "6.12.1-talos", imaged()); len(errs) > 0 {
+		t.Fatal(errors.Join(errs...))
+	}
+	for name, tc := range corruptions() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			i := imaged()
+			tc.spoil(&i)
+			err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
+			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
+				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
+			}
+			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+				t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
+			}
+			t.Attr("corruptions-caught", "1")
+		})
+	}
+}
+
+// TestContentReportsAll: one look finds everything.
+func TestContentReportsAll(t *testing.T) {
+	t.Parallel()
+	all := corruptions()
+	i := imaged()
+	var kinds []MismatchKind
+	for _, name := range []string{"other content", "an extension added", "other firmware", "another schematic", "another machine configuration"} {
+		all[name].spoil(&i)
+		kinds = append(kinds, all[name].kind)
+	}
+	var got []MismatchKind
+	for _, err := range wantedOf(t).content("installer", "6.12.1-talos", i) {
+		if m, ok := errors.AsType[*Mismatch](err); ok {
+			got = append(got, m.Kind)
+		}
+	}
+	slices.Sort(kinds)
+	slices.Sort(got)
+	if diff := cmp.Diff(kinds, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestNoModules: without kernel modules depmod is not run.
+func TestNoModules(t *testing.T) {
+	t.Parallel()
+	w := wantedOf(t)
+	w.modules = false
+	err := errors.Join(w.content("installer", "", imaged())...)
+	if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != ExtensionAdded {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// TestAsListed: imager reads its directories in the order of their names.
+func TestAsListed(t *testing.T) {
+	t.Parallel()
+	var entries []wantedEntry
+	for i := range 12 {
+		entries = append(entries, wantedEntry{name: fmt.Sprint(i)})
+	}
+	var got []string
+	for _, e := range asListed(entries) {
+		got = append(got, e.name)
+	}
+	if diff := cmp.Diff("0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " ")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	files := bootimage.Tree{
+		"/usr/local/bin/x":                                     content("x"),
+		"/usr/lib/firmwares":                                   content("not firmware"),
+		"/usr/lib/firmware/a.bin":                              content("a"),
+		"/usr/lib/firmware/b.bin":                              {Mode: fs.ModeSymlink, Link: "sub/../a.bin"},
+		"/usr/lib/firmware/intel-ucode/06-01-01":               content("1"),
+		"/usr/lib/firmware/intel-ucode/.hidden":                content("2"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd.bin":        content("3"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd_fam17h.bin": content("4"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc":    content("5"),
+	}
+	kept, moved, microcode, err := split(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantKept := maps.Clone(files)
+	maps.DeleteFunc(wantKept, func(name string, _ bootimage.File) bool { return strings.HasPrefix(name, "/usr/lib/firmware/") })
+	if diff := cmp.Diff(wantKept, kept); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+	wantMoved := bootimage.Tree{
+		"/usr/lib/firmware/a.bin": content("a"), "/usr/lib/firmware/b.bin": content("a"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc": content("5"),
+	}
+	if diff := cmp.Diff(wantMoved, moved); diff != "" {
+		t.Errorf("moved (-want +got):\n%s", diff)
+	}
+	wantMicrocode := map[string][]string{
+		intelMicrocode: {"/usr/lib/firmware/intel-ucode/.hidden", "/usr/lib/firmware/intel-ucode/06-01-01"},
+		amdMicrocode:   {"/usr/lib/firmware/amd-ucode/microcode_amd.bin", "/usr/lib/firmware/amd-ucode/microcode_amd_fam17h.bin"},
+	}
+	if diff := cmp.Diff(wantMicrocode, microcode); diff != "" {
+		t.Errorf("microcode (-want +got):\n%s", diff)
+	}
+}
+
+func TestSplitRefuses(t *testing.T) {
+	t.Parallel()
+	link := func(to string) bootimage.File { return bootimage.File{Mode: fs.ModeSymlink, Link: to} }
+	for name, tc := range map[string]struct {
+		files bootimage.Tree
+		want  string
+	}{
+		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is no file of the extension"},
+		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
+		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
+		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, _, _, err := split(tc.files)
+			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

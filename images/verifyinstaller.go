@@ -1,0 +1,129 @@
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Where imager puts what it adds to the base installer: constants.UKIAssetPath and
+// constants.ImagerOverlayBasePath of siderolabs/talos, and outInstaller in pkg/imager.
+// From Talos 1.10 the UKI has the same name for Secure Boot.
+const (
+	installRoot   = "usr/install/"
+	ukiFile       = "vmlinuz.efi"
+	bootFile      = "systemd-boot.efi"
+	overlayRoot   = "overlay/"
+	overlayArgs   = overlayRoot + "extra-options" // the schematic's options of the overlay
+	overlayBinary = overlayRoot + "installers/default"
+)
+
+// installerFiles is what an installer holds beside the installer itself.
+type installerFiles struct {
+	uki     string         // file here; "" if there is none
+	overlay bootimage.Tree // by the path in the image
+	odd     []string       // other files among those that it installs
+	archs   []string       // of odd
+}
+
+// unpackInstaller reads an installer to its end and keeps the UKI in dir.
+func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, error) {
+	held := installerFiles{overlay: bootimage.Tree{}}
+	own := installRoot + arch + "/"
+	err := eachFile(files, func(name string, r io.Reader) (err error) {
+		switch {
+		case name == own+ukiFile && held.uki == "":
+			held.uki = filepath.Join(dir, ukiFile)
+			return writeFile(held.uki, r)
+		case name == own+bootFile:
+		case strings.HasPrefix(name, overlayRoot):
+			held.overlay[name], err = hashed256(r)
+			return err
+		case strings.HasPrefix(name, installRoot):
+			held.odd = append(held.odd, "/"+name)
+			a, _, nested := strings.Cut(strings.TrimPrefix(name, installRoot), "/")
+			if nested && !slices.Contains(held.archs, a) {
+				held.archs = append(held.archs, a)
+			}
+		}
+		return nil
+	})
+	return held, err
+}
+
+func hashed256(r io.Reader) (bootimage.File, error) {
+	sum := sha256.New()
+	n, err := io.Copy(sum, r)
+	return bootimage.File{SizeBytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// noUKI says why an image is no installer for an architecture.
+func (h installerFiles) noUKI(arch string) error {
+	if len(h.archs) > 0 && !slices.Contains(h.archs, arch) {
+		return mismatch(OtherArch, "installer: it is for %s, but the lock is for %s", strings.Join(h.archs, " and "), arch)
+	}
+	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is no installer of Talos 1.10 or later", installRoot, arch, ukiFile)
+}
+
+// beside compares what an installer holds beside its UKI.
+func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
+	if len(held.odd) > 0 {
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds boot files that no factory puts there: %s", some(held.odd)))
+	}
+	want := bootimage.Tree{}
+	from := "no overlay is locked"
+	if e.Overlay != nil {
+		from = fmt.Sprintf("locked is %s (%s)", e.Overlay.Name, e.Overlay.Digest)
+		if want, err = v.overlay(ctx, lock.Arch, *e.Overlay); err != nil {
+			return nil, err
+		}
+		if args, ok := held.overlay[overlayArgs]; ok { // written anew from the schematic's
+			want[overlayArgs] = args
+		}
+	}
+	if diff := treeDiff(want, held.overlay, sameContent); diff != "" {
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: the overlay in it is another one, %s: %s", from, diff))
+	}
+	return mismatches, nil
+}
+
+// overlay is what a locked overlay adds to an installer.
+func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overlay) (bootimage.Tree, error) {
+	ref := o.Ref + "@" + o.Digest
+	image, err := v.puller.Extract(ctx, ref, arch)
+	if err != nil {
+		return nil, fmt.Errorf("read the locked overlay %s: %w", ref, err)
+	}
+	defer image.Close()
+	files := bootimage.Tree{}
+	err = eachFile(image, func(name string, r io.Reader) (err error) {
+		switch {
+		case name == "installers/"+o.Name:
+			files[overlayBinary], err = hashed256(r)
+		case strings.HasPrefix(name, "artifacts/"):
+			files[overlayRoot+name], err = hashed256(r)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the locked overlay %s: %w", ref, err)
+	}
+	return files, nil
+}
+
+// some names a few of many.
+func some(list []string) string {
+	text := strings.Join(list[:min(len(list), maxNamed)], ", ")
+	if more := len(list) - maxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

@@ -1,0 +1,233 @@
+package images
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// SignatureMode says what it means that an installer has no valid signature.
+type SignatureMode string
+
+// The modes of signature checks.
+const (
+	SignatureRequire SignatureMode = "require" // refuse it
+	SignatureWarn    SignatureMode = "warn"    // say so
+	SignatureOff     SignatureMode = "off"     // don't look
+)
+
+// SignaturePolicy is the user's choice for the installers of a factory.
+type SignaturePolicy struct {
+	Mode SignatureMode
+	// Key has the public key, in PEM, that must have signed. Nil: the one that the
+	// factory publishes, which tells at least that it doesn't change unnoticed.
+	Key func() ([]byte, error)
+}
+
+// settled says whether what the lock records of an installer's signature is enough.
+func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
+	if p.Mode != SignatureRequire || p.Key == nil {
+		return p.Mode != SignatureRequire || e.Signer != "", nil
+	}
+	key, err := p.key()
+	return err == nil && key.fingerprint == e.Signer, err
+}
+
+// key is the one that the user names.
+func (p SignaturePolicy) key() (signingKey, error) {
+	text, err := p.Key()
+	if err != nil {
+		return signingKey{}, fault.Configf("images.signingKey: %w", err)
+	}
+	key, err := parseKey(text)
+	if err != nil {
+		return signingKey{}, fault.WithHint(fault.Configf("images.signingKey: %w", err), "it is a PEM file that begins with -----BEGIN PUBLIC KEY-----")
+	}
+	return key, nil
+}
+
+// signer checks who signed an installer (repository@digest) and returns the
+// fingerprint of the key, to be recorded. "" without an error: nobody, and the
+// policy is content with that. note is told what the policy only warns about.
+func (b Builder) signer(ctx context.Context, name, installer string, note func(text string)) (string, error) {
+	if b.Signature.Mode == SignatureOff {
+		return "", nil
+	}
+	fingerprint, err := b.signature(ctx, name, installer)
+	if err == nil || b.Signature.Mode == SignatureRequire || fault.KindOf(err) != fault.Refused {
+		return fingerprint, err
+	}
+	for _, hint := range append([]string{err.Error()}, fault.Hints(err)...) {
+		note("warning: " + strings.ReplaceAll(hint, "\n", "; "))
+	}
+	return fingerprint, nil
+}
+
+// signature is kind Refused where there is no good one. A fingerprint beside an
+// error is that of a key that has signed, but is not the one of the lock.
+func (b Builder) signature(ctx context.Context, name, installer string) (string, error) {
+	_, digest, _ := strings.Cut(installer, "@")
+	key, err := b.signingKey(ctx)
+	if err != nil {
+		return "", err
+	}
+	signatures, err := b.Puller.Signatures(ctx, installer)
+	if err != nil {
+		return "", fmt.Errorf("look for the installer's signature: %w", err)
+	}
+	if err := key.verify(installer, digest, signatures); err != nil {
+		return "", err
+	}
+	if known := b.signers(name); len(known) > 0 && !slices.Contains(known, key.fingerprint) {
+		return key.fingerprint, fault.WithHint(
+			fault.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
+			"the factory has another key now: ask who runs it. To trust the new key, put it into a file and name it in images.signingKey")
+	}
+	return key.fingerprint, nil
+}
+
+// signers are the keys that the lock knows. A key that the user names is trusted
+// whatever signed before.
+func (b Builder) signers(name string) []string {
+	if b.Signature.Key != nil {
+		return nil
+	}
+	lock := b.Ledger.Lock()
+	if own := lock.Schematics[name].Signer; own != "" {
+		return []string{own}
+	}
+	var known []string
+	for _, other := range lock.Names() {
+		if s := lock.Schematics[other].Signer; s != "" && !slices.Contains(known, s) {
+			known = append(known, s)
+		}
+	}
+	return known
+}
+
+// signingKey is a public key that signs installers.
+type signingKey struct {
+	key         crypto.PublicKey
+	fingerprint string // SHA-256 of its DER form, in hex
+}
+
+func (b Builder) signingKey(ctx context.Context) (signingKey, error) {
+	if b.Signature.Key != nil {
+		return b.Signature.key()
+	}
+	text, err := b.Factory.SigningKey(ctx)
+	if err != nil {
+		return signingKey{}, fmt.Errorf("get the factory's signing key: %w", err)
+	}
+	if len(text) == 0 {
+		return signingKey{}, fault.WithHint(fault.Refusedf("the factory publishes no key by which it signs installers"),
+			"name the key in images.signingKey, or set images.signature to off: what an installer holds is compared with the lock in any case")
+	}
+	key, err := parseKey(text)
+	if err != nil {
+		return signingKey{}, fault.Refusedf("the factory's signing key: %w", err)
+	}
+	return key, nil
+}
+
+func parseKey(text []byte) (signingKey, error) {
+	block, rest := pem.Decode(text)
+	if block == nil || len(bytes.TrimSpace(rest)) > 0 {
+		return signingKey{}, errors.New("it is not one PEM block")
+	}
+	if block.Type != "PUBLIC KEY" {
+		return signingKey{}, fmt.Errorf("it is a %q, not a public key", block.Type)
+	}
+	key, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return signingKey{}, err
+	}
+	der, err := x509.MarshalPKIXPublicKey(key) // one form, however it was written
+	if err != nil {
+		return signingKey{}, err
+	}
+	sum := sha256.Sum256(der)
+	return signingKey{key: key, fingerprint: hex.EncodeToString(sum[:])}, nil
+}
+
+// verify accepts an image one of whose signatures is by the key and says the
+// image's digest: see the Simple Signing format of cosign's specification.
+func (k signingKey) verify(ref, digest string, signatures []Signature) error {
+	var others []string
+	for _, s := range signatures {
+		if !k.signed(s) {
+			continue
+		}
+		signed, err := signedDigest(s.Payload)
+		if err != nil {
+			return fault.Refusedf("the signature of %s: %w", ref, err)
+		}
+		if signed == digest {
+			return nil
+		}
+		others = append(others, signed)
+	}
+	const rebuild = "have the installer built anew, or set images.signature to warn; what it holds is compared with the lock in any case"
+	switch {
+	case len(signatures) == 0:
+		return fault.WithHint(fault.Refusedf("installer %s is not signed", ref), rebuild)
+	case len(others) > 0:
+		return fault.WithHint(fault.Refusedf("the signature of installer %s is one of another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
+			"do not use this installer before you know who did it")
+	default:
+		return fault.WithHint(fault.Refusedf("installer %s is signed, but not by the key %s", ref, k.fingerprint),
+			"someone else signed it, or the factory has another key now: compare images.signingKey with the factory's /oci/cosign/signing-key.pub")
+	}
+}
+
+// signed says whether the key made a signature.
+func (k signingKey) signed(s Signature) bool {
+	sum := sha256.Sum256(s.Payload)
+	switch key := k.key.(type) {
+	case *ecdsa.PublicKey:
+		return ecdsa.VerifyASN1(key, sum[:], s.Signature)
+	case *rsa.PublicKey:
+		return rsa.VerifyPKCS1v15(key, crypto.SHA256, sum[:], s.Signature) == nil
+	case ed25519.PublicKey:
+		return ed25519.Verify(key, s.Payload, s.Signature)
+	default:
+		return false
+	}
+}
+
+// signedDigest reads what a signature is about.
+func signedDigest(payload []byte) (string, error) {
+	var p struct {
+		Critical struct {
+			Type  string `json:"type"`
+			Image struct {
+				Digest string `json:"docker-manifest-digest"`
+			} `json:"image"`
+		} `json:"critical"`
+	}
+	if err := json.Unmarshal(payload, &p); err != nil {
+		return "", fmt.Errorf("what it signs is no JSON: %w", err)
+	}
+	if p.Critical.Type != "cosign container image signature" {
+		return "", fmt.Errorf("it signs a %q, not a container image", p.Critical.Type)
+	}
+	if !schematics.IsDigest(p.Critical.Image.Digest) {
+		return "", fmt.Errorf("it signs %q, which is no digest", p.Critical.Image.Digest)
+	}
+	return p.Critical.Image.Digest, nil
+}

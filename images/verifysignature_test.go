@@ -1,0 +1,264 @@
+package images
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// signing is a key pair.
+type signing struct {
+	private crypto.Signer
+	pem     []byte
+	print   string
+}
+
+func newSigning(t *testing.T, private crypto.Signer) signing {
+	t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(private.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(der)
+	return signing{
+		private: private, pem: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), print: hex.EncodeToString(sum[:]),
+	}
+}
+
+func newKey(t *testing.T) signing {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newSigning(t, key)
+}
+
+// sign signs an image as cosign does.
+func (s signing) sign(t *testing.T, digest string) Signature {
+	t.Helper()
+	return s.signPayload(t, fmt.Sprintf(
+		`{"critical":{"identity":{"docker-reference":"x"},"image":{"docker-manifest-digest":%q},"type":"cosign container image signature"},"optional":null}`, digest))
+}
+
+func (s signing) signPayload(t *testing.T, payload string) Signature {
+	t.Helper()
+	sum, opts := sha256.Sum256([]byte(payload)), crypto.SignerOpts(crypto.SHA256)
+	message := sum[:]
+	if _, plain := s.private.(ed25519.PrivateKey); plain {
+		message, opts = []byte(payload), crypto.Hash(0)
+	}
+	signature, err := s.private.Sign(rand.Reader, message, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Signature{Payload: []byte(payload), Signature: signature}
+}
+
+func TestSignatures(t *testing.T) {
+	t.Parallel()
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, other := newKey(t), newKey(t)
+	const ref = "factory.example/installer/x@"
+	is, was := digest("is"), digest("was")
+	broken := key.sign(t, is)
+	broken.Signature = append([]byte(nil), broken.Signature...)
+	broken.Signature[len(broken.Signature)-1] ^= 1
+	edited := key.sign(t, was)
+	edited.Payload = key.sign(t, is).Payload
+	notBy := "installer " + ref + is + " is signed, but not by the key " + key.print
+	for name, tc := range map[string]struct {
+		key  signing
+		list []Signature
+		want string
+	}{
+		"ECDSA":             {key, []Signature{key.sign(t, is)}, ""},
+		"RSA":               {newSigning(t, rsaKey), []Signature{newSigning(t, rsaKey).sign(t, is)}, ""},
+		"Ed25519":           {newSigning(t, edKey), []Signature{newSigning(t, edKey).sign(t, is)}, ""},
+		"among others":      {key, []Signature{other.sign(t, is), key.sign(t, was), key.sign(t, is)}, ""},
+		"none":              {key, nil, "installer " + ref + is + " is not signed"},
+		"by someone else":   {key, []Signature{other.sign(t, is)}, notBy},
+		"damaged":           {key, []Signature{broken}, notBy},
+		"for other content": {key, []Signature{edited}, notBy},
+		"of another image": {
+			key,
+			[]Signature{key.sign(t, was)},
+			"the signature of installer " + ref + is + " is one of another image, " + was + ": someone has copied it there",
+		},
+		"of something else": {
+			key,
+			[]Signature{key.signPayload(t, `{"critical":{"type":"atomic container signature","image":{"docker-manifest-digest":"`+is+`"}}}`)},
+			"the signature of " + ref + is + `: it signs a "atomic container signature", not a container image`,
+		},
+		"of no digest": {
+			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is no digest`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k, err := parseKey(tc.key.pem)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if k.fingerprint != tc.key.print {
+				t.Errorf("fingerprint = %s, want %s", k.fingerprint, tc.key.print)
+			}
+			err = k.verify(ref+is, is, tc.list)
+			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if tc.want == "" {
+				return
+			}
+			if fault.KindOf(err) != fault.Refused {
+				t.Errorf("kind = %v", fault.KindOf(err))
+			}
+			t.Attr("corruptions-caught", "1")
+		})
+	}
+}
+
+func TestSigningKeysRefused(t *testing.T) {
+	t.Parallel()
+	key := newKey(t)
+	for name, tc := range map[string]struct {
+		text []byte
+		want string
+	}{
+		"no PEM":    {[]byte("<html>"), "it is not one PEM block"},
+		"two":       {append(append([]byte(nil), key.pem...), key.pem...), "it is not one PEM block"},
+		"a private": {pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), `it is a "PRIVATE KEY", not a public key`},
+		"damaged":   {pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte("x")}), "asn1: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := parseKey(tc.text); !strings.HasPrefix(message(err), tc.want) {
+				t.Errorf("err = %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestSignaturePolicy builds one installer under every policy.
+func TestSignaturePolicy(t *testing.T) {
+	t.Parallel()
+	key, other := newKey(t), newKey(t)
+	for name, tc := range map[string]struct {
+		mode      SignatureMode
+		published []byte // by the factory
+		own       []byte // the user's choice
+		signers   []signing
+		locked    string // fingerprint
+		wantErr   string
+		wantNote  string
+		want      string // fingerprint in the lock
+	}{
+		"signed":                  {mode: SignatureRequire, published: key.pem, signers: []signing{key}, want: key.print},
+		"signed, as locked":       {mode: SignatureRequire, published: key.pem, signers: []signing{key}, locked: key.print, want: key.print},
+		"not looked at":           {mode: SignatureOff},
+		"unsigned":                {mode: SignatureRequire, published: key.pem, wantErr: " is not signed"},
+		"unsigned, a warning":     {mode: SignatureWarn, published: key.pem, wantNote: " is not signed"},
+		"no key":                  {mode: SignatureRequire, wantErr: "the factory publishes no key"},
+		"no key, a warning":       {mode: SignatureWarn, wantNote: "the factory publishes no key"},
+		"another key":             {mode: SignatureRequire, published: other.pem, signers: []signing{other}, locked: key.print, wantErr: "but the lock knows " + key.print},
+		"another key, a warning":  {mode: SignatureWarn, published: other.pem, signers: []signing{other}, locked: key.print, wantNote: "but the lock knows " + key.print, want: other.print},
+		"the user's key":          {mode: SignatureRequire, published: other.pem, own: key.pem, signers: []signing{key}, want: key.print},
+		"the user's other key":    {mode: SignatureRequire, own: key.pem, signers: []signing{key}, locked: other.print, want: key.print},
+		"not by the user's key":   {mode: SignatureRequire, published: other.pem, own: key.pem, signers: []signing{other}, wantErr: "but not by the key " + key.print},
+		"the user's key is wrong": {mode: SignatureRequire, own: []byte("x"), wantErr: "images.signingKey: it is not one PEM block"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			lock := lockOf(t)
+			for _, s := range lock.Names() {
+				e := lock.Schematics[s]
+				e.Signer = tc.locked
+				lock.Schematics[s] = e
+			}
+			b.again(lock)
+			b.factory.key = tc.published
+			b.factory.sign = func(digest string) (list []Signature) {
+				for _, s := range tc.signers {
+					list = append(list, s.sign(t, digest))
+				}
+				return list
+			}
+			builder := b.builder()
+			builder.Signature.Mode = tc.mode
+			if tc.own != nil {
+				builder.Signature.Key = func() ([]byte, error) { return tc.own, nil }
+			}
+			err := b.run(t, builder.Step())
+			if (err == nil) != (tc.wantErr == "") || !strings.Contains(message(err), tc.wantErr) {
+				t.Fatalf("err = %v, want %q", err, tc.wantErr)
+			}
+			notes := strings.Join(b.notes, "\n")
+			if !strings.Contains(notes, tc.wantNote) || strings.Contains(notes, "warning") != (tc.wantNote != "") {
+				t.Errorf("notes:\n%s\nwant %q", notes, tc.wantNote)
+			}
+			e := b.ledger.Lock().Schematics["default"]
+			if err != nil && e.Installer != "" {
+				t.Error("the installer is recorded all the same")
+			}
+			if err == nil && (e.Signer != tc.want || e.Installer == "") {
+				t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
+			}
+		})
+	}
+}
+
+// TestRequireLater: what was built while nobody looked is looked at once the
+// policy says so, and only then.
+func TestRequireLater(t *testing.T) {
+	t.Parallel()
+	key := newKey(t)
+	b := newBench(t)
+	b.factory.key = key.pem
+	b.factory.sign = func(digest string) []Signature { return []Signature{key.sign(t, digest)} }
+	build := func(mode SignatureMode) error {
+		b.again(b.saved)
+		builder := b.builder()
+		builder.Signature.Mode = mode
+		return b.run(t, builder.Step())
+	}
+	if err := errors.Join(build(SignatureOff), build(SignatureWarn)); err != nil {
+		t.Fatal(err)
+	}
+	if b.saved.Schematics["default"].Signer != "" || b.saves != 0 {
+		t.Errorf("signer %q, %d saves", b.saved.Schematics["default"].Signer, b.saves)
+	}
+	if err := build(SignatureRequire); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.saved.Schematics["default"].Signer; got != key.print {
+		t.Errorf("signer = %q, want %q", got, key.print)
+	}
+	if b.factory.downloads != 0 {
+		t.Errorf("%d downloads of ISOs", b.factory.downloads)
+	}
+	if err := build(SignatureRequire); err != nil || b.saves != 0 {
+		t.Errorf("again: %v, %d saves", err, b.saves)
+	}
+}

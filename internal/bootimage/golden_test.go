@@ -1,0 +1,177 @@
+package bootimage_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+)
+
+// The files in testdata were made by the programs that imager calls: see testdata/make.sh.
+
+func golden(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func goldenISO(t testing.TB, name string) []byte {
+	t.Helper()
+	d, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	b, err := d.DecodeAll(golden(t, name+".iso.zst"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func file(mode fs.FileMode, content string) bootimage.File {
+	sum := sha256.Sum256([]byte(content))
+	return bootimage.File{Mode: mode, SizeBytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:])}
+}
+
+func link(target string) bootimage.File {
+	return bootimage.File{Mode: fs.ModeSymlink | 0o777, Link: target}
+}
+
+func wantTools() bootimage.Tree {
+	tree := bootimage.Tree{
+		"/usr/local/bin/tool":     file(0o755|fs.ModeSetuid, "tool\n"),
+		"/usr/local/bin/hardlink": file(0o755|fs.ModeSetuid, "tool\n"),
+		"/usr/local/lib/symlink":  link("../bin/tool"),
+		"/usr/local/lib/large":    file(0o644, strings.Repeat("a line of a large file\n", 20000)[:400000]),
+		"/usr/local/lib/hole":     file(0o644, strings.Repeat("\x00", 300000)+"end\n"),
+		"/usr/local/share/none":   file(0o644, ""),
+	}
+	for n := range 300 {
+		tree[fmt.Sprintf("/usr/local/lib/many/a-file-with-a-rather-long-name-%d", n+1)] = file(0o644, fmt.Sprintf("%d\n", n+1))
+	}
+	return tree
+}
+
+// wantInitrd is what all the initramfs files of testdata hold, but for Talos' own part.
+func wantInitrd() bootimage.Initrd {
+	return bootimage.Initrd{
+		Extensions: []bootimage.Extension{
+			{
+				Image: "0.sqsh", Name: "tools", Version: "v1.0.0", Author: "Somebody", Description: "Several lines.\n", Files: wantTools(),
+			},
+			{
+				Image: "1.sqsh", Name: "schematic", Version: "ce4c", Author: "Image Factory (http://127.0.0.1)",
+				Description: "Virtual extension which specifies the schematic of the image built with Image Factory.",
+				ExtraInfo:   "customization: {}\n",
+				Files:       bootimage.Tree{"/usr/local/share/schematic/ce4c": file(0o644, "")},
+			},
+		},
+		Loose: bootimage.Tree{
+			"/kernel/x86/microcode/GenuineIntel.bin": file(0o644, "microcode\n"),
+			"/usr/lib/firmware/i915/dmc.bin":         file(0o644, "firmware\n"),
+			"/usr/lib/firmware/i915/same.bin":        file(0o644, "firmware\n"),
+			"/usr/lib/firmware/i915/link.bin":        link("dmc.bin"),
+		},
+	}
+}
+
+// baseSum is the SHA-256 of Talos' own part as sha256sum had it.
+func baseSum(t *testing.T, name string) string {
+	t.Helper()
+	for line := range strings.Lines(string(golden(t, "base.sha256"))) {
+		if f := strings.Fields(line); len(f) == 2 && f[1] == name {
+			return f[0]
+		}
+	}
+	t.Fatalf("no checksum of %s", name)
+	return ""
+}
+
+func TestReadInitrd(t *testing.T) {
+	t.Parallel()
+	for name, base := range map[string]string{"initramfs.zst": "base.zst", "initramfs.xz": "base.xz", "initramfs.gz": "base.zst"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := golden(t, name)
+			scratch := t.TempDir()
+			got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := wantInitrd()
+			want.BaseSHA256 = baseSum(t, base)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("initramfs (-want +got):\n%s", diff)
+			}
+			if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
+				t.Errorf("temporary files are left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestOpenISO(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ uki, grub bool }{
+		"uefi": {uki: true}, "grub": {grub: true}, "hybrid": {uki: true, grub: true},
+	}
+	const cmdline = "talos.platform=metal console=ttyS0 quote=$x{y}"
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := goldenISO(t, name)
+			iso, err := bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := (iso.UKI != nil); got != tt.uki {
+				t.Fatalf("UKI = %v", iso.UKI)
+			}
+			if got := (iso.GRUB != nil); got != tt.grub {
+				t.Fatalf("GRUB = %v", iso.GRUB)
+			}
+			if iso.UKI != nil {
+				got := bootimage.UKI{Arch: iso.UKI.Arch, Talos: iso.UKI.Talos, Uname: iso.UKI.Uname, Cmdline: iso.UKI.Cmdline}
+				want := bootimage.UKI{Arch: "amd64", Talos: "v1.13.9", Uname: "6.18.0-talos", Cmdline: cmdline}
+				if got != want {
+					t.Errorf("UKI = %+v, want %+v", got, want)
+				}
+				requireSame(t, "kernel", iso.UKI.Kernel, []byte("kernel of Linux\n"))
+				requireSame(t, "initrd", iso.UKI.Initrd, golden(t, "initramfs.zst"))
+			}
+			if iso.GRUB != nil {
+				if iso.GRUB.Cmdline != cmdline {
+					t.Errorf("command line = %q", iso.GRUB.Cmdline)
+				}
+				requireSame(t, "GRUB's kernel", iso.GRUB.Kernel, []byte("kernel of Linux\n"))
+				requireSame(t, "GRUB's initrd", iso.GRUB.Initrd, golden(t, "initramfs.zst"))
+			}
+		})
+	}
+}
+
+func requireSame(t *testing.T, what string, r io.Reader, want []byte) {
+	t.Helper()
+	got, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
+	}
+}

@@ -1,0 +1,104 @@
+package bootimage
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+const (
+	grubConfig    = "boot/grub/grub.cfg"
+	grubKernel    = "boot/vmlinuz"
+	grubInitrd    = "boot/initramfs.xz"
+	maxGRUBConfig = 64 << 10
+)
+
+// grub is what GRUB boots; nil where the ISO has no configuration of it.
+func (v *volume) grub() (*GRUB, error) {
+	_, ok, err := v.find(grubConfig)
+	if err != nil || !ok {
+		return nil, err
+	}
+	file, err := v.open(grubConfig)
+	if err != nil {
+		return nil, err
+	}
+	text, err := readAll(file, maxGRUBConfig)
+	if err != nil {
+		return nil, fmt.Errorf("/%s: %w", grubConfig, err)
+	}
+	g := &GRUB{}
+	if g.Cmdline, err = defaultCmdline(string(text)); err != nil {
+		return nil, fmt.Errorf("/%s: %w", grubConfig, err)
+	}
+	if g.Kernel, err = v.open(grubKernel); err != nil {
+		return nil, err
+	}
+	if g.Initrd, err = v.open(grubInitrd); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// defaultCmdline reads the command line of the first menu entry, which Talos' grub.cfg makes
+// the default. The file is a program to GRUB; only the commands of Talos' own are known
+// (pkg/imager/iso/grub.cfg), and anything else is refused.
+func defaultCmdline(config string) (string, error) {
+	var cmdline string
+	entries, kernels, initrds, chosen := 0, 0, 0, "0"
+	for line := range strings.Lines(config) {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+			continue
+		}
+		switch words[0] {
+		case "set":
+			if v, ok := strings.CutPrefix(strings.Join(words[1:], " "), "default="); ok {
+				chosen = v
+			}
+		case "insmod", "terminal_input", "terminal_output", "}":
+		case "menuentry":
+			entries++
+		case "linux":
+			if len(words) < 2 || words[1] != "/"+grubKernel {
+				return "", fmt.Errorf("it boots another kernel: %.200q", line)
+			}
+			if entries == 1 {
+				kernels++
+				text, err := unquote(strings.Join(words[2:], " "))
+				if err != nil {
+					return "", err
+				}
+				cmdline = text
+			}
+		case "initrd":
+			if len(words) != 2 || words[1] != "/"+grubInitrd {
+				return "", fmt.Errorf("it boots another initramfs: %.200q", line)
+			}
+			if entries == 1 {
+				initrds++
+			}
+		default:
+			return "", fmt.Errorf("the command %.40q is not one of Talos' own", words[0])
+		}
+	}
+	if chosen != "0" || kernels != 1 || initrds != 1 {
+		return "", errors.New("the default is not a first entry with one kernel and one initramfs")
+	}
+	return cmdline, nil
+}
+
+// unquote takes back what Talos puts before GRUB's special characters (bootloader/grub/quote.go).
+func unquote(s string) (string, error) {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '\\' && i+1 < len(s):
+			i++
+		case strings.ContainsRune(`\{}&$|;<>"'`, rune(s[i])):
+			return "", fmt.Errorf("%q in a command line has a meaning to GRUB", s[i])
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String(), nil
+}

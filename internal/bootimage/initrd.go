@@ -1,0 +1,250 @@
+package bootimage
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Initrd is an initramfs as imager builds it: Talos' own part and what was added to it.
+type Initrd struct {
+	BaseSHA256 string      // hex, of the raw bytes of Talos' own part
+	Extensions []Extension // in the order of extensions.yaml, `schematic` and `modules.dep` among them
+	Loose      Tree        // files of the added parts beside the extensions: firmware, CPU microcode
+}
+
+const (
+	initrdPart     = "initramfs"
+	extensionsFile = "/extensions.yaml"
+	imageSuffix    = ".sqsh"
+	maxConfigBytes = 4 << 20
+)
+
+// ReadInitrd reads an initramfs to its end. Temporary files lie in the directory
+// scratch, and are gone when it returns.
+//
+// Talos' own part is the first compressed archive. Before it imager puts an archive that
+// is not compressed with the CPU microcode, which the kernel has to find
+// before it unpacks anything, and after it one with the extensions
+// (pkg/imager/extensions/rebuild.go of Talos).
+func ReadInitrd(r io.Reader, scratch string) (Initrd, error) {
+	return ReadInitrdContents(r, scratch, nil)
+}
+
+// ReadInitrdContents is ReadInitrd that also hands over the content of each file.
+func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd, error) {
+	i := &initrdReader{
+		scratch: scratch, contents: contents, budget: newBudget(),
+		out: Initrd{Loose: Tree{}}, images: map[string]Tree{},
+	}
+	src := &source{r: r}
+	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
+		if i.out.BaseSHA256 == "" {
+			i.out.BaseSHA256, err = rawSum(member)
+			return err
+		}
+		return unpack(kind, member, func(content *bufio.Reader) error { return eachArchive(content, i.archive) })
+	})
+	if err == nil && i.out.BaseSHA256 == "" {
+		err = errors.New("no compressed archive: Talos' own part is missing")
+	}
+	if err == nil {
+		err = i.layers()
+	}
+	if err != nil {
+		return Initrd{}, refuse(initrdPart, src.or(err))
+	}
+	return i.out, nil
+}
+
+type initrdReader struct {
+	scratch  string
+	contents Contents
+	budget   *budget
+	out      Initrd
+	images   map[string]Tree // squashfs by name
+	config   []byte          // extensions.yaml
+}
+
+// archive reads one cpio archive of the added parts.
+func (i *initrdReader) archive(r *bufio.Reader) error {
+	c := newc{r: r}
+	links := map[inode][]string{} // names of a file whose content has not come yet
+	for {
+		e, content, err := c.next()
+		if errors.Is(err, io.EOF) {
+			return i.empty(links)
+		}
+		if err != nil {
+			return err
+		}
+		if err := i.entry(e, content, links); err != nil {
+			return err
+		}
+	}
+}
+
+func (i *initrdReader) entry(e cpioEntry, content io.Reader, links map[inode][]string) error {
+	name, err := absolute(e.name)
+	if err != nil {
+		return err
+	}
+	switch e.mode & unixType {
+	case unixDir:
+		if e.sizeBytes != 0 {
+			return fmt.Errorf("%s: a directory with content", name)
+		}
+		return nil
+	case unixSymlink:
+		if err := i.budget.take(0); err != nil {
+			return err
+		}
+		target, err := readAll(content, maxPathBytes)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return i.out.Loose.add(name, symlink(string(target)))
+	case unixRegular:
+	default:
+		return fmt.Errorf("%s is neither a file, a directory nor a symbolic link", name)
+	}
+	if err := i.budget.take(e.sizeBytes); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if e.links > 1 && e.sizeBytes == 0 {
+		links[e.id] = append(links[e.id], name)
+		return i.out.Loose.add(name, File{})
+	}
+	if err := i.file(name, e, content); err != nil {
+		return err
+	}
+	if e.links > 1 {
+		for _, other := range links[e.id] {
+			i.out.Loose[other] = i.out.Loose[name]
+		}
+		delete(links, e.id)
+	}
+	return nil
+}
+
+// empty settles the linked files that turned out to have no content.
+func (i *initrdReader) empty(links map[inode][]string) error {
+	for _, names := range links {
+		for _, name := range names {
+			f, err := regular(0o644, bytes.NewReader(nil), nil)
+			if err != nil {
+				return err
+			}
+			i.out.Loose[name] = f
+		}
+	}
+	return nil
+}
+
+func (i *initrdReader) file(name string, e cpioEntry, content io.Reader) error {
+	base := path.Base(name)
+	switch {
+	case name == extensionsFile:
+		if i.config != nil {
+			return fmt.Errorf("%s is there twice", name)
+		}
+		b, err := readAll(content, maxConfigBytes)
+		if err == nil && int64(len(b)) < e.sizeBytes {
+			err = io.ErrUnexpectedEOF
+		}
+		i.config = b
+		return err
+	case path.Dir(name) == "/" && strings.HasSuffix(base, imageSuffix):
+		return i.image(base, content, e.sizeBytes)
+	}
+	f, err := regular(permissions(e.mode), content, i.visit("", name))
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if f.SizeBytes != e.sizeBytes {
+		return fmt.Errorf("%s: %w", name, io.ErrUnexpectedEOF)
+	}
+	return i.out.Loose.add(name, f)
+}
+
+func (i *initrdReader) visit(image, name string) func(io.Reader) error {
+	if i.contents == nil {
+		return nil
+	}
+	return func(content io.Reader) error { return outside(i.contents(image, name, content)) }
+}
+
+// image reads the squashfs of an extension.
+func (i *initrdReader) image(name string, content io.Reader, sizeBytes int64) (err error) {
+	if _, ok := i.images[name]; ok {
+		return fmt.Errorf("%s is there twice", name)
+	}
+	s, err := newSpool(content, sizeBytes, i.scratch)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	tree, err := readSquashfs(s, sizeBytes, i.budget, func(path string, content io.Reader) error {
+		if i.contents == nil {
+			return nil
+		}
+		return outside(i.contents(name, path, content))
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	i.images[name] = tree
+	return nil
+}
+
+// metadata is what extensions.yaml and an extension's manifest.yaml say of an
+// extension (pkg/machinery/extensions of Talos).
+type metadata struct {
+	Name        string `yaml:"name"`
+	Version     string `yaml:"version"`
+	Author      string `yaml:"author"`
+	Description string `yaml:"description"`
+	ExtraInfo   string `yaml:"extraInfo"`
+}
+
+// extension is one extension with its files; image is the squashfs that holds them.
+func (m metadata) extension(image string, files Tree) Extension {
+	return Extension{
+		Image: image, Name: m.Name, Version: m.Version, Author: m.Author,
+		Description: m.Description, ExtraInfo: m.ExtraInfo, Files: files,
+	}
+}
+
+// layers brings extensions.yaml and the squashfs files together: Talos mounts what
+// the former lists, so that each has to be there, once, and no other.
+func (i *initrdReader) layers() error {
+	var config struct {
+		Layers []struct {
+			Image    string   `yaml:"image"`
+			Metadata metadata `yaml:"metadata"`
+		} `yaml:"layers"`
+	}
+	if i.config != nil {
+		if err := yaml.Unmarshal(i.config, &config); err != nil {
+			return fmt.Errorf("%s: %w", extensionsFile, err)
+		}
+	}
+	for _, l := range config.Layers {
+		tree, ok := i.images[l.Image]
+		if !ok {
+			return fmt.Errorf("%s: no image %q for extension %q, or more than one extension for it", extensionsFile, l.Image, l.Metadata.Name)
+		}
+		delete(i.images, l.Image)
+		i.out.Extensions = append(i.out.Extensions, l.Metadata.extension(l.Image, tree))
+	}
+	for name := range i.images {
+		return fmt.Errorf("%s belongs to no extension of %s", name, extensionsFile)
+	}
+	return nil
+}

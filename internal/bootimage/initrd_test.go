@@ -1,0 +1,228 @@
+package bootimage_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+)
+
+func read(t testing.TB, parts ...[]byte) (bootimage.Initrd, error) {
+	t.Helper()
+	return bootimage.ReadInitrd(bytes.NewReader(join(parts...)), t.TempDir())
+}
+
+func TestInitrdMembers(t *testing.T) {
+	t.Parallel()
+	base := packed(t, cpio(entry{name: "init", content: "init"}))
+	a, b := entry{name: "a", content: "one"}, entry{name: "b/c", content: "two"}
+	loose := bootimage.Tree{"/a": file(0o644, "one"), "/b/c": file(0o644, "two")}
+	tests := map[string]struct {
+		parts [][]byte
+		want  bootimage.Tree
+	}{
+		"Talos' own part alone":       {[][]byte{base}, bootimage.Tree{}},
+		"one member":                  {[][]byte{base, packed(t, cpio(a, b))}, loose},
+		"two members":                 {[][]byte{base, packed(t, cpio(a)), packed(t, cpio(b))}, loose},
+		"zeros between":               {[][]byte{base, make([]byte, 1021), packed(t, cpio(a, b)), make([]byte, 3)}, loose},
+		"two archives in a member":    {[][]byte{base, packed(t, join(cpio(a), make([]byte, 512), cpio(b), make([]byte, 7)))}, loose},
+		"not compressed, before":      {[][]byte{cpio(a), make([]byte, 512), base, packed(t, cpio(b))}, loose},
+		"not compressed, behind":      {[][]byte{base, make([]byte, -len(base)&3), cpio(a), cpio(b)}, loose},
+		"gzip":                        {[][]byte{base, gzipped(t, cpio(a)), gzipped(t, cpio(b))}, loose},
+		"names as find has them":      {[][]byte{base, packed(t, cpio(entry{name: ".", mode: 0o40755}, entry{name: "./a", content: "one"}, entry{name: "/b/c", content: "two"}))}, loose},
+		"a link without any content":  {[][]byte{base, packed(t, cpio(entry{name: "a", links: 2, inode: 7}, entry{name: "b", links: 2, inode: 7}))}, bootimage.Tree{"/a": file(0o644, ""), "/b": file(0o644, "")}},
+		"links, the content at last":  {[][]byte{base, packed(t, cpio(entry{name: "a", links: 2, inode: 7}, entry{name: "b", links: 2, inode: 7, content: "x"}))}, bootimage.Tree{"/a": file(0o644, "x"), "/b": file(0o644, "x")}},
+		"modes":                       {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o104755}))}, bootimage.Tree{"/a": file(0o755|fs.ModeSetuid, "")}},
+		"a link out of the directory": {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o120777, content: "../../b"}))}, bootimage.Tree{"/a": link("../../b")}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := read(t, tt.parts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got.Loose); diff != "" {
+				t.Errorf("loose files (-want +got):\n%s", diff)
+			}
+			if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
+				t.Errorf("base = %s, want %s", got.BaseSHA256, want)
+			}
+		})
+	}
+}
+
+func gzipped(t *testing.T, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := w.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+const oneLayer = "layers:\n  - image: 0.sqsh\n    metadata: {name: x, version: v1}\n"
+
+func TestInitrdRefused(t *testing.T) {
+	t.Parallel()
+	base := packed(t, cpio(entry{name: "init", content: "init"}))
+	image := string(golden(t, "selinux.sqsh"))
+	sqsh, config := entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer}
+	tests := map[string]struct {
+		added []byte
+		want  string
+	}{
+		"a device":                   {cpio(entry{name: "dev/sda", mode: 0o60600}), "/dev/sda is neither"},
+		"a path out of it":           {cpio(entry{name: "../etc/passwd"}), "leads out"},
+		"a path out of it, later":    {cpio(entry{name: "a/../../b"}), "leads out"},
+		"a file twice":               {cpio(entry{name: "a"}, entry{name: "./a"}), "/a is there twice"},
+		"a directory with content":   {cpio(entry{name: "a", mode: 0o40755, content: "x"}), "directory with content"},
+		"extensions.yaml twice":      {cpio(sqsh, config, config), "extensions.yaml is there twice"},
+		"extensions.yaml is no YAML": {cpio(sqsh, entry{name: "extensions.yaml", content: "{"}), "/extensions.yaml"},
+		"an extension unlisted":      {cpio(sqsh), "0.sqsh belongs to no extension"},
+		"Talos' root once more":      {cpio(sqsh, config, entry{name: "rootfs.sqsh", content: image}), "rootfs.sqsh belongs to no extension"},
+		"an extension missing":       {cpio(config), `no image "0.sqsh"`},
+		"an image for two":           {cpio(sqsh, entry{name: "extensions.yaml", content: oneLayer + strings.TrimPrefix(oneLayer, "layers:\n")}), "more than one extension"},
+		"an image twice":             {cpio(sqsh, sqsh, config), "0.sqsh is there twice"},
+		"no squashfs":                {cpio(entry{name: "0.sqsh", content: strings.Repeat("x", 500)}, config), "0.sqsh: no squashfs"},
+		"a squashfs cut short":       {cpio(entry{name: "0.sqsh", content: image[:300]}, config), "0.sqsh: "},
+		"a capability":               {cpio(entry{name: "0.sqsh", content: string(golden(t, "capability.sqsh"))}, config), `0.sqsh: extended attributes: "capability"`},
+		"an attribute of overlayfs":  {cpio(entry{name: "0.sqsh", content: string(golden(t, "overlay.sqsh"))}, config), `0.sqsh: extended attributes: "overlay.opaque"`},
+		"no archive":                 {bytes.Repeat([]byte("text in its place"), 10), "no cpio header"},
+		"an archive without an end":  {bytes.Split(cpio(sqsh), []byte(trailer))[0], "unexpected EOF"},
+		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is no number"},
+		"a name too short":           {bytes.Replace(cpio(sqsh), []byte("0000000700000000"), []byte("0000000600000000"), 1), "wrong length"},
+		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "no cpio header"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := read(t, base, packed(t, tt.added))
+			requireRefused(t, err, "initramfs: ", tt.want)
+		})
+	}
+}
+
+func TestInitrdSequenceRefused(t *testing.T) {
+	t.Parallel()
+	base := packed(t, cpio(entry{name: "init", content: "init"}))
+	tests := map[string]struct {
+		b    []byte
+		want string
+	}{
+		"nothing":                    {nil, "no compressed archive"},
+		"nothing compressed":         {cpio(entry{name: "a"}), "no compressed archive"},
+		"text":                       {join(base, []byte("text")), "neither a cpio archive"},
+		"a skippable frame":          {join(base, []byte("\x50\x2a\x4d\x18\x00\x00\x00\x00")), "neither a cpio archive"},
+		"an archive at an odd place": {join(base, make([]byte, -len(base)&3), []byte{0}, cpio(entry{name: "a"})), "neither a cpio archive"},
+		"an archive in two frames":   {join(base, packed(t, cpio(entry{name: "a"})[:50]), packed(t, cpio(entry{name: "a"})[50:])), "unexpected EOF"},
+		"lz4":                        {join(base, []byte("\x02\x21\x4c\x18rest")), "neither a cpio archive"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := read(t, tt.b)
+			requireRefused(t, err, "initramfs: ", tt.want)
+		})
+	}
+}
+
+// TestInitrdDamage changes and cuts real ones: what lies behind Talos' own part is covered by checksums or refused.
+func TestInitrdDamage(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ base, magic string }{
+		"initramfs.zst": {"base.zst", "\x28\xb5\x2f\xfd"}, "initramfs.xz": {"base.xz", "\xfd7zXZ\x00"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := golden(t, name)
+			first := bytes.Index(b, []byte(tt.magic))
+			added := first + 1 + bytes.Index(b[first+1:], []byte(tt.magic))
+			step := 97
+			if testing.Short() {
+				step = 1499
+			}
+			for i := added; i < len(b); i += step {
+				bad := bytes.Clone(b)
+				bad[i] ^= 0x20
+				if _, err := read(t, bad); !errors.Is(err, bootimage.ErrFormat) {
+					t.Errorf("byte %d changed: err = %v", i, err)
+				}
+				if _, err := read(t, b[:i]); i > added && !errors.Is(err, bootimage.ErrFormat) {
+					t.Errorf("cut to %d bytes: err = %v", i, err)
+				}
+			}
+			bad := bytes.Clone(b)
+			bad[added-20] ^= 1
+			if got, err := read(t, bad); err == nil && got.BaseSHA256 == baseSum(t, tt.base) {
+				t.Error("a change of Talos' own part is not seen")
+			}
+		})
+	}
+}
+
+// TestErrorsOfTheSource are not the image's fault.
+func TestErrorsOfTheSource(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("connection reset")
+	b := golden(t, "initramfs.zst")
+	for _, n := range []int{0, 100, 1000, len(b) - 1} {
+		_, err := bootimage.ReadInitrd(io.MultiReader(bytes.NewReader(b[:n]), iotest.ErrReader(broken)), t.TempDir())
+		if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
+			t.Errorf("behind %d bytes: err = %v", n, err)
+		}
+	}
+	_, err := bootimage.ReadExtension(iotest.ErrReader(broken))
+	if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
+		t.Errorf("extension: err = %v", err)
+	}
+	for name, open := range map[string]func(io.ReaderAt) error{
+		"UKI": func(r io.ReaderAt) error { _, err := bootimage.OpenUKI(r, 1<<20); return err },
+		"ISO": func(r io.ReaderAt) error { _, err := bootimage.OpenISO(r, 1<<20); return err },
+	} {
+		if err := open(failing{broken}); !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
+			t.Errorf("%s: err = %v", name, err)
+		}
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) ReadAt([]byte, int64) (int, error) { return 0, f.err }
+
+// TestScratch: a squashfs that is too large for memory goes into the directory, and only there.
+func TestScratch(t *testing.T) {
+	t.Parallel()
+	image := string(golden(t, "selinux.sqsh")) + strings.Repeat("\x00", 2<<20)
+	b := join(packed(t, cpio(entry{name: "init"})), packed(t, cpio(entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer})))
+	scratch := t.TempDir()
+	got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []bootimage.Extension{{Image: "0.sqsh", Name: "x", Version: "v1", Files: bootimage.Tree{"/usr/local/bin/tool": file(0o644, "x\n")}}}
+	if diff := cmp.Diff(want, got.Extensions); diff != "" {
+		t.Errorf("extensions (-want +got):\n%s", diff)
+	}
+	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
+		t.Errorf("temporary files are left: %v, %v", left, err)
+	}
+	_, err = bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
+	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, bootimage.ErrFormat) {
+		t.Errorf("without the directory: err = %v", err)
+	}
+}

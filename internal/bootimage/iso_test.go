@@ -1,0 +1,143 @@
+package bootimage_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+)
+
+func openISO(b []byte) (*bootimage.ISO, error) {
+	return bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))
+}
+
+const isoSector = 2048
+
+// catalogue is El Torito's of an ISO.
+func catalogue(b []byte) []byte {
+	return b[int64(binary.LittleEndian.Uint32(b[17*isoSector+0x47:]))*isoSector:][:isoSector]
+}
+
+// esp is the EFI system partition of an ISO with one for UEFI alone.
+func esp(b []byte) []byte {
+	return b[int64(binary.LittleEndian.Uint32(catalogue(b)[40:]))*isoSector:]
+}
+
+func TestISORefused(t *testing.T) {
+	t.Parallel()
+	uefi, grub := goldenISO(t, "uefi"), goldenISO(t, "grub")
+	// An ISO has 40 MB, so that one change is made after the other.
+	change := func(b []byte, change func([]byte)) func() []byte {
+		return func() []byte {
+			b := slices.Clone(b)
+			change(b)
+			return b
+		}
+	}
+	text := func(b []byte, from, to string) func() []byte {
+		return func() []byte {
+			if !bytes.Contains(b, []byte(from)) || len(from) != len(to) {
+				t.Fatalf("%q can't become %q", from, to)
+			}
+			return bytes.ReplaceAll(b, []byte(from), []byte(to))
+		}
+	}
+	just := func(b []byte) func() []byte { return func() []byte { return b } }
+	tests := map[string]struct {
+		b    func() []byte
+		want string
+	}{
+		"nothing":                {just(nil), "volume descriptor 0: unexpected EOF"},
+		"no ISO":                 {just(make([]byte, 1<<20)), "no ISO 9660"},
+		"cut short":              {just(uefi[:len(uefi)-100<<10]), "unexpected EOF"},
+		"another validation":     {change(uefi, func(b []byte) { catalogue(b)[4]++ }), "no validation entry"},
+		"another platform":       {change(uefi, func(b []byte) { catalogue(b)[1] = 2; catalogue(b)[29] += 0xed }), "platform 0x2"},
+		"not bootable":           {change(uefi, func(b []byte) { catalogue(b)[32] = 0 }), "neither a UKI nor GRUB"},
+		"a partition nowhere":    {change(uefi, func(b []byte) { catalogue(b)[43] = 0xff }), "behind the end"},
+		"no boot sector":         {change(uefi, func(b []byte) { esp(b)[510] = 0 }), "EFI system partition: no boot sector"},
+		"a cluster of no size":   {change(uefi, func(b []byte) { esp(b)[13] = 0 }), "out of range"},
+		"a larger partition":     {change(uefi, func(b []byte) { esp(b)[35] = 1 }), "unexpected EOF"},
+		"a root nowhere":         {change(uefi, func(b []byte) { esp(b)[47] = 7 }), "no cluster"},
+		"a chain in a circle":    {change(uefi, func(b []byte) { circle(esp(b)) }), "chain of clusters is too long"},
+		"a UKI in another place": {text(uefi, "T\x00a\x00l\x00o\x00s\x00", "t\x00a\x00l\x00o\x00s\x00"), ""},
+		"another long name":      {text(uefi, "LINUX      ", "LINUS      "), "belongs to another file"},
+		"another menu":           {text(grub, "terminal_input", "source  /x.cfg"), `"source"`},
+		"another default":        {text(grub, "set default=0", "set default=1"), "the default is not"},
+		"another kernel":         {text(grub, "linux /boot/vmlinuz", "linux /boot/vmlinux"), "another kernel"},
+		"another initramfs":      {text(grub, "initrd /boot/initramfs.xz", "initrd /boot/initramfs.zs"), "another initramfs"},
+		"a variable":             {text(grub, `quote=\$x`, `quote=1$x`), "has a meaning to GRUB"},
+		"a kernel elsewhere":     {text(grub, "vmlinuz", "vmlinux"), "another kernel"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := openISO(tt.b())
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("a change that does not matter: %v", err)
+				}
+				return
+			}
+			requireRefused(t, err, "ISO: ", tt.want)
+		})
+	}
+}
+
+// circle has the root directory's chain lead back to its beginning.
+func circle(esp []byte) {
+	table := int(binary.LittleEndian.Uint16(esp[14:])) * int(binary.LittleEndian.Uint16(esp[11:]))
+	root := int(binary.LittleEndian.Uint32(esp[44:]))
+	for at := table; at <= table+int(binary.LittleEndian.Uint32(esp[36:]))*512; at += int(binary.LittleEndian.Uint32(esp[36:])) * 512 {
+		binary.LittleEndian.PutUint32(esp[at+4*root:], uint32(root))
+	}
+}
+
+// TestRealGRUB: grub-mkrescue, called as imager does.
+func TestRealGRUB(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("makes an ISO with grub-mkrescue")
+	}
+	if _, err := exec.LookPath("grub-mkrescue"); err != nil {
+		t.Skip("grub-mkrescue is not installed")
+	}
+	if _, err := os.Stat("/usr/lib/grub/i386-pc"); err != nil {
+		t.Skip("GRUB's modules for a BIOS are not installed")
+	}
+	dir := t.TempDir()
+	const config = "set default=0\nmenuentry \"Talos ISO\" {\n\tlinux /boot/vmlinuz talos.platform=metal\n\tinitrd /boot/initramfs.xz\n}\n"
+	for name, content := range map[string]string{"vmlinuz": "kernel", "initramfs.xz": "initramfs", "grub/grub.cfg": config} {
+		path := filepath.Join(dir, "tree", "boot", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "grub-mkrescue", "--compress=xz", "--output=talos.iso", "--directory=/usr/lib/grub/i386-pc",
+		"tree", "-iso-level", "3", "--", "-volid", "TALOS_V1_13_9")
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		if strings.Contains(string(out), "xorriso") || strings.Contains(string(out), "mformat") {
+			t.Skipf("grub-mkrescue lacks a program: %s", out)
+		}
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "talos.iso"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	iso, err := openISO(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if iso.UKI != nil || iso.GRUB == nil || iso.GRUB.Cmdline != "talos.platform=metal" {
+		t.Fatalf("ISO = %+v", iso)
+	}
+	requireSame(t, "kernel", iso.GRUB.Kernel, []byte("kernel"))
+	requireSame(t, "initrd", iso.GRUB.Initrd, []byte("initramfs"))
+}

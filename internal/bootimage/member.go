@@ -1,0 +1,197 @@
+package bootimage
+
+import (
+	"bufio"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// An initramfs is a sequence of members with zero bytes between them: each is a cpio
+// archive, or one or several of them compressed. The rules are those of
+// unpack_to_rootfs in Linux' init/initramfs.c; a member of its own is a single
+// compressed stream there, and has to hold whole archives.
+
+const (
+	maxWindowBytes   = 32 << 20 // of zstd; imager's level 18 asks for 8 MiB
+	maxUnpackedBytes = int64(16) << 30
+	maxGzipAhead     = 1 << 20 // bytes for the next 32 KiB of content
+	peekBytes        = 6
+)
+
+// eachMember calls raw with every uncompressed archive and packed with every compressed one.
+func eachMember(r io.Reader, raw func(*bufio.Reader) error, packed func(kind string, member io.Reader) error) error {
+	var n countingWriter
+	br := bufio.NewReaderSize(io.TeeReader(r, &n), 64<<10)
+	for {
+		head, err := br.Peek(peekBytes)
+		if len(head) == 0 {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		offset := int64(n) - int64(br.Buffered())
+		switch kind := compression(head); {
+		case head[0] == 0:
+			_, err = br.Discard(1)
+		case head[0] == '0' && offset%4 == 0:
+			err = raw(br)
+		case kind != "":
+			err = one(br, kind, packed)
+		default:
+			err = errors.New("neither a cpio archive nor a compression that is known")
+		}
+		if err != nil {
+			return fmt.Errorf("member at byte %d: %w", offset, err)
+		}
+	}
+}
+
+func compression(head []byte) string {
+	for kind, magic := range map[string]string{"zstd": zstdMagic, "gzip": "\x1f\x8b", "xz": xzMagic} {
+		if len(head) >= len(magic) && string(head[:len(magic)]) == magic {
+			return kind
+		}
+	}
+	return ""
+}
+
+// one hands over a compressed member and takes care that it was used up, no more and no less.
+func one(br *bufio.Reader, kind string, packed func(string, io.Reader) error) error {
+	var member io.Reader
+	switch kind {
+	case "zstd":
+		member = &zstdFrame{r: br}
+	case "xz":
+		member = &xzStream{r: br}
+	default:
+		member = &gzipMember{r: br}
+	}
+	if err := packed(kind, member); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, member)
+	return err
+}
+
+// gzipMember passes the bytes of one gzip member: its end is known only once it is unpacked.
+type gzipMember struct {
+	r     *bufio.Reader
+	z     *gzip.Reader
+	taken []byte
+	err   error
+}
+
+func (g *gzipMember) Read(p []byte) (int, error) {
+	for len(g.taken) == 0 {
+		if g.err != nil {
+			return 0, g.err
+		}
+		g.err = g.advance()
+	}
+	n := copy(p, g.taken)
+	g.taken = g.taken[n:]
+	return n, nil
+}
+
+func (g *gzipMember) advance() (err error) {
+	if g.z == nil {
+		if g.z, err = gzip.NewReader(recorder{g}); err != nil {
+			return unexpected(err)
+		}
+		g.z.Multistream(false)
+	}
+	_, err = io.CopyN(io.Discard, g.z, 32<<10)
+	if err == nil && len(g.taken) > maxGzipAhead {
+		err = errors.New("gzip: it grows when it is unpacked")
+	}
+	return err
+}
+
+// recorder is what gzipMember unpacks from. As it reads single bytes, the
+// unpacking never takes one that lies behind the member.
+type recorder struct{ g *gzipMember }
+
+func (r recorder) ReadByte() (byte, error) {
+	b, err := r.g.r.ReadByte()
+	if err == nil {
+		r.g.taken = append(r.g.taken, b)
+	}
+	return b, err
+}
+
+func (r recorder) Read(p []byte) (int, error) {
+	n, err := r.g.r.Read(p)
+	r.g.taken = append(r.g.taken, p[:n]...)
+	return n, err
+}
+
+// unpack calls use with the uncompressed content of a member.
+func unpack(kind string, member io.Reader, use func(*bufio.Reader) error) error {
+	content, end, err := unpacker(kind, member)
+	if err != nil {
+		return err
+	}
+	defer end()
+	limited := &io.LimitedReader{R: content, N: maxUnpackedBytes}
+	if err := use(bufio.NewReaderSize(limited, 64<<10)); err != nil {
+		return err
+	}
+	if limited.N == 0 {
+		return errTooLarge
+	}
+	return nil
+}
+
+func unpacker(kind string, member io.Reader) (content io.Reader, end func(), err error) {
+	switch kind {
+	case "zstd":
+		d, err := zstd.NewReader(member, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindowBytes))
+		if err != nil {
+			return nil, nil, err
+		}
+		return d, d.Close, nil
+	case "xz":
+		content, err = newXZ(member)
+	default:
+		content, err = gzip.NewReader(member)
+	}
+	return content, func() {}, err
+}
+
+// eachArchive reads the archives of an unpacked member.
+func eachArchive(r *bufio.Reader, read func(*bufio.Reader) error) error {
+	for {
+		b, err := r.ReadByte()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if b == 0 {
+			continue
+		}
+		if err := r.UnreadByte(); err != nil {
+			return err
+		}
+		if err := read(r); err != nil {
+			return err
+		}
+	}
+}
+
+// rawSum is the SHA-256 of a member as it lies in the initramfs.
+func rawSum(member io.Reader) (string, error) {
+	sum := sha256.New()
+	if _, err := io.Copy(sum, member); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}

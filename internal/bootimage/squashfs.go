@@ -1,0 +1,221 @@
+package bootimage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// squashfs reads the file system of a system extension, version 4.0 of the format
+// (Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs.h of
+// Linux). The libraries for it allocate what an image's headers ask for, up to 4 GiB at
+// a time, and skip over what they do not know; this one does neither.
+type squashfs struct {
+	io.ReaderAt
+	super      superblock
+	compressor compressor
+	fragments  []int64 // where the metadata blocks of the fragment table lie
+	budget     *budget
+
+	metas        map[int64]metaBlock // of metadata that was read lately: an inode is a small part of one
+	packed       []byte              // memory of the block that is being read
+	fragment     []byte              // the fragment block that was read last: neighbours share one
+	fragmentFrom int64
+	seen         map[uint64]bool // directories, by inode reference
+}
+
+// superblock is the first 96 bytes.
+type superblock struct {
+	Magic         uint32
+	Inodes        uint32
+	ModifiedAt    uint32
+	BlockBytes    uint32
+	Fragments     uint32
+	Compressor    uint16
+	BlockLog      uint16
+	Flags         uint16
+	IDs           uint16
+	Major, Minor  uint16
+	Root          uint64 // inode reference
+	UsedBytes     uint64
+	IDTable       uint64
+	XattrTable    uint64
+	InodeTable    uint64
+	DirTable      uint64
+	FragmentTable uint64
+	ExportTable   uint64
+}
+
+const (
+	superblockBytes    = 96
+	squashfsMagic      = 0x73717368
+	squashfsMaxBlock   = 1 << 20
+	squashfsNone       = ^uint64(0) // for a table that is not there
+	noFragment         = ^uint32(0)
+	metadataBytes      = 8192
+	uncompressedMeta   = 1 << 15
+	uncompressedData   = 1 << 24
+	fragmentEntryBytes = 16
+	keptMetas          = 64
+	maxDepth           = 64
+)
+
+// readSquashfs reads every file; visit gets the regular ones' content.
+func readSquashfs(r io.ReaderAt, sizeBytes int64, b *budget, visit func(path string, content io.Reader) error) (Tree, error) {
+	s := &squashfs{ReaderAt: io.NewSectionReader(r, 0, sizeBytes), budget: b, seen: map[uint64]bool{}, metas: map[int64]metaBlock{}}
+	if err := s.open(sizeBytes); err != nil {
+		return nil, err
+	}
+	defer s.compressor.close()
+	if err := s.checkXattrs(); err != nil {
+		return nil, fmt.Errorf("extended attributes: %w", err)
+	}
+	tree := Tree{}
+	root, err := s.inode(s.super.Root)
+	if err != nil {
+		return nil, fmt.Errorf("root directory: %w", err)
+	}
+	if root.kind != inodeDir {
+		return nil, errors.New("the root is no directory")
+	}
+	return tree, s.walk(tree, "", root, visit)
+}
+
+func (s *squashfs) open(sizeBytes int64) error {
+	if err := binary.Read(io.NewSectionReader(s, 0, superblockBytes), binary.LittleEndian, &s.super); err != nil {
+		return fmt.Errorf("superblock: %w", unexpected(err))
+	}
+	b := s.super
+	switch {
+	case b.Magic != squashfsMagic:
+		return errors.New("no squashfs")
+	case b.Major != 4 || b.Minor != 0:
+		return fmt.Errorf("squashfs %d.%d is not known", b.Major, b.Minor)
+	case b.BlockBytes < 4096 || b.BlockBytes > squashfsMaxBlock || b.BlockBytes != 1<<(b.BlockLog&31) || b.BlockLog > 20:
+		return fmt.Errorf("blocks of %d bytes", b.BlockBytes)
+	case b.UsedBytes > uint64(sizeBytes):
+		return io.ErrUnexpectedEOF
+	case b.InodeTable >= b.DirTable || b.DirTable >= b.UsedBytes:
+		return errors.New("the tables are out of order")
+	case b.Fragments > maxFiles:
+		return errTooManyFiles
+	}
+	var err error
+	if s.compressor, err = newCompressor(b.Compressor, int(b.BlockBytes)); err != nil {
+		return err
+	}
+	if b.Fragments > 0 {
+		s.fragments, err = s.index(b.FragmentTable, int(b.Fragments), fragmentEntryBytes)
+	}
+	return err
+}
+
+// index reads where the metadata blocks lie that hold n entries.
+func (s *squashfs) index(at uint64, n, entryBytes int) ([]int64, error) {
+	blocks := (n*entryBytes + metadataBytes - 1) / metadataBytes
+	if at >= s.super.UsedBytes {
+		return nil, errors.New("a table lies behind the end")
+	}
+	b, err := bytesAt(s, int64(at), 8*blocks)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]int64, blocks)
+	for i := range found {
+		v := binary.LittleEndian.Uint64(b[8*i:])
+		if v >= s.super.UsedBytes {
+			return nil, errors.New("a table lies behind the end")
+		}
+		found[i] = int64(v)
+	}
+	return found, nil
+}
+
+// metadataReader reads a table: blocks of at most 8 KiB, each behind its length.
+type metadataReader struct {
+	s     *squashfs
+	next  int64 // where the next block lies
+	block []byte
+}
+
+// metadata reads from an offset within the metadata block at a place.
+func (s *squashfs) metadata(block uint64, offset int) (*metadataReader, error) {
+	if block >= s.super.UsedBytes {
+		return nil, errors.New("a reference behind the end")
+	}
+	m := &metadataReader{s: s, next: int64(block)}
+	if err := m.advance(); err != nil {
+		return nil, err
+	}
+	if offset > len(m.block) {
+		return nil, errors.New("a reference behind the end of its block")
+	}
+	m.block = m.block[offset:]
+	return m, nil
+}
+
+func (m *metadataReader) advance() error {
+	b, ok := m.s.metas[m.next]
+	if !ok {
+		var err error
+		if b, err = m.s.metaBlock(m.next); err != nil {
+			return err
+		}
+		if len(m.s.metas) >= keptMetas {
+			clear(m.s.metas)
+		}
+		m.s.metas[m.next] = b
+	}
+	m.block, m.next = b.content, b.next
+	return nil
+}
+
+// metaBlock is a metadata block and where the one behind it lies.
+type metaBlock struct {
+	content []byte
+	next    int64
+}
+
+func (s *squashfs) metaBlock(at int64) (metaBlock, error) {
+	h, err := bytesAt(s, at, 2)
+	if err != nil {
+		return metaBlock{}, err
+	}
+	header := binary.LittleEndian.Uint16(h)
+	size := int(header &^ uncompressedMeta)
+	if size == 0 || size > metadataBytes {
+		return metaBlock{}, fmt.Errorf("a metadata block of %d bytes", size)
+	}
+	b, err := bytesAt(s, at+2, size)
+	if err != nil {
+		return metaBlock{}, err
+	}
+	if header&uncompressedMeta == 0 {
+		unpacked, err := s.compressor.unpack(b, metadataBytes)
+		if err != nil {
+			return metaBlock{}, err
+		}
+		b = bytes.Clone(unpacked)
+	}
+	return metaBlock{content: b, next: at + int64(2+size)}, nil
+}
+
+func (m *metadataReader) Read(p []byte) (int, error) {
+	for len(m.block) == 0 {
+		if err := m.advance(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, m.block)
+	m.block = m.block[n:]
+	return n, nil
+}
+
+// take reads n bytes, which has to be a number that the caller checked.
+func (m *metadataReader) take(n int) ([]byte, error) {
+	b := make([]byte, n)
+	_, err := io.ReadFull(m, b)
+	return b, unexpected(err)
+}

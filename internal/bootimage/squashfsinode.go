@@ -1,0 +1,196 @@
+package bootimage
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// The types of inodes; those with more fields are 7 greater.
+const (
+	inodeDir      = 1
+	inodeRegular  = 2
+	inodeSymlink  = 3
+	inodeExtended = 7
+)
+
+// squashfsInode is what an inode says, for the types that an extension may have.
+type squashfsInode struct {
+	ref    uint64
+	kind   uint16
+	mode   uint32
+	size   int64
+	target string // of a symbolic link
+
+	// a directory's listing, or a file's data
+	start    uint64
+	offset   int // in a metadata block, or in the fragment
+	fragment uint32
+	blocks   *metadataReader // stands at the list of the file's block sizes
+}
+
+// inode reads the inode at a reference: the place of a metadata block and an offset therein.
+func (s *squashfs) inode(ref uint64) (squashfsInode, error) {
+	m, err := s.metadata(s.super.InodeTable+ref>>16, int(ref&0xffff))
+	if err != nil {
+		return squashfsInode{}, err
+	}
+	h, err := m.take(16)
+	if err != nil {
+		return squashfsInode{}, err
+	}
+	i := squashfsInode{ref: ref, kind: binary.LittleEndian.Uint16(h), mode: uint32(binary.LittleEndian.Uint16(h[2:]))}
+	switch i.kind {
+	case inodeDir, inodeDir + inodeExtended:
+		err = i.directory(m)
+	case inodeRegular, inodeRegular + inodeExtended:
+		err = i.regular(m)
+	case inodeSymlink, inodeSymlink + inodeExtended:
+		err = i.link(m)
+	default:
+		err = errors.New("neither a file, a directory nor a symbolic link")
+	}
+	if i.kind > inodeExtended {
+		i.kind -= inodeExtended
+	}
+	return i, err
+}
+
+func (i *squashfsInode) directory(m *metadataReader) error {
+	le := binary.LittleEndian
+	if i.kind == inodeDir {
+		b, err := m.take(16)
+		if err != nil {
+			return err
+		}
+		i.start, i.size, i.offset = uint64(le.Uint32(b)), int64(le.Uint16(b[8:])), int(le.Uint16(b[10:]))
+		return nil
+	}
+	b, err := m.take(24)
+	if err != nil {
+		return err
+	}
+	i.size, i.start, i.offset = int64(le.Uint32(b[4:])), uint64(le.Uint32(b[8:])), int(le.Uint16(b[18:]))
+	return nil
+}
+
+func (i *squashfsInode) regular(m *metadataReader) error {
+	le := binary.LittleEndian
+	i.blocks = m
+	if i.kind == inodeRegular {
+		b, err := m.take(16)
+		if err != nil {
+			return err
+		}
+		i.start, i.fragment, i.offset, i.size = uint64(le.Uint32(b)), le.Uint32(b[4:]), int(le.Uint32(b[8:])), int64(le.Uint32(b[12:]))
+		return nil
+	}
+	b, err := m.take(40)
+	if err != nil {
+		return err
+	}
+	i.start, i.fragment, i.offset = le.Uint64(b), le.Uint32(b[28:]), int(le.Uint32(b[32:]))
+	size := le.Uint64(b[8:])
+	if size > uint64(maxFileBytes) {
+		return errTooLarge
+	}
+	i.size = int64(size)
+	return nil
+}
+
+func (i *squashfsInode) link(m *metadataReader) error {
+	b, err := m.take(8)
+	if err != nil {
+		return err
+	}
+	n := binary.LittleEndian.Uint32(b[4:])
+	if n == 0 || n > maxPathBytes {
+		return fmt.Errorf("a symbolic link of %d bytes", n)
+	}
+	target, err := m.take(int(n))
+	i.target = string(target)
+	return err
+}
+
+// walk adds what is in a directory to the tree.
+func (s *squashfs) walk(tree Tree, dir string, d squashfsInode, visit func(string, io.Reader) error) error {
+	if s.seen[d.ref] || strings.Count(dir, "/") > maxDepth || len(dir) > maxPathBytes {
+		return fmt.Errorf("%s/: the directory is in itself, or too deep", dir)
+	}
+	s.seen[d.ref] = true
+	return s.list(d, func(name string, ref uint64) error {
+		path := dir + "/" + name
+		if err := s.budget.take(0); err != nil {
+			return err
+		}
+		i, err := s.inode(ref)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		switch i.kind {
+		case inodeDir:
+			return s.walk(tree, path, i, visit)
+		case inodeSymlink:
+			return tree.add(path, symlink(i.target))
+		}
+		if err := s.budget.take(i.size); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		f, err := regular(permissions(i.mode), s.content(i), func(r io.Reader) error { return visit(path, r) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		return tree.add(path, f)
+	})
+}
+
+// list calls each with the entries of a directory.
+func (s *squashfs) list(d squashfsInode, each func(name string, ref uint64) error) error {
+	le := binary.LittleEndian
+	left := d.size - 3 // of "." and "..", which are not stored
+	if left <= 0 {
+		return nil
+	}
+	m, err := s.metadata(s.super.DirTable+d.start, d.offset)
+	if err != nil {
+		return err
+	}
+	for left > 0 {
+		h, err := m.take(12)
+		if err != nil {
+			return err
+		}
+		left -= 12
+		block := uint64(le.Uint32(h[4:]))
+		for range le.Uint32(h) + 1 {
+			e, err := m.take(8)
+			if err != nil {
+				return err
+			}
+			name, err := m.take(int(le.Uint16(e[6:])) + 1)
+			if err != nil {
+				return err
+			}
+			if left -= int64(8 + len(name)); left < 0 {
+				return errors.New("a directory is longer than it says")
+			}
+			if err := fileName(string(name)); err != nil {
+				return err
+			}
+			if err := each(string(name), block<<16|uint64(le.Uint16(e))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fileName refuses what can be no name in a directory.
+func fileName(name string) error {
+	if len(name) > 256 || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%.40q is no file name", name)
+	}
+	return nil
+}

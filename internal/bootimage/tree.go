@@ -1,0 +1,134 @@
+package bootimage
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+)
+
+// File is a regular file or a symbolic link.
+type File struct {
+	Mode      fs.FileMode // permissions, set-id and sticky bits; a link's are fs.ModeSymlink | 0o777
+	SizeBytes int64       // of a regular file
+	SHA256    string      // hex, of a regular file's content
+	Link      string      // target of a symbolic link
+}
+
+// Tree is the files of a file system by absolute path on the node, without its directories.
+type Tree map[string]File
+
+// Contents receives each regular file while it is read: the squashfs that holds it
+// ("0.sqsh"; "" for one that lies loose) and its path. What it leaves of content is read nevertheless.
+type Contents func(image, path string, content io.Reader) error
+
+// What one initramfs or extension may hold. Talos' largest extensions have
+// about 5000 files and 1 GiB; a stranger's image could be a bomb.
+const (
+	maxFiles     = 100_000
+	maxFileBytes = int64(8) << 30 // of all files together
+	maxPathBytes = 4096           // PATH_MAX of Linux
+)
+
+var (
+	errTooManyFiles = errors.New("too many files")
+	errTooLarge     = errors.New("too large")
+)
+
+// budget is what may still be read.
+type budget struct {
+	files int
+	bytes int64
+}
+
+func newBudget() *budget { return &budget{files: maxFiles, bytes: maxFileBytes} }
+
+func (b *budget) take(sizeBytes int64) error {
+	if b.files--; b.files < 0 {
+		return errTooManyFiles
+	}
+	if sizeBytes < 0 || sizeBytes > b.bytes {
+		return errTooLarge
+	}
+	b.bytes -= sizeBytes
+	return nil
+}
+
+// add puts a file into a tree once: which of two files of one name counts depends on who unpacks them.
+func (t Tree) add(name string, f File) error {
+	if _, ok := t[name]; ok {
+		return fmt.Errorf("%s is there twice", name)
+	}
+	t[name] = f
+	return nil
+}
+
+// absolute is the path on the node of a name in an archive: "rootfs/usr", "./usr" and "/usr" are usual.
+func absolute(name string) (string, error) {
+	if len(name) > maxPathBytes || strings.ContainsRune(name, 0) {
+		return "", errors.New("a file name is no path")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." {
+			return "", fmt.Errorf("%q leads out of its directory", name)
+		}
+	}
+	return path.Clean("/" + name), nil
+}
+
+// The bits of a mode as Linux, cpio and squashfs have them.
+const (
+	unixType    = 0o170000
+	unixDir     = 0o040000
+	unixRegular = 0o100000
+	unixSymlink = 0o120000
+)
+
+// permissions turns the low bits of a Unix mode into Go's.
+func permissions(mode uint32) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	for bit, flag := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if mode&bit != 0 {
+			m |= flag
+		}
+	}
+	return m
+}
+
+func symlink(target string) File { return File{Mode: fs.ModeSymlink | 0o777, Link: target} }
+
+// regular reads a regular file to its end.
+func regular(mode fs.FileMode, content io.Reader, visit func(io.Reader) error) (File, error) {
+	sum := sha256.New()
+	var n countingWriter
+	tee := io.TeeReader(content, io.MultiWriter(sum, &n))
+	if visit != nil {
+		if err := visit(tee); err != nil {
+			return File{}, err
+		}
+	}
+	if _, err := io.Copy(io.Discard, tee); err != nil {
+		return File{}, err
+	}
+	return File{Mode: mode, SizeBytes: int64(n), SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
+}
+
+type countingWriter int64
+
+func (n *countingWriter) Write(p []byte) (int, error) {
+	*n += countingWriter(len(p))
+	return len(p), nil
+}
+
+// readAll reads what is small by nature; more than limit is an error.
+func readAll(r io.Reader, limit int64) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%w: more than %d bytes", errTooLarge, limit)
+	}
+	return b, err
+}

@@ -1,0 +1,184 @@
+package bootimage
+
+import (
+	"bufio"
+	"bytes"
+	"debug/pe"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+)
+
+// UKI is a unified kernel image: what its main profile boots.
+type UKI struct {
+	Arch    string // "amd64" or "arm64", of the PE machine type
+	Talos   string // "v1.13.9", VERSION_ID of .osrel
+	Uname   string // kernel release; empty where the UKI has no .uname
+	Cmdline string // kernel command line
+	Kernel  *io.SectionReader
+	Initrd  *io.SectionReader
+}
+
+const (
+	ukiPart        = "UKI"
+	maxTextBytes   = 64 << 10 // of .osrel, .cmdline and .uname; x86 takes a command line of 2 KiB
+	maxUKISections = 128
+)
+
+// OpenUKI reads the headers of a UKI of sizeBytes; kernel and initrd are read from r when they are asked for.
+func OpenUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
+	src := &sourceAt{r: r}
+	u, err := openUKI(io.NewSectionReader(src, 0, sizeBytes), sizeBytes)
+	if err != nil {
+		return nil, refuse(ukiPart, src.or(err))
+	}
+	return u, nil
+}
+
+func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
+	if err := checkHeader(r); err != nil {
+		return nil, err
+	}
+	file, err := pe.NewFile(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(file.Sections) > maxUKISections {
+		return nil, fmt.Errorf("%d sections", len(file.Sections))
+	}
+	u := &UKI{}
+	switch file.Machine {
+	case pe.IMAGE_FILE_MACHINE_AMD64:
+		u.Arch = "amd64"
+	case pe.IMAGE_FILE_MACHINE_ARM64:
+		u.Arch = "arm64"
+	default:
+		return nil, fmt.Errorf("machine type %#x is neither amd64 nor arm64", file.Machine)
+	}
+	main, err := mainProfile(file.Sections)
+	if err != nil {
+		return nil, err
+	}
+	if u.Kernel, err = sectionOf(r, main, ".linux", sizeBytes); err != nil {
+		return nil, err
+	}
+	if u.Initrd, err = sectionOf(r, main, ".initrd", sizeBytes); err != nil {
+		return nil, err
+	}
+	if err := u.readTexts(r, main, sizeBytes); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// checkHeader looks for what debug/pe does not mind: it reads an object file as well as a
+// program, and takes a whole symbol table into memory. imager makes no UKI with one
+// (AssembleNative in internal/pkg/uki/internal/pe of Talos).
+func checkHeader(r io.ReaderAt) error {
+	const at, symbols = 0x3c, 4 + 8 // of the PE header, and of PointerToSymbolTable in it
+	b, err := bytesAt(r, 0, at+4)
+	if err != nil {
+		return err
+	}
+	if string(b[:2]) != "MZ" {
+		return errors.New("no PE file")
+	}
+	b, err = bytesAt(r, int64(binary.LittleEndian.Uint32(b[at:]))+symbols, 4)
+	if err != nil {
+		return err
+	}
+	if binary.LittleEndian.Uint32(b) != 0 {
+		return errors.New("it has a table of symbols")
+	}
+	return nil
+}
+
+func (u *UKI) readTexts(r io.ReaderAt, main map[string]*pe.Section, sizeBytes int64) error {
+	texts := map[string]string{}
+	for _, name := range []string{".osrel", ".cmdline", ".uname"} {
+		if name == ".uname" && main[name] == nil {
+			continue // imager leaves it out where the kernel does not tell its release
+		}
+		s, err := sectionOf(r, main, name, sizeBytes)
+		if err != nil {
+			return err
+		}
+		b, err := readAll(s, maxTextBytes)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		texts[name] = string(bytes.TrimRight(b, "\x00"))
+		if strings.ContainsRune(texts[name], 0) {
+			return fmt.Errorf("%s: a zero byte within the text", name)
+		}
+	}
+	u.Cmdline, u.Uname = strings.TrimSpace(texts[".cmdline"]), strings.TrimSpace(texts[".uname"])
+	var err error
+	u.Talos, err = versionOf(texts[".osrel"])
+	return err
+}
+
+// mainProfile finds the sections of a UKI's first profile as systemd-stub does: of
+// equal names the first counts, and what follows the first .profile covers what
+// stands before it (pe_locate_profile_sections in systemd's pe.c). Later profiles may
+// change the command line only, as Talos' own do.
+func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
+	common, first := map[string]*pe.Section{}, map[string]*pe.Section{}
+	profiles := 0
+	for _, s := range sections {
+		switch s.Name {
+		case ".profile":
+			profiles++
+			continue
+		case ".ucode", ".dtb", ".dtbauto", ".hwids", ".efifw":
+			// systemd-stub would hand these to the kernel or the firmware; Talos' images have none.
+			return nil, fmt.Errorf("section %s does not belong into an image of Talos", s.Name)
+		case ".linux", ".initrd":
+			if profiles > 1 {
+				return nil, fmt.Errorf("profile %d has a %s of its own", profiles-1, s.Name)
+			}
+		}
+		into := common
+		if profiles == 1 {
+			into = first
+		}
+		if profiles <= 1 && into[s.Name] == nil {
+			into[s.Name] = s
+		}
+	}
+	maps.Copy(common, first)
+	return common, nil
+}
+
+// sectionOf is the content of a section: what the loader would put into memory, without the file's padding.
+func sectionOf(r io.ReaderAt, sections map[string]*pe.Section, name string, sizeBytes int64) (*io.SectionReader, error) {
+	s := sections[name]
+	if s == nil {
+		return nil, errors.New("no section " + name)
+	}
+	if s.VirtualSize > s.Size || int64(s.Offset)+int64(s.Size) > sizeBytes {
+		return nil, fmt.Errorf("section %s ends after the file", name)
+	}
+	return io.NewSectionReader(r, int64(s.Offset), int64(s.VirtualSize)), nil
+}
+
+// versionOf is VERSION_ID of an os-release file of Talos.
+func versionOf(osRelease string) (string, error) {
+	var version string
+	lines := bufio.NewScanner(strings.NewReader(osRelease))
+	for lines.Scan() {
+		if v, ok := strings.CutPrefix(lines.Text(), "VERSION_ID="); ok {
+			version = strings.Trim(strings.TrimSpace(v), `"`)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return "", fmt.Errorf(".osrel: %w", err)
+	}
+	if version == "" {
+		return "", errors.New(".osrel has no VERSION_ID")
+	}
+	return version, nil
+}

@@ -1,0 +1,123 @@
+package bootimage_test
+
+import (
+	"bytes"
+	"debug/pe"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+)
+
+func sections() []section {
+	return []section{
+		{name: ".text", content: "\xc3"},
+		{name: ".osrel", content: "ID=talos\nVERSION_ID=v1.13.9\n"},
+		{name: ".cmdline", content: "console=ttyS0 quiet\x00"},
+		{name: ".linux", content: "kernel"},
+		{name: ".initrd", content: "initrd"},
+	}
+}
+
+func TestOpenUKI(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		machine uint16
+		add     []section
+		want    bootimage.UKI
+	}{
+		"plain": {want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"}},
+		"arm64": {machine: pe.IMAGE_FILE_MACHINE_ARM64, want: bootimage.UKI{Arch: "arm64", Cmdline: "console=ttyS0 quiet"}},
+		"uname": {add: []section{{name: ".uname", content: "6.18.0-talos\n"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet", Uname: "6.18.0-talos"}},
+		"profiles": {
+			add: []section{
+				{name: ".profile", content: "ID=main"}, {name: ".profile", content: "ID=reset"}, {name: ".cmdline", content: "wipe"},
+			},
+			want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"},
+		},
+		"the main profile has its own": {
+			add:  []section{{name: ".profile", content: "ID=main"}, {name: ".cmdline", content: "main"}, {name: ".cmdline", content: "never"}},
+			want: bootimage.UKI{Arch: "amd64", Cmdline: "main"},
+		},
+		"the first one counts": {
+			add: []section{{name: ".linux", content: "other"}, {name: ".cmdline", content: "other"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			machine := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
+			if tt.machine != 0 {
+				machine = tt.machine
+			}
+			b := portable(t, machine, append(sections(), tt.add...)...)
+			u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			requireSame(t, "kernel", u.Kernel, []byte("kernel"))
+			requireSame(t, "initrd", u.Initrd, []byte("initrd"))
+			got := *u
+			got.Kernel, got.Initrd = nil, nil
+			tt.want.Talos = "v1.13.9"
+			if got != tt.want {
+				t.Errorf("UKI = %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestUKIRefused(t *testing.T) {
+	t.Parallel()
+	amd64 := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
+	without := func(name string) []section {
+		return slices.DeleteFunc(sections(), func(s section) bool { return s.name == name })
+	}
+	tests := map[string]struct {
+		b    []byte
+		want string
+	}{
+		"nothing":           {nil, "EOF"},
+		"no PE":             {make([]byte, 4096), "no PE file"},
+		"symbols":           {symbols(portable(t, amd64, sections()...)), "table of symbols"},
+		"another machine":   {portable(t, pe.IMAGE_FILE_MACHINE_I386, sections()...), "machine type"},
+		"no kernel":         {portable(t, amd64, without(".linux")...), "no section .linux"},
+		"no initrd":         {portable(t, amd64, without(".initrd")...), "no section .initrd"},
+		"no command line":   {portable(t, amd64, without(".cmdline")...), "no section .cmdline"},
+		"no version":        {portable(t, amd64, append(without(".osrel"), section{name: ".osrel", content: "ID=talos\n"})...), "no VERSION_ID"},
+		"microcode":         {portable(t, amd64, append(sections(), section{name: ".ucode", content: "x"})...), ".ucode does not belong"},
+		"a device tree":     {portable(t, amd64, append(sections(), section{name: ".dtb", content: "x"})...), ".dtb does not belong"},
+		"kernel of another": {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
+		"a hidden argument": {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
+		"larger in memory":  {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
+		"a long text":       {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := bootimage.OpenUKI(bytes.NewReader(tt.b), int64(len(tt.b)))
+			requireRefused(t, err, "UKI: ", tt.want)
+		})
+	}
+	b := portable(t, amd64, sections()...)
+	for i := range b {
+		if _, err := bootimage.OpenUKI(bytes.NewReader(b[:i]), int64(i)); !errors.Is(err, bootimage.ErrFormat) {
+			t.Fatalf("cut to %d bytes: err = %v", i, err)
+		}
+	}
+}
+
+func symbols(b []byte) []byte {
+	b[0x80+4+8] = 1
+	return b
+}
+
+// requireRefused takes an error of the format that names its part.
+func requireRefused(t *testing.T, err error, part, want string) {
+	t.Helper()
+	if !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), part) || !strings.Contains(err.Error(), want) {
+		t.Errorf("err = %v, want ErrFormat of %q with %q", err, part, want)
+	}
+}

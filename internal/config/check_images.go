@@ -1,0 +1,113 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+)
+
+// An image repository is a path on a registry. Docker, and the nodes with it, take
+// a first part without dot and port for a path on docker.io: see reference.ParseNormalizedNamed.
+const (
+	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
+	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
+	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
+)
+
+func (k checker) images() {
+	im := k.c.Images
+	if k.given("images.factory") {
+		k.url("images.factory", im.Factory, "https", "http")
+	}
+	// Not shown either: people put credentials in front of a registry's name.
+	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
+		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
+	}
+	if k.given("images.mirror") && !matches(im.Mirror, registryHost+repositoryPath) {
+		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
+	}
+	k.imager()
+	k.notEmpty("images.signingKey", im.SigningKey)
+	if k.given("images.signingKey") && im.Signature == "off" {
+		k.add("images.signingKey", "is not used while images.signature is off (line %d): remove one of them", k.line("images.signature"))
+	}
+	const list = "images.iso.storage"
+	if k.given(list) && len(im.ISO.Storage) == 0 {
+		k.add(list, "is empty: name a Proxmox storage with content type iso")
+	}
+	for i, s := range im.ISO.Storage {
+		path := fmt.Sprintf("%s[%d]", list, i)
+		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
+		if first := slices.Index(im.ISO.Storage, s); first < i {
+			k.add(path, "%s is listed already (line %d)", quote(s), k.line(fmt.Sprintf("%s[%d]", list, first)))
+		}
+	}
+}
+
+// imager checks how the imager is run, and that what it builds has a place.
+func (k checker) imager() {
+	im := k.c.Images
+	if !matches(im.Imager.Image, registryHost+repositoryPath) {
+		k.add("images.imager.image", "is not a repository: write it like ghcr.io/siderolabs/imager, without scheme, tag and digest")
+	}
+	const command = "images.imager.command"
+	if k.given(command) && len(im.Imager.Command) == 0 {
+		k.add(command, "is empty: name a program or remove it")
+	}
+	if k.given(command) && k.given("images.imager.image") {
+		k.add(command, "image is given too (line %d): keep one of them", k.line("images.imager.image"))
+	}
+	for i, arg := range im.Imager.Command {
+		if arg == "" {
+			k.add(fmt.Sprintf("%s[%d]", command, i), "is empty: give it a value or remove it")
+		}
+	}
+	if im.Builder == BuilderImager {
+		k.builtHere("images.builder", "imager")
+	}
+}
+
+// builtHere reports what the imager lacks. path and what say who wants it to build.
+func (k checker) builtHere(path, what string) {
+	if !k.given("images.mirror") {
+		k.add(path, "%s needs images.mirror: what the imager builds is on no Image Factory, so nodes pull its installer from a repository of yours, such as ghcr.io/acme/talos", what)
+	}
+	if k.c.Images.SecureBoot {
+		k.add(path, "%s does not go with images.secureBoot (line %d): the imager has no key to sign with, only the Image Factory has", what, k.line("images.secureBoot"))
+	}
+}
+
+func (k checker) schematics() {
+	if k.given("schematics") && len(k.c.Schematics) == 0 {
+		k.add("schematics", "is empty: name at least one schematic")
+	}
+	for name, s := range k.c.Schematics {
+		path := spot{path: "schematics"}.entry(name).path
+		k.pattern(path, name, `[A-Za-z0-9]([-A-Za-z0-9_]{0,61}[A-Za-z0-9])?`, "name of a schematic: letters, digits, '-' and '_'")
+		if file := path + ".file"; s.File == "" && !k.bad[file] {
+			k.add(path, "is empty: name its file")
+		}
+		k.extensions(path+".extensions", s)
+	}
+}
+
+// extensions checks the extensions that a schematic names by reference.
+func (k checker) extensions(path string, s Schematic) {
+	if !k.given(path) || k.bad[path] {
+		return
+	}
+	if len(s.Extensions) == 0 {
+		k.add(path, "is empty: name an image or remove it")
+		return
+	}
+	for i, e := range s.Extensions {
+		same := func(other ImageRef) bool { return other.Repository == e.Repository }
+		if first := slices.IndexFunc(s.Extensions, same); first < i && e.Repository != "" {
+			k.add(fmt.Sprintf("%s[%d]", path, i), "%s is listed already (line %d)", quote(e.Repository), k.line(fmt.Sprintf("%s[%d]", path, first)))
+		}
+	}
+	if k.c.Images.Builder == BuilderFactory {
+		k.add(path, "an Image Factory builds official extensions only, and images.builder is factory (line %d): use auto or imager", k.line("images.builder"))
+		return
+	}
+	k.builtHere(path, "an extension of its own")
+}

@@ -1,0 +1,100 @@
+package factory
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+)
+
+// TestBuiltAnew: after a break the factory has other bytes, or another number of them.
+func TestBuiltAnew(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 500)
+	for name, second := range map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				requests := 0
+				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					requests++
+					if requests > 1 {
+						_, _ = io.WriteString(w, second)
+						return
+					}
+					w.Header().Set("Content-Length", "500")
+					_, _ = io.WriteString(w, long[:300])
+				}))
+				body, _, err := c.ISO(t.Context(), isoRequest, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := io.ReadAll(body)
+				if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
+					t.Errorf("%d bytes, error = %v", len(got), err)
+				}
+				if _, err := body.Read(make([]byte, 1)); err == nil {
+					t.Error("the error is gone")
+				}
+				if err := body.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestUnannouncedSize: a proxy that passes an ISO on in chunks, and breaks once.
+func TestUnannouncedSize(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const iso = "the first half, the second half"
+		requests := 0
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			_, _ = io.WriteString(w, iso[:15])
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				t.Error(err)
+			}
+			if requests == 1 {
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = io.WriteString(w, iso[15:])
+		}))
+		body, size, err := c.ISO(t.Context(), isoRequest, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(body)
+		if err := errors.Join(err, body.Close()); err != nil || string(got) != iso || size != -1 || requests != 2 {
+			t.Errorf("%q of %d bytes after %d requests, %v", got, size, requests, err)
+		}
+	})
+}
+
+// TestCancelledDownload: it is the caller who ends it, so nothing is tried again.
+func TestCancelledDownload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		req := s.agents(t)
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		s.factory.Strike(100, "/image/", factoryapi.Stall(cutAt))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		start := time.Now()
+		_, err := s.fetch(ctx, req)
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second || len(s.notes) > 0 || len(fault.Hints(err)) > 0 {
+			t.Errorf("after %s: %v, hints %q, notes %q", took, err, fault.Hints(err), s.notes)
+		}
+	})
+}

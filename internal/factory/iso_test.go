@@ -1,0 +1,319 @@
+package factory
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+)
+
+// agents registers a schematic and returns what asks for its ISO.
+func (s *site) agents(t *testing.T) images.ISORequest {
+	t.Helper()
+	id, _, err := s.client.Register(t.Context(), "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
+}
+
+// fetch downloads an ISO.
+func (s *site) fetch(ctx context.Context, req images.ISORequest) ([]byte, error) {
+	body, size, err := s.client.ISO(ctx, req, s.note)
+	if err != nil {
+		return nil, err
+	}
+	iso, err := io.ReadAll(body)
+	if err == nil && int64(len(iso)) != size {
+		err = fmt.Errorf("%d bytes, announced were %d", len(iso), size)
+	}
+	return iso, errors.Join(err, body.Close())
+}
+
+const (
+	cutAt = 1000
+	first = "(unexpected EOF), beginning again in 1s (2 of 5)"
+	off   = "the download broke off after 0 MiB "
+)
+
+// isoTroubles are troubles on the way to an ISO that is got in the end, and what the user is told.
+func isoTroubles() map[string]struct {
+	troubles []factoryapi.Trouble
+	notes    []string
+	took     time.Duration
+} {
+	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
+	const failing, unknown = "the factory answered 500 Internal Server Error", "the factory answered 404 Not Found"
+	type row = struct {
+		troubles []factoryapi.Trouble
+		notes    []string
+		took     time.Duration
+	}
+	return map[string]row{
+		"none":                {nil, nil, 0},
+		"a cut":               {[]factoryapi.Trouble{factoryapi.Cut(cutAt)}, []string{off + first}, time.Second},
+		"a cut at the start":  {[]factoryapi.Trouble{factoryapi.Cut(0)}, []string{off + first}, time.Second},
+		"its store breaks":    {[]factoryapi.Trouble{factoryapi.CutByStore(cutAt)}, []string{off + first}, time.Second},
+		"its store, at first": {[]factoryapi.Trouble{factoryapi.CutByStore(0)}, []string{off + first}, time.Second},
+		"a cut, and one before it": {
+			[]factoryapi.Trouble{factoryapi.Cut(cutAt), factoryapi.Cut(10)},
+			[]string{off + first, off + "(unexpected EOF), beginning again in 2s (3 of 5)"},
+			3 * time.Second,
+		},
+		"a cut, and a proxy": {
+			[]factoryapi.Trouble{factoryapi.Cut(cutAt), factoryapi.Down(502, 0)},
+			[]string{off + first, again("the factory answered 502 Bad Gateway", "1s", "2 of 5")},
+			2 * time.Second,
+		},
+		"a stall": {
+			[]factoryapi.Trouble{factoryapi.Stall(cutAt)},
+			[]string{off + "(nothing came for 1m0s), beginning again in 1s (2 of 5)"},
+			61 * time.Second,
+		},
+		"its own, twice": {
+			[]factoryapi.Trouble{factoryapi.Failing(), factoryapi.Failing()},
+			[]string{again(failing, "1s", "2 of 3"), again(failing, "2s", "3 of 3")},
+			3 * time.Second,
+		},
+		"another factory that has not heard yet": {
+			[]factoryapi.Trouble{factoryapi.Unaware(), factoryapi.Unaware()},
+			[]string{again(unknown, "10s", "2 of 5"), again(unknown, "10s", "3 of 5")},
+			20 * time.Second,
+		},
+	}
+}
+
+// TestISOTrouble: whatever happens, the bytes are those of an undisturbed
+// download, and the factory builds them once.
+func TestISOTrouble(t *testing.T) {
+	t.Parallel()
+	for name, tc := range isoTroubles() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				req := s.agents(t)
+				want, err := s.fetch(t.Context(), req)
+				if err != nil || len(want) <= 2*cutAt {
+					t.Fatal(len(want), err)
+				}
+				for _, trouble := range tc.troubles {
+					s.factory.Strike(1, "/image/", trouble)
+				}
+				start := time.Now()
+				got, err := s.fetch(t.Context(), req)
+				if err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
+				}
+				if took := time.Since(start); took != tc.took {
+					t.Errorf("took %s, want %s", took, tc.took)
+				}
+				s.said(t, tc.notes, nil, "", "")
+				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+			})
+		})
+	}
+}
+
+func (s *site) built(t *testing.T, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, s.factory.Built()); diff != "" {
+		t.Errorf("built (-want +got):\n%s", diff)
+	}
+}
+
+// TestSlowBuild: a build that takes ten minutes, seen directly and through a
+// proxy that waits for one.
+func TestSlowBuild(t *testing.T) {
+	t.Parallel()
+	for name, impatient := range map[string]bool{"directly": false, "behind a proxy": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				req := s.agents(t)
+				s.factory.Slow(10 * time.Minute)
+				if impatient {
+					s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
+				}
+				start := time.Now()
+				if _, err := s.fetch(t.Context(), req); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
+					t.Errorf("took %s", took)
+				}
+				const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
+				told, gaveUp := 0, 0
+				for _, n := range s.notes {
+					switch {
+					case strings.HasPrefix(n, "the factory is building the ISO, "):
+						told++
+					case n == still:
+						gaveUp++
+					default:
+						t.Errorf("note: %s", n)
+					}
+				}
+				if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
+					t.Errorf("told %d times of the build, %d of the proxy: %q", told, gaveUp, s.notes)
+				}
+				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+			})
+		})
+	}
+}
+
+// TestISOFails: what is not got, and what the user is told of it.
+func TestISOFails(t *testing.T) {
+	t.Parallel()
+	const who = "image factory http://" + addr + ": "
+	for name, tc := range map[string]struct {
+		trouble factoryapi.Trouble
+		err     string
+		hint    string
+		took    time.Duration
+	}{
+		"cut off for ever": {
+			factoryapi.Cut(cutAt), who + "the download broke off 5 times, at last after 0 MiB: unexpected EOF",
+			"see whether images.factory in recast.yaml is right and reachable from here", 15 * time.Second,
+		},
+		"stalled for ever": {
+			factoryapi.Stall(cutAt), who + "the download broke off 5 times, at last after 0 MiB: nothing came for 1m0s",
+			"see whether images.factory in recast.yaml is right and reachable from here", 15*time.Second + 5*time.Minute,
+		},
+		"unknown for ever": {
+			factoryapi.Unaware(), `404 Not Found: schematic ID "`,
+			"the factory does not know the schematic any more: `recast build` registers it again", 40 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				req := s.agents(t)
+				if _, err := s.fetch(t.Context(), req); err != nil {
+					t.Fatal(err)
+				}
+				s.factory.Strike(100, "/image/", tc.trouble)
+				start := time.Now()
+				_, err := s.fetch(t.Context(), req)
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("error\n got %v\nwant %s", err, tc.err)
+				}
+				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+				}
+				if took := time.Since(start); took != tc.took {
+					t.Errorf("took %s, want %s", took, tc.took)
+				}
+			})
+		})
+	}
+}
+
+// TestRedirectToStore: a factory with a store of its own sends clients there, for
+// each attempt with another signed URL.
+func TestRedirectToStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const store = "127.0.0.1:8081"
+		s := newSite(t, func(o *factoryapi.Options) { o.Store = "http://" + store })
+		req := s.agents(t)
+		breaks := 0
+		if err := listen(t, s.network, store, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization")+r.Header.Get("Cookie") != "" {
+				t.Errorf("credentials for another host: %v", r.Header)
+			}
+			switch breaks++; breaks {
+			case 1:
+				factoryapi.Cut(cutAt)(w, r, s.factory.Store())
+			case 2:
+				factoryapi.Down(503, 0)(w, r, nil)
+			default:
+				s.factory.Store().ServeHTTP(w, r)
+			}
+		})); err != nil {
+			t.Fatal(err)
+		}
+		iso, err := s.fetch(t.Context(), req)
+		if err != nil || len(iso) < cutAt || breaks != 3 {
+			t.Errorf("%d bytes from %d requests, %v", len(iso), breaks, err)
+		}
+		s.said(t, []string{off + first, store + " answered 503 Service Unavailable, trying again in 1s (2 of 5)"}, nil, "", "")
+		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+
+		resp, err := s.client.send(t.Context(), request{method: http.MethodGet, link: "http://" + store + "/abc?X-Amz-Signature=old", within: time.Minute})
+		if err == nil {
+			t.Fatal(resp.Status)
+		}
+		const want = "image factory http://" + addr + ": redirected to " + store +
+			": 403 Forbidden: The request signature we calculated does not match the signature you provided. Check your key and signing method."
+		if err.Error() != want {
+			t.Errorf("error\n got %s\nwant %s", err, want)
+		}
+	})
+}
+
+// TestISOPath: what is asked for, and that nothing but GET is: a HEAD builds the image without sending it.
+func TestISOPath(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var asked []string
+		c := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			asked = append(asked, r.Method+" "+r.URL.Path)
+		}))
+		for _, req := range []images.ISORequest{
+			isoRequest, {SchematicID: "abc", Talos: "v1.13.9", Platform: "metal", Arch: "arm64", SecureBoot: true},
+		} {
+			body, size, err := c.ISO(t.Context(), req, nil)
+			if err != nil || size != 0 {
+				t.Fatal(size, err)
+			}
+			if err := body.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		want := []string{"GET /image/abc/v1.13.9/nocloud-amd64.iso", "GET /image/abc/v1.13.9/metal-arm64-secureboot.iso"}
+		if diff := cmp.Diff(want, asked); diff != "" {
+			t.Errorf("asked (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestNothingIsBuiltUnasked: only ISO, and the installer's manifest, have anything built.
+func TestNothingIsBuiltUnasked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		req := s.agents(t)
+		ctx := t.Context()
+		_, errVersions := s.client.Versions(ctx)
+		_, errBroken := s.client.Broken(ctx)
+		_, errExtensions := s.client.Extensions(ctx, talos)
+		_, errKnows := s.client.Knows(ctx, req.SchematicID)
+		_, errKey := s.client.SigningKey(ctx)
+		if err := errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey); err != nil {
+			t.Error(err)
+		}
+		if s.client.ISOURL(req) == "" || s.client.InstallerRepository(req) == "" {
+			t.Error("no names")
+		}
+		s.built(t)
+		if err := s.client.BuildInstaller(ctx, req, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
+	})
+}

@@ -1,0 +1,138 @@
+package factory
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+const (
+	// answerWithin bounds the wait for an answer that needs no build. The factory
+	// fetches a list from its registry first, if nobody has asked for it before.
+	answerWithin = 3 * time.Minute
+	// maxAnswerBytes bounds lists and schematics; the real ones have some tens of KiB.
+	maxAnswerBytes = 16 << 20
+	// maxErrorText is how much of an error's text is read.
+	maxErrorText = 8 << 10
+)
+
+// request is something to ask the factory for.
+type request struct {
+	method, link string
+	body         []byte
+	accept       string
+	within       time.Duration // to the first byte of an answer
+	stay         bool          // a redirect is answer enough
+}
+
+func (c *Client) get(path ...string) request {
+	return request{method: http.MethodGet, link: c.base.JoinPath(path...).String(), within: answerWithin}
+}
+
+// send asks once. Whatever is not a success is an error; of a success the caller closes the body.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	patience := time.AfterFunc(r.within, func() { cancel(fmt.Errorf("no answer within %s", r.within)) })
+	resp, err := c.do(ctx, r)
+	patience.Stop()
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		cancel(nil)
+		return nil, c.unreachable(err)
+	}
+	resp.Body = watch(ctx, cancel, resp.Body)
+	if !r.answeredBy(resp) {
+		defer resp.Body.Close()
+		return nil, c.refusal(resp)
+	}
+	return resp, nil
+}
+
+func (r request) answeredBy(resp *http.Response) bool {
+	if r.stay && resp.StatusCode/100 == 3 {
+		return true
+	}
+	return (resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated) && !isPage(resp)
+}
+
+func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, r.method, r.link, bytes.NewReader(r.body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept-Encoding", "identity") // else a proxy may compress, and the size is lost
+	if len(r.body) > 0 {
+		req.Header.Set("Content-Type", "application/yaml")
+	}
+	if r.accept != "" {
+		req.Header.Set("Accept", r.accept)
+	}
+	via := *c.http
+	if r.stay {
+		via.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	}
+	resp, err := via.Do(req)
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return nil, &url.Error{Op: e.Op, URL: withoutQuery(e.URL), Err: e.Err}
+	}
+	return resp, err
+}
+
+// withoutQuery shortens the URL of a store to which the factory redirects: its
+// query is a signature that lets anybody download.
+func withoutQuery(link string) string {
+	u, err := url.Parse(link)
+	if err != nil {
+		return "(a malformed URL)"
+	}
+	u.RawQuery, u.Fragment = "", ""
+	return u.Redacted()
+}
+
+// isPage says whether the answer was made for people: the factory's API has none.
+func isPage(resp *http.Response) bool {
+	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	return err == nil && kind == "text/html"
+}
+
+// ask asks until the answer has come whole, or it makes no sense to go on.
+func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
+	var answer []byte
+	err := persist(ctx, api, c.note, func() error {
+		resp, err := c.send(ctx, r)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes+1))
+		if err == nil && len(answer) > maxAnswerBytes {
+			return permanent{fmt.Errorf("image factory %s: the answer has more than %d MiB", c.base, maxAnswerBytes>>20)}
+		}
+		if err != nil {
+			return c.unreachable(fmt.Errorf("%s %s: %w", r.method, withoutQuery(r.link), err))
+		}
+		return nil
+	})
+	return answer, err
+}
+
+// askJSON asks and decodes the answer.
+func (c *Client) askJSON(ctx context.Context, r request, into any) error {
+	answer, err := c.ask(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		return c.foreign(fmt.Errorf("%s %s: the answer can't be read: %w", r.method, withoutQuery(r.link), err))
+	}
+	return nil
+}

@@ -1,0 +1,69 @@
+package imager
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Build runs the imager once, as images.Imager has it.
+func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, note func(text string)) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	p, err := c.program(dir, job.Image, "recast-imager-"+strings.ToLower(rand.Text()))
+	if err != nil {
+		return "", err
+	}
+	if err := writeMarker(filepath.Join(dir, markerFile), job.SchematicID, job.Schematic); err != nil {
+		return "", fmt.Errorf("write the schematic's entry: %w", err)
+	}
+	profile, err := profileOf(job, p.seen)
+	if err != nil {
+		return "", err
+	}
+	file := outputName(job)
+	if err := os.Remove(filepath.Join(dir, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if err := c.run(ctx, p, profile, note); err != nil {
+		return "", fmt.Errorf("run %s: %w", p.args[0], err)
+	}
+	if err := whole(filepath.Join(dir, file)); err != nil {
+		return "", fault.WithHint(fmt.Errorf("%s ended well, but %w", p.args[0], err),
+			"it has to read a profile on its standard input and to write %s where %s stands", file, outArgument)
+	}
+	return file, nil
+}
+
+// whole says what is wrong with what was made.
+func whole(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("has not made %s", filepath.Base(path))
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Size() == 0:
+		return fmt.Errorf("%s is no file with content", filepath.Base(path))
+	}
+	return nil
+}
+
+// outputName is where the imager puts what it makes: siderolabs/talos
+// pkg/imager/profile/profile.go, OutputPath.
+func outputName(job images.ImagerJob) string {
+	if job.Output == images.OutputInstaller {
+		return "installer-" + job.Arch + ".tar"
+	}
+	return job.Platform + "-" + job.Arch + ".iso"
+}

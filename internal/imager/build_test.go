@@ -1,0 +1,367 @@
+package imager
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func installerJob() images.ImagerJob {
+	return images.ImagerJob{
+		Output: images.OutputInstaller, Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Customization: schematics.Customization{
+			KernelArgs: []string{"console=ttyS0", "recast.lock=sha256-1"}, Meta: []schematics.MetaValue{{Key: 12, Value: "on"}},
+			Bootloader: "sd-boot",
+		},
+		BaseInstaller: images.ImagerInput{Ref: "ghcr.io/siderolabs/installer-base@sha256:ab", File: "in/installer-base"},
+		Extensions:    []images.ImagerInput{{Ref: "ghcr.io/acme/frr@sha256:cd", File: "in/0.tar"}},
+		SchematicID:   "5e", Schematic: "customization: {}\n",
+	}
+}
+
+func isoJob() images.ImagerJob {
+	job := installerJob()
+	job.Output, job.BaseInstaller = images.OutputISO, images.ImagerInput{}
+	return job
+}
+
+// workDir is a job's directory.
+func workDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "in"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func client(t *testing.T, o Options) *Client {
+	t.Helper()
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestBuildWithACommand(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		job     images.ImagerJob
+		file    string
+		profile string
+	}{
+		"installer": {job: installerJob(), file: "installer-amd64.tar", profile: `arch: amd64
+platform: nocloud
+secureboot: false
+version: v1.13.9
+customization:
+    extraKernelArgs:
+        - console=ttyS0
+        - recast.lock=sha256-1
+input:
+    baseInstaller:
+        imageRef: ghcr.io/siderolabs/installer-base@sha256:ab
+        ociPath: OUT/in/installer-base
+    systemExtensions:
+        - tarballPath: OUT/in/0.tar
+        - tarballPath: OUT/in/schematic.tar
+output:
+    kind: installer
+    outFormat: raw
+`},
+		"iso": {job: isoJob(), file: "nocloud-amd64.iso", profile: `arch: amd64
+platform: nocloud
+secureboot: false
+version: v1.13.9
+customization:
+    extraKernelArgs:
+        - console=ttyS0
+        - recast.lock=sha256-1
+    metaContents:
+        - key: 12
+          value: "on"
+input:
+    systemExtensions:
+        - tarballPath: OUT/in/0.tar
+        - tarballPath: OUT/in/schematic.tar
+output:
+    kind: iso
+    outFormat: raw
+    isoOptions:
+        bootloader: sd-boot
+`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := workDir(t)
+			var notes []string
+			file, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
+				Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
+				t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
+			}
+			got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
+			if d := cmp.Diff(c.profile, got); d != "" {
+				t.Errorf("profile (-want +got):\n%s", d)
+			}
+			want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
+			if d := cmp.Diff(want, notes); d != "" {
+				t.Errorf("notes (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestProfileWithAnOverlay(t *testing.T) {
+	t.Parallel()
+	job := isoJob()
+	job.Customization = schematics.Customization{OverlayOptions: map[string]any{"configTxt": "gpu_mem=128"}}
+	job.Overlay = &images.ImagerOverlay{
+		Name: "rpi_generic", Host: images.ImagerInput{File: "in/overlay-host.tar"}, Target: images.ImagerInput{File: "in/overlay.tar"},
+	}
+	got, err := profileOf(job, "/out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `arch: amd64
+platform: nocloud
+secureboot: false
+version: v1.13.9
+customization: {}
+input:
+    overlayInstaller:
+        tarballPath: /out/in/overlay.tar
+    systemExtensions:
+        - tarballPath: /out/in/0.tar
+        - tarballPath: /out/in/schematic.tar
+overlay:
+    name: rpi_generic
+    image:
+        tarballPath: /out/in/overlay-host.tar
+    options:
+        configTxt: gpu_mem=128
+output:
+    kind: iso
+    outFormat: raw
+`
+	if d := cmp.Diff(want, string(got)); d != "" {
+		t.Errorf("profile (-want +got):\n%s", d)
+	}
+}
+
+func TestBuildThatGoesWrong(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct{ way, want string }{
+		"nothing made": {"nothing", "ended well, but has not made installer-amd64.tar"},
+		"empty file":   {"empty", "ended well, but installer-amd64.tar is no file with content"},
+		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", lineBytes) + "; no space left on device"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
+				Build(t.Context(), workDir(t), installerJob(), nil)
+			if err == nil || !strings.HasSuffix(err.Error(), c.want) {
+				t.Errorf("err = %v, want one that ends in %q", err, c.want)
+			}
+		})
+	}
+}
+
+// What an earlier run has left must not pass for what this one made.
+func TestBuildTakesNothingOldForNew(t *testing.T) {
+	t.Parallel()
+	dir := workDir(t)
+	if err := os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
+	if err == nil || !strings.Contains(err.Error(), "has not made") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// Nothing that the program has started runs on, though it does not listen to SIGTERM.
+func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
+	t.Parallel()
+	dir := workDir(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	note := func(string) {
+		for range 30_000 { // until the child holds its file
+			if _, err := os.Stat(filepath.Join(dir, "holding")); err == nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}
+	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "linger", "{out}"}}).Build(ctx, dir, installerJob(), note)
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "it said last: building") {
+		t.Errorf("err = %v", err)
+	}
+	f, err := os.Open(filepath.Join(dir, "held"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	deadline := time.Now().Add(30 * time.Second)
+	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		t.Errorf("the program's child runs on: %v", err)
+	}
+}
+
+func TestABuildThatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "linger", "{out}"}, Timeout: 100 * time.Millisecond}).
+		Build(t.Context(), workDir(t), installerJob(), nil)
+	if err == nil || !strings.Contains(err.Error(), "it was stopped, as it had not ended after 100ms") || errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// engine puts a stand-in for docker or podman where the client finds it.
+func engine(t *testing.T, c *Client, name string) (log string) {
+	t.Helper()
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err == nil {
+		err = os.Symlink(self, filepath.Join(dir, name))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.find = func(program string) (string, error) {
+		if program != name {
+			return "", &exec.Error{Name: program, Err: exec.ErrNotFound}
+		}
+		return filepath.Join(dir, name), nil
+	}
+	return filepath.Join(dir, name+".log")
+}
+
+var containerName = regexp.MustCompile(`recast-imager-[a-z0-9]+`)
+
+func TestBuildInAContainer(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"docker", "podman"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, dir := client(t, Options{}), workDir(t)
+			log := engine(t, c, name)
+			job := installerJob()
+			job.Image = c.Image() + "@sha256:ef"
+			if _, err := c.Build(t.Context(), dir, job, nil); err != nil {
+				t.Fatal(err)
+			}
+			want := "run --rm --interactive --quiet --network none --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
+			got := strings.ReplaceAll(containerName.ReplaceAllString(read(t, log), "NAME"), dir, "OUT")
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("command (-want +got):\n%s", d)
+			}
+			if profile := read(t, filepath.Join(dir, "profile.yaml")); !strings.Contains(profile, "tarballPath: /out/in/0.tar\n") {
+				t.Errorf("the profile doesn't name files as the container sees them:\n%s", profile)
+			}
+		})
+	}
+}
+
+func TestACancelledBuildRemovesItsContainer(t *testing.T) {
+	t.Parallel()
+	c, dir := client(t, Options{}), workDir(t)
+	log := engine(t, c, "docker")
+	job := installerJob()
+	job.Image = "example.com/slow@sha256:ef"
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := c.Build(ctx, dir, job, func(string) { cancel() }); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	asked := strings.Split(read(t, log), "\n")
+	if remove := "rm --force " + containerName.FindString(asked[0]); len(asked) < 2 || asked[1] != remove {
+		t.Errorf("it was asked for %q, want %q", asked, remove)
+	}
+}
+
+func TestReady(t *testing.T) {
+	t.Parallel()
+	c := client(t, Options{})
+	log := engine(t, c, "podman")
+	program := strings.TrimSuffix(log, ".log")
+	if what, err := c.Ready(t.Context()); err != nil || what != program+" with "+DefaultImage || read(t, log) != "info\n" {
+		t.Errorf("%s, %v; it was asked for %q", what, err, read(t, log))
+	}
+	if err := os.WriteFile(program+".down", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "Cannot connect") || len(fault.Hints(err)) != 1 {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+	self := client(t, Options{Command: []string{os.Args[0], "{out}"}})
+	if what, err := self.Ready(t.Context()); err != nil || what != os.Args[0] {
+		t.Errorf("%s, %v", what, err)
+	}
+}
+
+func TestNoEngine(t *testing.T) {
+	t.Parallel()
+	c := client(t, Options{})
+	c.find = func(program string) (string, error) { return "", &exec.Error{Name: program, Err: exec.ErrNotFound} }
+	_, err := c.Build(t.Context(), workDir(t), installerJob(), nil)
+	if fault.KindOf(err) != fault.Config || len(fault.Hints(err)) != 1 {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+}
+
+func TestEngineThatFails(t *testing.T) {
+	t.Parallel()
+	c := client(t, Options{})
+	engine(t, c, "docker")
+	job := installerJob()
+	job.Image = "example.com/absent@sha256:ef"
+	_, err := c.Build(t.Context(), workDir(t), job, nil)
+	if err == nil || !strings.HasSuffix(err.Error(), "exit status 125: it said last: docker: manifest unknown") || len(fault.Hints(err)) != 1 {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+}
+
+func TestACommandNeedsAPlaceForItsOutput(t *testing.T) {
+	t.Parallel()
+	for _, command := range [][]string{{"build"}, {"build", "-"}, {"{out}"}} {
+		if _, err := New(Options{Command: command}); fault.KindOf(err) != fault.Config {
+			t.Errorf("New(%q): err = %v", command, err)
+		}
+	}
+	_, err := client(t, Options{Command: []string{"/nowhere/build", "{out}"}}).Build(t.Context(), workDir(t), installerJob(), nil)
+	if fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v", err)
+	}
+}

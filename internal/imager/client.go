@@ -1,0 +1,151 @@
+// Package imager is the adapter to Talos' imager, the program that builds boot
+// images: in a container by docker or podman, or a program of the user's.
+package imager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var _ images.Imager = (*Client)(nil)
+
+// DefaultImage is the repository of the imager as Talos publishes it.
+const DefaultImage = "ghcr.io/siderolabs/imager"
+
+// outArgument stands for the output directory in a configured command.
+const outArgument = "{out}"
+
+// Options says what is run.
+type Options struct {
+	// Command is a program of the user's and its arguments, in which {out} stands for
+	// the output directory. None: the imager's image, by docker or else podman.
+	Command []string
+	Image   string        // repository of the imager's image; "": DefaultImage
+	Timeout time.Duration // for one run; 0: half an hour
+	// Run does what a program would, given its arguments and its standard input. Nil:
+	// a process does.
+	Run func(ctx context.Context, args []string, stdin []byte) error
+}
+
+// Client runs the imager.
+type Client struct {
+	command []string
+	image   string
+	timeout time.Duration
+	find    func(program string) (path string, err error)
+	run     func(ctx context.Context, p program, stdin []byte, note func(string)) error
+}
+
+// New runs nothing yet. A command without {out} is an error of kind Config.
+func New(o Options) (*Client, error) {
+	if len(o.Command) > 0 && !slices.ContainsFunc(o.Command[1:], func(a string) bool { return strings.Contains(a, outArgument) }) {
+		return nil, fault.WithHint(fault.Configf("images.imager.command: no argument says where the output goes"),
+			"write %s where the program takes its output directory", outArgument)
+	}
+	c := &Client{command: slices.Clone(o.Command), image: o.Image, timeout: o.Timeout, find: exec.LookPath}
+	c.run = func(ctx context.Context, p program, stdin []byte, note func(string)) error {
+		return p.run(ctx, c.timeout, stdin, note)
+	}
+	if o.Run != nil {
+		c.find = func(program string) (string, error) { return program, nil }
+		c.run = func(ctx context.Context, p program, stdin []byte, _ func(string)) error {
+			return o.Run(ctx, p.args, stdin)
+		}
+	}
+	if c.image == "" {
+		c.image = DefaultImage
+	}
+	if c.timeout == 0 {
+		c.timeout = 30 * time.Minute
+	}
+	return c, nil
+}
+
+// Image is the repository of the image that is run; "" with a command of the user's.
+func (c *Client) Image() string {
+	if len(c.command) > 0 {
+		return ""
+	}
+	return c.image
+}
+
+// Ready says what is run. A program or a container engine that isn't there, or an
+// engine that does not work, is an error with what to do.
+func (c *Client) Ready(ctx context.Context) (string, error) {
+	p, err := c.program("", c.image, "")
+	if err != nil {
+		return "", err
+	}
+	if p.stop == nil {
+		return p.args[0], nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, engineWithin)
+	defer cancel()
+	said := &lines{}
+	cmd := exec.CommandContext(ctx, p.args[0], "info")
+	cmd.Stdout, cmd.Stderr = io.Discard, said
+	if err := cmd.Run(); err != nil {
+		said.end()
+		return "", fault.WithHint(fmt.Errorf("%s does not work: %w", p.args[0], errors.Join(err, said.last())),
+			"`%s info` has to work for this user: start its service, or name a program in images.imager.command", p.args[0])
+	}
+	return p.args[0] + " with " + c.image, nil
+}
+
+// engineWithin is how long a container engine may take to say how it is.
+const engineWithin = 30 * time.Second
+
+// program is what is run for one job.
+type program struct {
+	args []string
+	seen string   // the job's directory as the program sees it
+	stop []string // ends what a signal to the program may not reach; nil: there is no such thing
+}
+
+// program chooses it. name is that of the container, if it is one.
+func (c *Client) program(dir, image, name string) (program, error) {
+	if len(c.command) > 0 {
+		var args []string
+		for _, a := range c.command {
+			args = append(args, strings.ReplaceAll(a, outArgument, dir))
+		}
+		path, err := c.find(args[0])
+		if err != nil {
+			return program{}, fault.WithHint(fault.Configf("images.imager.command: %w", err), "it has to name a program that can be run here")
+		}
+		args[0] = path
+		return program{args: args, seen: dir}, nil
+	}
+	for _, engine := range []string{"docker", "podman"} {
+		if path, err := c.find(engine); err == nil {
+			return container(path, dir, image, name), nil
+		}
+	}
+	return program{}, fault.WithHint(fault.Configf("there is neither docker nor podman to run the imager with"),
+		"install one of them, or name a program that builds images in images.imager.command")
+}
+
+// container runs the imager without privileges and without a network: an ISO and
+// an installer need no devices, and all that it reads is in the directory already.
+// SELinux lets a container into a directory only if that is relabelled (Z), which does
+// nothing elsewhere.
+func container(engine, dir, image, name string) program {
+	const mounted = "/out" // where the imager writes without being told
+	return program{
+		args: []string{
+			engine, "run", "--rm", "--interactive", "--quiet", "--network", "none",
+			"--name", name, "--stop-timeout", "1", "--volume", dir + ":" + mounted + ":Z", image, "-",
+		},
+		seen: mounted,
+		stop: []string{engine, "rm", "--force", name},
+	}
+}

@@ -1,0 +1,111 @@
+package imager
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// fakeArg makes this test binary a program that stands in for the imager.
+const fakeArg = "-fake-imager"
+
+func TestMain(m *testing.M) {
+	if engine := filepath.Base(os.Args[0]); engine == "docker" || engine == "podman" {
+		os.Exit(fakeEngine(os.Args[1:]))
+	}
+	if len(os.Args) > 3 && os.Args[1] == fakeArg {
+		os.Exit(fakeImager(os.Args[2], os.Args[3]))
+	}
+	os.Exit(m.Run())
+}
+
+// fakeImager behaves in one way, and leaves the profile that it was given in out.
+func fakeImager(way, out string) int {
+	profile, err := io.ReadAll(os.Stdin)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(out, "profile.yaml"), profile, 0o600)
+	}
+	file := filepath.Join(out, "nocloud-amd64.iso")
+	if strings.Contains(string(profile), "kind: installer") {
+		file = filepath.Join(out, "installer-amd64.tar")
+	}
+	if strings.HasPrefix(way, "build") {
+		return code(errors.Join(err, build(way, profile, out)))
+	}
+	switch way {
+	case "good":
+		fmt.Fprint(os.Stderr, "skipped pulling overlay (no overlay)\nprofile ready:\narch: amd64\ninput:\n  kernel:\n    path: /vmlinuz\n"+
+			"rebuilding initramfs...\n    one\nrebuilding initramfs...\n    \x1b[31mtwo\x1b[0m\ninitramfs ready")
+		err = errors.Join(err, os.WriteFile(file, []byte("image"), 0o600))
+	case "nothing":
+	case "empty":
+		err = errors.Join(err, os.WriteFile(file, nil, 0o600))
+	case "half":
+		fmt.Fprintln(os.Stderr, strings.Repeat("x", 10_000)+"\nno space left on device")
+		_ = os.WriteFile(file, []byte("ima"), 0o600)
+		return 3
+	case "linger":
+		child := exec.Command(os.Args[0], fakeArg, "stay", out)
+		err = errors.Join(err, child.Start())
+		fmt.Println("building")
+		time.Sleep(time.Minute)
+	case "stay":
+		// What it holds shows that it runs, whoever has reaped it.
+		signal.Ignore(syscall.SIGTERM)
+		f, err := os.Create(filepath.Join(out, "held"))
+		if err == nil {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(out, "holding"), nil, 0o600)
+		}
+		time.Sleep(time.Minute)
+		return code(err)
+	}
+	return code(err)
+}
+
+// fakeEngine writes down what it is asked for, beside itself, and runs the fake
+// imager where the volume is.
+func fakeEngine(args []string) int {
+	log, err := os.OpenFile(os.Args[0]+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return code(err)
+	}
+	fmt.Fprintln(log, strings.Join(args, " "))
+	if _, err := os.Stat(os.Args[0] + ".down"); err == nil {
+		fmt.Fprintln(os.Stderr, "Cannot connect to the Docker daemon")
+		return 1
+	}
+	volume := slices.Index(args, "--volume")
+	if volume < 0 {
+		return 0
+	}
+	out, _, _ := strings.Cut(args[volume+1], ":")
+	switch {
+	case strings.Contains(args[len(args)-2], "absent"):
+		fmt.Fprintln(os.Stderr, "docker: manifest unknown")
+		return 125
+	case strings.Contains(args[len(args)-2], "slow"):
+		fmt.Println("building")
+		time.Sleep(time.Minute)
+	}
+	return fakeImager("good", out)
+}
+
+func code(err error) int {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,98 @@
+package imager
+
+import (
+	"fmt"
+	"path"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/images"
+)
+
+// profile is the part that is needed of siderolabs/talos
+// pkg/imager/profile/{profile,input,output,customization}.go. What is not in it
+// the imager fills in: kernel and initramfs are those that it comes with.
+type profile struct {
+	Arch          string        `yaml:"arch"`
+	Platform      string        `yaml:"platform"`
+	SecureBoot    bool          `yaml:"secureboot"`
+	Version       string        `yaml:"version"`
+	Customization customization `yaml:"customization"`
+	Input         input         `yaml:"input"`
+	Overlay       *overlay      `yaml:"overlay,omitempty"`
+	Output        output        `yaml:"output"`
+}
+
+type customization struct {
+	ExtraKernelArgs []string    `yaml:"extraKernelArgs,omitempty"`
+	MetaContents    []metaValue `yaml:"metaContents,omitempty"`
+}
+
+type metaValue struct {
+	Key   uint8  `yaml:"key"`
+	Value string `yaml:"value"`
+}
+
+type input struct {
+	BaseInstaller    *asset  `yaml:"baseInstaller,omitempty"`
+	OverlayInstaller *asset  `yaml:"overlayInstaller,omitempty"`
+	SystemExtensions []asset `yaml:"systemExtensions"`
+}
+
+type asset struct {
+	ImageRef    string `yaml:"imageRef,omitempty"`
+	TarballPath string `yaml:"tarballPath,omitempty"`
+	OCIPath     string `yaml:"ociPath,omitempty"`
+}
+
+type overlay struct {
+	Name    string         `yaml:"name"`
+	Image   asset          `yaml:"image"`
+	Options map[string]any `yaml:"options,omitempty"`
+}
+
+type output struct {
+	Kind       string      `yaml:"kind"`
+	OutFormat  string      `yaml:"outFormat"`
+	ISOOptions *isoOptions `yaml:"isoOptions,omitempty"`
+}
+
+type isoOptions struct {
+	Bootloader string `yaml:"bootloader"`
+}
+
+// profileOf writes what the imager reads. seen is the job's directory as the
+// imager sees it. META values are for the ISO only: the imager refuses them for an
+// installer, and the Image Factory leaves them out there, too.
+func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
+	file := func(name string) string { return path.Join(seen, name) }
+	p := profile{
+		Arch: job.Arch, Platform: job.Platform, Version: job.Talos,
+		Customization: customization{ExtraKernelArgs: job.Customization.KernelArgs},
+		Output:        output{Kind: string(job.Output), OutFormat: "raw"},
+	}
+	for _, x := range job.Extensions {
+		p.Input.SystemExtensions = append(p.Input.SystemExtensions, asset{TarballPath: file(x.File)})
+	}
+	p.Input.SystemExtensions = append(p.Input.SystemExtensions, asset{TarballPath: file(markerFile)})
+	switch job.Output {
+	case images.OutputInstaller:
+		p.Input.BaseInstaller = &asset{ImageRef: job.BaseInstaller.Ref, OCIPath: file(job.BaseInstaller.File)}
+	case images.OutputISO:
+		for _, m := range job.Customization.Meta {
+			p.Customization.MetaContents = append(p.Customization.MetaContents, metaValue(m))
+		}
+		if b := job.Customization.Bootloader; b != "" {
+			p.Output.ISOOptions = &isoOptions{Bootloader: b}
+		}
+	}
+	if o := job.Overlay; o != nil {
+		p.Overlay = &overlay{Name: o.Name, Image: asset{TarballPath: file(o.Host.File)}, Options: job.Customization.OverlayOptions}
+		p.Input.OverlayInstaller = &asset{TarballPath: file(o.Target.File)}
+	}
+	text, err := yaml.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("write the imager's profile: %w", err)
+	}
+	return text, nil
+}

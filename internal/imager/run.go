@@ -1,0 +1,73 @@
+package imager
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// What a program that was told to end gets for it.
+const (
+	endWithin  = 20 * time.Second
+	stopWithin = 10 * time.Second
+)
+
+// run runs the program to its end. Where the context ends first, so does the
+// program, with all that it started.
+func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
+	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped, as it had not ended after %v", timeout))
+	defer cancel()
+	said := &lines{note: note}
+	cmd := exec.CommandContext(limited, p.args[0], p.args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), said, said
+	// A group of its own: Ctrl-C on the terminal is for recast to decide about.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		p.stopContainer(ctx)
+		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+	}
+	cmd.WaitDelay = endWithin
+	err := cmd.Run()
+	said.end()
+	if limited.Err() == nil {
+		return p.explain(err, said)
+	}
+	if cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // that nothing is left is the best answer
+	}
+	p.stopContainer(ctx) // it may have been made after the first call
+	return errors.Join(context.Cause(limited), said.last())
+}
+
+// stopContainer ends the container, if there is one: whoever runs it only asked a
+// daemon to. An error means that it is gone, or that the daemon is.
+func (p program) stopContainer(ctx context.Context) {
+	if p.stop == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+	defer cancel()
+	_ = exec.CommandContext(ctx, p.stop[0], p.stop[1:]...).Run()
+}
+
+// explain adds what the program said to how it ended.
+func (p program) explain(err error, said *lines) error {
+	if err == nil {
+		return nil
+	}
+	exit, ended := errors.AsType[*exec.ExitError](err)
+	if last := said.last(); last != nil {
+		err = fmt.Errorf("%w: %w", err, last)
+	}
+	// docker-run(1), podman-run(1): 125 is the engine's own failure, not the container's.
+	if p.stop != nil && ended && exit.ExitCode() == 125 {
+		return fault.WithHint(err, "%s itself failed: see whether `%s info` works for this user, and whether the image can be pulled", p.args[0], p.args[0])
+	}
+	return err
+}

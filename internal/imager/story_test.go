@@ -1,0 +1,245 @@
+package imager
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func TestBuilt(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.program = true
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	s.checkBuilt(t)
+	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" {
+		t.Errorf("runs (-want +got):\n%s", d)
+	}
+
+	t.Log("with nothing to do, nothing is done")
+	before := s.lock
+	s.revive(0, false)
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.runs(t); len(got) > 0 || s.changes > 0 || !cmp.Equal(before, s.lock) {
+		t.Errorf("again: runs %q, %d changes", got, s.changes)
+	}
+
+	t.Log("another machine finds the ISO beside the installer")
+	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before, s.lock) {
+		t.Errorf("another machine: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "iso", s.entry().ISO.Name)); err != nil {
+		t.Error(err)
+	}
+
+	t.Log("whoever resolves the same build has the same images, and has verified them")
+	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
+		t.Fatal(err)
+	}
+	s.resolve(t)
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
+		t.Errorf("resolved anew: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
+	}
+}
+
+// A run that dies at any change to the mirror is finished by the next one, and
+// until then no tag names what was not verified.
+func TestKilledAtEveryChange(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("it builds two images for every request")
+	}
+	undisturbed := newStory(t)
+	if err := undisturbed.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n <= undisturbed.changes; n++ {
+		for _, after := range []bool{false, true} {
+			s := newStory(t)
+			s.revive(n, after)
+			if err := s.build(t.Context(), t); err == nil {
+				t.Fatalf("change %d: it was not killed", n)
+			}
+			s.revive(0, false)
+			if s.entry().Installer == "" && s.entry().ISO.SHA256 != "" {
+				t.Errorf("change %d: an ISO is locked without an installer", n)
+			}
+			s.checkNothingLeft(t)
+			if err := s.build(t.Context(), t); err != nil {
+				t.Fatalf("after change %d: %v", n, err)
+			}
+			s.checkBuilt(t)
+			if t.Failed() {
+				t.Fatalf("at change %d of %d, made: %t", n, undisturbed.changes, after)
+			}
+		}
+	}
+	t.Attr("kills", strconv.Itoa(2*undisturbed.changes))
+}
+
+func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		way       string
+		want      string
+		installer bool // is recorded all the same
+	}{
+		"another file":           {way: "build-swapped", want: "frr"},
+		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
+		"another base":           {way: "build-other-base", want: "the image was not built upon "},
+		"an ISO with too little": {way: "build-other-iso", want: "boot ISO", installer: true},
+		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			s.way = c.way
+			err := s.build(t.Context(), t)
+			if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("err = %v, want one with %q", err, c.want)
+			}
+			e := s.entry()
+			if e.ISO.SHA256 != "" || (e.Installer != "") != c.installer {
+				t.Errorf("recorded: %q, %+v", e.Installer, e.ISO)
+			}
+			if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
+				t.Errorf("tag is there: %t, %v", found, err)
+			}
+			s.checkNothingLeft(t)
+			if left, err := filepath.Glob(filepath.Join(s.dir, "iso", "*")); err != nil || len(left) > 0 {
+				t.Errorf("in the cache: %q, %v", left, err)
+			}
+		})
+	}
+}
+
+// A tag of ours that names something else is neither believed nor moved.
+func TestForeignTagIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.put(t, "acme/talos", "v1.13.9-"+schematics.Short(s.entry().BuildID), random.Index, nil)
+	s.revive(0, false)
+	err := s.build(t.Context(), t)
+	if err == nil || s.entry().Installer != "" || s.changes > 0 || len(s.runs(t)) > 0 {
+		t.Errorf("err = %v, installer %q, %d changes", err, s.entry().Installer, s.changes)
+	}
+	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "delete that tag") {
+		t.Errorf("hints: %s", hints)
+	}
+}
+
+// An installer with the right content that somebody else's programs install is not taken over.
+func TestForeignInstallerIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	lock := s.lock.Clone()
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	s.runs(t)
+	s.lock, s.base = lock, s.host+"/acme/base"
+	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
+	err := s.build(t.Context(), t)
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was not built upon "+s.base) || s.entry().Installer != "" {
+		t.Errorf("err = %v", err)
+	}
+	if got := s.runs(t); len(got) > 0 {
+		t.Errorf("runs %q", got)
+	}
+}
+
+// What is lost for good is said to be: another build would make every node stale.
+func TestLostImagesAreNotBuiltAgain(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	s.runs(t)
+	built := s.lock.Clone()
+	lose := func(change func(e *schematics.Locked)) {
+		e := built.Clone().Schematics["bgp"]
+		change(&e)
+		s.lock = built.Clone()
+		s.lock.Schematics["bgp"] = e
+	}
+	none := strings.Repeat("0", 64)
+	lose(func(e *schematics.Locked) { e.Installer = s.host + "/acme/talos@sha256:" + none })
+	if err := s.build(t.Context(), t); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("installer: err = %v", err)
+	}
+	lose(func(e *schematics.Locked) { e.ISO.SHA256 = none })
+	if err := s.build(t.Context(), t); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "never makes the same bytes again") {
+		t.Errorf("ISO: err = %v", err)
+	}
+	if got := s.runs(t); len(got) > 0 {
+		t.Errorf("runs %q", got)
+	}
+}
+
+func TestProgramThatFails(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.way, s.program = "half", true
+	err := s.build(t.Context(), t)
+	if err == nil || !strings.Contains(err.Error(), "no space left on device") || s.entry().Installer != "" {
+		t.Errorf("err = %v, installer %q", err, s.entry().Installer)
+	}
+	s.checkNothingLeft(t)
+}
+
+// What the imager can't build is said before anything is fetched or pushed.
+func TestWhatTheImagerCannotBuild(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		change func(s *story)
+		want   string
+		kind   fault.Kind
+	}{
+		"without a mirror": {func(s *story) { s.mirror = "" }, "no place to be pulled from", fault.Config},
+		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
+		"with a machine configuration": {func(s *story) {
+			e := s.entry()
+			e.Schematic = "customization:\n    embeddedMachineConfiguration: secret\n"
+			s.lock.Schematics["bgp"] = e
+		}, "would print with its secrets", fault.Refused},
+		"without a base": {func(s *story) { s.base = s.host + "/siderolabs/nothing" }, "there is no ", fault.Config},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			c.change(s)
+			err := s.build(t.Context(), t)
+			if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
+				t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+			}
+			if s.changes > 0 || len(s.runs(t)) > 0 {
+				t.Errorf("%d changes were made", s.changes)
+			}
+			s.checkNothingLeft(t)
+		})
+	}
+}

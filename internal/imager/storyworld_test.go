@@ -1,0 +1,288 @@
+package imager
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// story is a registry with what the imager needs, a lock whose schematic "bgp"
+// it builds, and a project's directory.
+type story struct {
+	host     string
+	mirror   string // repository
+	base     string // the same, of the installer that is built upon
+	registry *registry.Client
+	lock     schematics.Lock // as it was saved last
+	dir      string
+	program  bool   // the imager is a process
+	way      string // that it works in
+	notes    []string
+
+	mu      sync.Mutex
+	changes int  // requests that change something in the mirror
+	killAt  int  // the change at which the run dies; 0: none
+	after   bool // it dies when that change was made, not before
+	killed  bool
+	kill    context.CancelFunc // ends the run
+}
+
+func newStory(t *testing.T) *story {
+	t.Helper()
+	s := &story{dir: t.TempDir(), way: "build"}
+	handler := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.takes(r) {
+			handler.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	s.host = strings.TrimPrefix(server.URL, "http://")
+	s.mirror, s.base = s.host+"/acme/talos", s.host+"/siderolabs/installer-base"
+	s.fill(t)
+	var err error
+	if s.registry, err = registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.registry.Close() })
+	s.resolve(t)
+	return s
+}
+
+// takes says whether a request comes from a run that still lives.
+func (s *story) takes(r *http.Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed {
+		return false
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead && strings.Contains(r.URL.Path, "/acme/talos/") {
+		s.changes++
+		if s.killed = s.changes == s.killAt; s.killed {
+			s.kill()
+			return s.after
+		}
+	}
+	return true
+}
+
+// revive ends the death, counts anew, and says when the next one comes.
+func (s *story) revive(killAt int, after bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changes, s.killAt, s.after, s.killed = 0, killAt, after, false
+}
+
+// fill pushes the imager, the installer that is built upon, and two extensions.
+func (s *story) fill(t *testing.T) {
+	t.Helper()
+	s.put(t, "siderolabs/imager", "v1.13.9", random.Index, nil)
+	s.put(t, "siderolabs/installer-base", "v1.13.9", nil, baseImages)
+	s.put(t, "siderolabs/agent", "1.0", nil, func() (v1.ImageIndex, error) {
+		return artefact.ExtensionIndex(artefact.Extension{
+			Name: "agent", Version: "1.0", Author: "Sidero Labs", Files: map[string][]byte{"/usr/local/bin/agent": []byte("agent")},
+		})
+	})
+	s.put(t, "acme/frr", "1.7.15", nil, func() (v1.ImageIndex, error) {
+		return artefact.ExtensionIndex(artefact.Extension{
+			Name: "frr", Version: "1.7.15", Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte("frr")},
+		})
+	})
+}
+
+// baseImages are what installers are built upon; no two are the same.
+func baseImages() (v1.ImageIndex, error) {
+	index := v1.ImageIndex(empty.Index)
+	for _, arch := range []string{"amd64", "arm64"} {
+		img, err := random.Image(512, 1)
+		if err != nil {
+			return nil, err
+		}
+		if img, err = withArch(img, arch); err != nil {
+			return nil, err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add: img, Descriptor: linux(arch),
+		})
+	}
+	return index, nil
+}
+
+func withArch(img v1.Image, arch string) (v1.Image, error) {
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS = arch, "linux"
+	return mutate.ConfigFile(img, config)
+}
+
+func linux(arch string) v1.Descriptor {
+	return v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}
+}
+
+func (s *story) put(t *testing.T, repository, tag string, random func(int64, int64, int64, ...random.Option) (v1.ImageIndex, error), make func() (v1.ImageIndex, error)) {
+	t.Helper()
+	if random != nil {
+		make = func() (v1.ImageIndex, error) { return random(64, 1, 1) }
+	}
+	index, err := make()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := name.NewTag(s.host + "/" + repository + ":" + tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(r, index); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// resolve makes the lock anew, as `recast lock` does.
+func (s *story) resolve(t *testing.T) {
+	t.Helper()
+	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.lock, _, err = schematics.Resolve(t.Context(), schematics.Request{
+		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Files: map[string]schematics.File{"bgp": {
+			Path: "bgp.yaml", Imager: true,
+			Data:       []byte("customization: {extraKernelArgs: [net.ifnames=0], systemExtensions: {officialExtensions: [siderolabs/agent]}}\n"),
+			Extensions: []schematics.Explicit{{Repository: s.host + "/acme/frr", Tag: "1.7.15"}},
+		}},
+	}, schematics.Sources{
+		Catalog: catalog{{Name: "siderolabs/agent", Version: "1.0", Ref: s.host + "/siderolabs/agent", Digest: digest}},
+		Images:  s.registry,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+type catalog []schematics.OfficialExtension
+
+func (c catalog) Official(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return c, nil
+}
+
+// nowhere is a factory that has nothing to do with what is built here.
+type nowhere struct{ images.Factory }
+
+func (nowhere) InstallerRepository(images.ISORequest) string { return "factory.example/installer" }
+
+// build builds as `recast build` does, with what is in the files.
+func (s *story) build(ctx context.Context, t *testing.T) error {
+	t.Helper()
+	s.notes = nil
+	o := Options{Command: []string{os.Args[0], fakeArg, s.way, "{out}"}}
+	if !s.program {
+		o.Run = func(_ context.Context, args []string, profile []byte) error { return build(s.way, profile, args[3]) }
+	}
+	verifier := images.NewVerifier(s.registry, filepath.Join(s.dir, "verify"))
+	b := images.Builder{
+		Factory: nowhere{}, Registry: s.registry, Puller: s.registry, Verifier: verifier,
+		Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
+		Cache:     images.NewCache(filepath.Join(s.dir, "iso")),
+		Ledger: images.NewLedger(s.lock, func(l schematics.Lock) error {
+			if s.killedNow() {
+				return errors.New("killed")
+			}
+			s.lock = l
+			return nil
+		}),
+		ByImager: images.ImagerBuilder{
+			Builds: func(schematic string) bool { return schematic == "bgp" },
+			Imager: client(t, o), Archives: s.registry, Copier: s.registry,
+			Base: s.base, Scratch: filepath.Join(s.dir, "imager"),
+		},
+		Mirror: s.mirror,
+		Note:   func(path, text string) { s.notes = append(s.notes, path+": "+text) },
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.kill = cancel
+	s.mu.Unlock()
+	runner := step.Runner{}
+	return errors.Join(runner.Run(ctx, b.Step()), verifier.Close())
+}
+
+func (s *story) killedNow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.killed
+}
+
+// runs is what the program was run for since it was last asked.
+func (s *story) runs(t *testing.T) []string {
+	t.Helper()
+	file := filepath.Join(s.dir, "runs")
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := errors.Join(err, os.Remove(file)); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(b))
+}
+
+func (s *story) entry() schematics.Locked { return s.lock.Schematics["bgp"] }
+
+func (s *story) tag() string {
+	return s.host + "/acme/talos:v1.13.9-" + schematics.Short(s.entry().BuildID)
+}
+
+// checkBuilt says that everything is there that a lock which was built names.
+func (s *story) checkBuilt(t *testing.T) {
+	t.Helper()
+	e := s.entry()
+	digest, found, err := s.registry.Digest(t.Context(), s.tag())
+	if err != nil || !found || e.Installer != s.host+"/acme/talos@"+digest {
+		t.Errorf("the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
+	}
+	list, err := s.registry.AttachedISOs(t.Context(), e.Installer)
+	if d := cmp.Diff([]schematics.ISO{e.ISO}, list); err != nil || d != "" {
+		t.Errorf("%v; ISOs beside the installer (-lock +got):\n%s", err, d)
+	}
+	if e.ISO.SHA256 == "" {
+		t.Error("the lock has no ISO")
+	}
+	s.checkNothingLeft(t)
+}
+
+func (s *story) checkNothingLeft(t *testing.T) {
+	t.Helper()
+	left, err := os.ReadDir(filepath.Join(s.dir, "imager"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
+		t.Errorf("left in the directory to build in: %v, %v", left, err)
+	}
+}

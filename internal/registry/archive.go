@@ -1,0 +1,169 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var _ images.Archives = (*Client)(nil)
+
+// SaveLayout writes an image into a directory as images.Archives has it.
+func (c *Client) SaveLayout(ctx context.Context, ref, arch, dir string) error {
+	r, err := name.NewDigest(ref)
+	if err != nil {
+		return fault.Configf("image reference %q: %w", ref, err)
+	}
+	img, err := c.image(ctx, r, arch)
+	if err != nil {
+		return err
+	}
+	path, err := layout.Write(dir, empty.Index)
+	if err == nil {
+		err = path.AppendImage(img, layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
+	}
+	if err != nil {
+		return fmt.Errorf("save %s: %w", ref, explain(err, r.Context()))
+	}
+	return nil
+}
+
+// PushArchive pushes the image in a tarball as images.Archives has it.
+func (c *Client) PushArchive(ctx context.Context, p images.ArchivePush) (string, error) {
+	to, errTo := name.NewRepository(p.Repository)
+	upon, errUpon := name.NewDigest(p.Base)
+	if err := errors.Join(errTo, errUpon); err != nil {
+		return "", fault.As(fault.Config, err)
+	}
+	base, err := c.image(ctx, upon, p.Arch)
+	if err != nil {
+		return "", err
+	}
+	img, err := archived(p.File, p.Arch)
+	if err != nil {
+		return "", fmt.Errorf("read the tarball of the image: %w", err)
+	}
+	if err := builtUpon(img, base, p.Base); err != nil {
+		return "", err
+	}
+	// Nodes pull what an index names, whoever built it.
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
+		Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: p.Arch}},
+	})
+	digest, err := index.Digest()
+	if err != nil {
+		return "", fmt.Errorf("read the tarball of the image: %w", err)
+	}
+	return digest.String(), c.upload(ctx, to.Digest(digest.String()), index, p.Progress)
+}
+
+// BuiltUpon compares layers as images.Archives has it.
+func (c *Client) BuiltUpon(ctx context.Context, ref, base, arch string) error {
+	r, errRef := name.NewDigest(ref)
+	upon, errUpon := name.NewDigest(base)
+	if err := errors.Join(errRef, errUpon); err != nil {
+		return fault.As(fault.Config, err)
+	}
+	img, err := c.image(ctx, r, arch)
+	if err != nil {
+		return err
+	}
+	from, err := c.image(ctx, upon, arch)
+	if err != nil {
+		return err
+	}
+	return builtUpon(img, from, base)
+}
+
+// archived is the only image in a tarball.
+func archived(file, arch string) (v1.Image, error) {
+	img, err := tarball.ImageFromPath(file, nil)
+	if err != nil {
+		return nil, err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	if config.Architecture != arch {
+		return nil, fault.Refusedf("the image is for %q, not for %s", config.Architecture, arch)
+	}
+	return img, nil
+}
+
+// builtUpon says how an image does not begin with the layers of another: with all
+// of them, or, as the imager has it, with the first of two (siderolabs/talos
+// pkg/imager/out.go, outInstaller). Layers are compared unpacked, as they are.
+func builtUpon(img, base v1.Image, baseRef string) error {
+	other := func(format string, args ...any) error {
+		return fault.Refusedf("the image was not built upon %s: %s", baseRef, fmt.Sprintf(format, args...))
+	}
+	config, err := base.ConfigFile()
+	if err != nil {
+		return err
+	}
+	want := config.RootFS.DiffIDs
+	if len(want) == 2 {
+		want = want[:1]
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		return err
+	}
+	if len(layers) <= len(want) {
+		return other("it has %d layers, no more than that", len(layers))
+	}
+	for i, w := range want {
+		got, err := unpacked(layers[i])
+		if err != nil {
+			return fmt.Errorf("layer %d: %w", i, err)
+		}
+		if got != w {
+			return other("layer %d is %s, not %s", i, got, w)
+		}
+	}
+	return nil
+}
+
+func unpacked(layer v1.Layer) (sum v1.Hash, err error) {
+	content, err := layer.Uncompressed()
+	if err != nil {
+		return sum, err
+	}
+	defer func() { err = errors.Join(err, content.Close()) }()
+	sum, _, err = v1.SHA256(content)
+	return sum, err
+}
+
+// upload pushes something and tells how far it is. What is there already isn't sent again.
+func (c *Client) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	opts := c.options(ctx)
+	var told sync.WaitGroup
+	if progress != nil {
+		updates := make(chan v1.Update) // Push closes it
+		opts = append(opts, remote.WithProgress(updates))
+		told.Go(func() {
+			for u := range updates {
+				progress(u.Complete)
+			}
+		})
+	}
+	err := remote.Push(to, what, opts...)
+	told.Wait()
+	if err != nil {
+		return explain(err, to.Context())
+	}
+	return nil
+}

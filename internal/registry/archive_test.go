@@ -1,0 +1,312 @@
+package registry
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// foundry is a copier's registries with a base image in the first, and images
+// built upon it in files.
+type foundry struct {
+	*copier
+	base string // by digest
+	img  v1.Image
+}
+
+func newFoundry(t *testing.T, o ...ggcr.Option) *foundry {
+	t.Helper()
+	f := &foundry{copier: newCopier(t, o...)}
+	f.img = forArch(t, must(random.Image(256, 1))(t), "amd64")
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: forArch(t, must(random.Image(256, 1))(t), "arm64"), Descriptor: linux("arm64")},
+		mutate.IndexAddendum{Add: f.img, Descriptor: linux("amd64")})
+	repository := must(name.NewRepository(f.from.host + "/siderolabs/installer-base"))(t)
+	f.base = repository.Digest(must(index.Digest())(t).String()).String()
+	if err := remote.WriteIndex(repository.Tag("v1.13.9"), index); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func linux(arch string) v1.Descriptor {
+	return v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}
+}
+
+func forArch(t *testing.T, img v1.Image, arch string) v1.Image {
+	t.Helper()
+	config := must(img.ConfigFile())(t).DeepCopy()
+	config.Architecture, config.OS = arch, "linux"
+	return must(mutate.ConfigFile(img, config))(t)
+}
+
+// save writes the base with one more layer as a tarball.
+func (f *foundry) save(t *testing.T, upon v1.Image) string {
+	t.Helper()
+	img := must(mutate.AppendLayers(upon, must(random.Layer(4096, types.DockerLayer))(t)))(t)
+	file := filepath.Join(t.TempDir(), "installer-amd64.tar")
+	if err := tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func (f *foundry) push(file string) images.ArchivePush {
+	return images.ArchivePush{File: file, Repository: f.mirror.String(), Arch: "amd64", Base: f.base}
+}
+
+func TestPushArchive(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	p := f.push(f.save(t, f.img))
+	var told int64
+	p.Progress = func(done int64) { told = done }
+	digest, err := f.PushArchive(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := must(remote.Index(f.mirror.Digest(digest)))(t)
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	m := must(index.IndexManifest())(t)
+	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" {
+		t.Errorf("manifests: %+v", m.Manifests)
+	}
+	if told < 1000 {
+		t.Errorf("progress up to %d bytes", told)
+	}
+	if tags := must(remote.List(f.mirror))(t); len(tags) > 0 {
+		t.Errorf("tags %q were set", tags)
+	}
+	f.to.set(nil)
+	if again, err := f.PushArchive(t.Context(), p); err != nil || again != digest {
+		t.Errorf("again: %s, %v", again, err)
+	}
+	for _, r := range f.to.asked(http.MethodPost) {
+		t.Errorf("sent again: %s", r)
+	}
+}
+
+func TestPushArchiveRefuses(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	good := f.save(t, f.img)
+	whole := must(os.ReadFile(good))(t)
+	cases := map[string]struct {
+		file string
+		arch string
+		want string
+	}{
+		"another architecture": {good, "arm64", `the image is for "amd64", not for arm64`},
+		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
+		"nothing upon it":      {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
+		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
+		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
+		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := f.push(c.file)
+			p.Arch = c.arch
+			_, err := f.PushArchive(t.Context(), p)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("err = %v, want %q", err, c.want)
+			}
+		})
+	}
+	if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
+		t.Errorf("something was sent: %q", posts)
+	}
+}
+
+func TestBuiltUpon(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := f.mirror.Digest(digest).String()
+	if err := f.BuiltUpon(t.Context(), ref, f.base, "amd64"); err != nil {
+		t.Error(err)
+	}
+	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
+		t.Errorf("with nothing upon it: %v", err)
+	}
+	if err := f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64"); err == nil {
+		t.Error("another base passes")
+	}
+	if err := f.BuiltUpon(t.Context(), "ghcr.io/acme/talos:v1", f.base, "amd64"); fault.KindOf(err) != fault.Config {
+		t.Errorf("a tag: %v", err)
+	}
+}
+
+func write(t *testing.T, content []byte) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// The imager takes the image of its architecture from a layout by the platform in its index.
+func TestSaveLayout(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	dir := filepath.Join(t.TempDir(), "base")
+	if err := f.SaveLayout(t.Context(), f.base, "amd64", dir); err != nil {
+		t.Fatal(err)
+	}
+	index := must(must(layout.FromPath(dir))(t).ImageIndex())(t)
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	m := must(index.IndexManifest())(t)
+	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must(f.img.Digest())(t) {
+		t.Errorf("manifests: %+v", m.Manifests)
+	}
+	if err := f.SaveLayout(t.Context(), f.base, "riscv64", t.TempDir()); err == nil || !strings.Contains(err.Error(), "amd64, arm64") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// isoOf is a boot ISO of some bytes.
+func isoOf(t *testing.T, content []byte) (schematics.ISO, string) {
+	t.Helper()
+	sum, n := must2(v1.SHA256(bytes.NewReader(content)))(t)
+	return schematics.ISO{Name: "recast-v1.13.9-abc-nocloud-amd64.iso", SHA256: sum.Hex, SizeBytes: n}, write(t, content)
+}
+
+func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
+	return func(t *testing.T) (A, B) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, b
+	}
+}
+
+func TestISOsBesideAnInstaller(t *testing.T) {
+	t.Parallel()
+	cases := map[string][]ggcr.Option{
+		"with the referrers API":    {ggcr.WithReferrersSupport(true)},
+		"with the tag in its place": nil,
+	}
+	for name, o := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFoundry(t, o...)
+			digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			installer := f.mirror.Digest(digest).String()
+			if list, err := f.AttachedISOs(t.Context(), installer); err != nil || len(list) > 0 {
+				t.Errorf("beside it at first: %v, %v", list, err)
+			}
+			content := bytes.Repeat([]byte("ISO"), 10_000)
+			iso, file := isoOf(t, content)
+			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
+				t.Fatal(err)
+			}
+			list, err := f.AttachedISOs(t.Context(), installer)
+			if d := cmp.Diff([]schematics.ISO{iso}, list); err != nil || d != "" {
+				t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
+			}
+			body, err := f.ISO(t.Context(), installer, iso)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer body.Close()
+			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, content) {
+				t.Errorf("%d other bytes came", len(got))
+			}
+			f.to.set(nil)
+			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
+				t.Fatal(err)
+			}
+			if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
+				t.Errorf("sent again: %q", posts)
+			}
+		})
+	}
+}
+
+func TestAttachISORefusesOtherBytes(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	iso, _ := isoOf(t, []byte("the ISO"))
+	if err := f.AttachISO(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), iso, nil); err == nil {
+		t.Error("a registry took other bytes under the ISO's digest")
+	}
+}
+
+// A mirror that is copied takes the ISO along, as it does with all that refers to an installer.
+func TestCopyTakesTheISOAlong(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	p := f.push(f.save(t, f.img))
+	p.Repository = f.from.host + "/acme/talos"
+	digest, err := f.PushArchive(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	iso, file := isoOf(t, []byte("the ISO"))
+	from := p.Repository + "@" + digest
+	if err := errors.Join(f.AttachISO(t.Context(), from, file, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)); err != nil {
+		t.Fatal(err)
+	}
+	list, err := f.AttachedISOs(t.Context(), f.mirror.Digest(digest).String())
+	if d := cmp.Diff([]schematics.ISO{iso}, list); err != nil || d != "" {
+		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
+	}
+}
+
+func TestArchivesNeedDigests(t *testing.T) {
+	t.Parallel()
+	f := newFoundry(t)
+	p := f.push("file")
+	p.Base = "ghcr.io/siderolabs/installer-base:v1.13.9"
+	_, errPush := f.PushArchive(t.Context(), p)
+	_, errList := f.AttachedISOs(t.Context(), "ghcr.io/acme/talos:v1")
+	_, errISO := f.ISO(t.Context(), "ghcr.io/acme/talos:v1", schematics.ISO{})
+	for what, err := range map[string]error{
+		"push": errPush, "list": errList, "ISO": errISO,
+		"save":   f.SaveLayout(t.Context(), "ghcr.io/siderolabs/installer-base:v1.13.9", "amd64", t.TempDir()),
+		"attach": f.AttachISO(t.Context(), "ghcr.io/acme/talos:v1", "file", schematics.ISO{}, nil),
+	} {
+		if fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: err = %v", what, err)
+		}
+	}
+}

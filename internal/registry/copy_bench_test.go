@@ -1,0 +1,187 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+const maxPeakMiB = 128
+
+// BenchmarkCopy copies an image of 300 MiB between two registries that keep blobs
+// in files, all in one process, and fails if that takes more memory than it may.
+func BenchmarkCopy(b *testing.B) {
+	from, digest := largeImage(b, 3, 100<<20)
+	for b.Loop() {
+		to := serveDisk(b, b.TempDir())
+		c, err := New(Options{Keychain: authn.NewMultiKeychain()})
+		if err != nil {
+			b.Fatal(err)
+		}
+		peak := peakHeap(b.Context(), func() {
+			if err := c.Copy(b.Context(), from+"/installer@"+digest, to+"/talos", func(int64, int64) {}); err != nil {
+				b.Fatal(err)
+			}
+		})
+		if err := c.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+		if peak > maxPeakMiB<<20 {
+			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
+		}
+	}
+}
+
+// peakHeap is the most that was in use while f ran, as far as looks every few
+// milliseconds tell.
+func peakHeap(ctx context.Context, f func()) (peak uint64) {
+	runtime.GC()
+	ctx, done := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		for ctx.Err() == nil {
+			metrics.Read(sample)
+			peak = max(peak, sample[0].Value.Uint64())
+			time.Sleep(2 * time.Millisecond)
+		}
+	})
+	f()
+	done()
+	watch.Wait()
+	return peak
+}
+
+// largeImage is an image of so many layers in a registry of its own.
+func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string) {
+	b.Helper()
+	dir := b.TempDir()
+	host = serveDisk(b, dir)
+	random := rand.NewChaCha8([32]byte{})
+	blob := func(content io.Reader, mediaType types.MediaType) v1.Descriptor {
+		sum := sha256.New()
+		file := filepath.Join(b.TempDir(), "blob")
+		out, err := os.Create(file)
+		if err != nil {
+			b.Fatal(err)
+		}
+		size, err := io.Copy(io.MultiWriter(out, sum), content)
+		if err != nil {
+			b.Fatal(err)
+		}
+		d := v1.Descriptor{MediaType: mediaType, Size: size, Digest: v1.Hash{Algorithm: "sha256", Hex: fmt.Sprintf("%x", sum.Sum(nil))}}
+		if err := os.MkdirAll(filepath.Join(dir, "sha256"), 0o700); err != nil {
+			b.Fatal(err)
+		}
+		if err := os.Rename(file, filepath.Join(dir, "sha256", d.Digest.Hex)); err != nil {
+			b.Fatal(err)
+		}
+		return d
+	}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: blob(strings.NewReader("{}"), types.OCIConfigJSON)}
+	for range layers {
+		m.Layers = append(m.Layers, blob(io.LimitReader(random, layerBytes), types.OCILayer))
+	}
+	raw, err := json.Marshal(m)
+	if err != nil {
+		b.Fatal(err)
+	}
+	digest = fmt.Sprintf("sha256:%x", sha256.Sum256(raw))
+	req, err := http.NewRequestWithContext(b.Context(), http.MethodPut, "http://"+host+"/v2/installer/manifests/"+digest, bytes.NewReader(raw))
+	if err != nil {
+		b.Fatal(err)
+	}
+	req.Header.Set("Content-Type", string(m.MediaType))
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated {
+		b.Fatal(resp.Status)
+	}
+	return host, digest
+}
+
+// serveDisk serves a registry whose blobs are files. Uploads go to a file as well:
+// those of go-containerregistry's own are kept in memory until they are whole.
+func serveDisk(b *testing.B, dir string) (host string) {
+	b.Helper()
+	store := ggcr.New(ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(dir)), ggcr.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		upload := filepath.Join(dir, "upload-"+filepath.Base(r.URL.Path))
+		switch {
+		case r.Method == http.MethodPatch:
+			if err := receive(upload, r.Body); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Location", r.URL.Path)
+			w.WriteHeader(http.StatusAccepted)
+		case r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/uploads/"):
+			hash, err := v1.NewHash(r.URL.Query().Get("digest"))
+			if err == nil {
+				err = commit(upload, dir, hash)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			w.WriteHeader(http.StatusCreated)
+		default:
+			store.ServeHTTP(w, r)
+		}
+	}))
+	b.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+func receive(file string, body io.Reader) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(f, body)
+	return err
+}
+
+func commit(file, dir string, want v1.Hash) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	got, _, err := v1.SHA256(f)
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("it is %s, not %s", got, want)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, want.Algorithm), 0o700); err != nil {
+		return err
+	}
+	return os.Rename(file, filepath.Join(dir, want.Algorithm, want.Hex))
+}

@@ -1,0 +1,147 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Extract streams the files of an image as images.Puller has it. Close also ends
+// a stream that was not read to its end.
+func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, fault.Configf("image reference %q: %w", ref, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	img, err := c.image(ctx, r, arch)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &extraction{ctx: ctx, archive: flatten(img), cancel: cancel, ref: r}, nil
+}
+
+// image is the image of an architecture, of which nothing but manifests has been fetched.
+func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
+	ref = c.nearby(ref)
+	desc, err := c.get(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if desc.MediaType.IsIndex() {
+		return c.childOf(desc, ref, arch)
+	}
+	img, err := desc.Image()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", ref, err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", ref, explain(err, ref.Context()))
+	}
+	// An image that was put together by hand need not name an architecture.
+	if config.Architecture != "" && config.Architecture != arch {
+		return nil, otherArch(ref, arch, []string{config.Architecture})
+	}
+	return img, nil
+}
+
+func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
+	index, err := desc.ImageIndex()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", ref, err)
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", ref, err)
+	}
+	at := slices.IndexFunc(m.Manifests, func(d v1.Descriptor) bool {
+		return d.Platform != nil && d.Platform.Satisfies(v1.Platform{OS: "linux", Architecture: arch})
+	})
+	if at < 0 {
+		return nil, otherArch(ref, arch, architectures(m))
+	}
+	img, err := index.Image(m.Manifests[at].Digest)
+	if notFound(err) {
+		return nil, gone(ref.Context().Digest(m.Manifests[at].Digest.String()), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
+	}
+	return img, nil
+}
+
+// architectures are those that an index has images of, sorted.
+func architectures(m *v1.IndexManifest) []string {
+	var there []string
+	for _, d := range m.Manifests {
+		// Attestations of docker buildx are listed as of platform unknown/unknown.
+		if d.Platform != nil && d.Platform.OS == "linux" {
+			there = append(there, d.Platform.Architecture)
+		}
+	}
+	slices.Sort(there)
+	return slices.Compact(there)
+}
+
+func otherArch(ref name.Reference, arch string, there []string) error {
+	if len(there) == 0 {
+		there = []string{"none"}
+	}
+	return fault.WithHint(fmt.Errorf("%s has no image for %s: there is %s", ref, arch, strings.Join(there, ", ")),
+		"build and push the image for linux/%s too, under one index", arch)
+}
+
+// get fetches a manifest, and says in words if there is none.
+func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
+	desc, err := remote.Get(ref, c.options(ctx)...)
+	if notFound(err) {
+		return nil, gone(ref, err)
+	}
+	if err != nil {
+		return nil, explain(err, ref.Context())
+	}
+	return desc, nil
+}
+
+func gone(ref name.Reference, err error) error {
+	return fault.WithHint(fmt.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, err),
+		"it was deleted or never pushed, or these credentials may not see it: what a digest alone names goes with the registry's next clean-up")
+}
+
+// extraction is a tar stream that is made while it is read.
+type extraction struct {
+	ctx     context.Context // of the requests for its layers
+	cancel  context.CancelFunc
+	archive io.ReadCloser
+	ref     name.Reference
+}
+
+func (e *extraction) Read(p []byte) (int, error) {
+	if err := e.ctx.Err(); err != nil {
+		return 0, fmt.Errorf("read %s: %w", e.ref, err)
+	}
+	n, err := e.archive.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = fmt.Errorf("read %s: %w", e.ref, explain(err, e.ref.Context()))
+	}
+	return n, err
+}
+
+func (e *extraction) Close() error {
+	e.cancel()
+	// What makes the stream has ended when there is no more of it. That it was
+	// cancelled on its way is no error of Close.
+	_, _ = io.Copy(io.Discard, e.archive)
+	return e.archive.Close()
+}

@@ -1,0 +1,293 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// line is a server's side of a connection: each answer in turn.
+type line struct {
+	answers []answer
+	asked   []string // the ranges asked for
+}
+
+// answer is what comes for one request. Bodies end with the context of their request.
+type answer struct {
+	status  int
+	header  http.Header
+	sends   string        // this much, and then:
+	breaks  error         // nil: no more bytes come
+	whole   bool          // what is sent is all
+	size    int64         // as announced
+	silence time.Duration // before the answer
+}
+
+func (l *line) RoundTrip(req *http.Request) (*http.Response, error) {
+	a := l.answers[0]
+	l.answers = l.answers[1:]
+	l.asked = append(l.asked, req.Header.Get("Range"))
+	if req.Body != nil {
+		defer req.Body.Close()
+		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+			return nil, err
+		}
+	}
+	select {
+	case <-time.After(a.silence):
+	case <-req.Context().Done():
+		return nil, context.Cause(req.Context())
+	}
+	return &http.Response{
+		Status: fmt.Sprint(a.status), StatusCode: a.status, Header: a.header, ContentLength: a.size, Request: req,
+		Body: &lineBody{ctx: req.Context(), rest: a.sends, answer: a},
+	}, nil
+}
+
+type lineBody struct {
+	ctx  context.Context
+	rest string
+	answer
+}
+
+func (b *lineBody) Read(p []byte) (int, error) {
+	if n := copy(p, b.rest); n > 0 {
+		b.rest = b.rest[n:]
+		return n, nil
+	}
+	switch {
+	case b.whole:
+		return 0, io.EOF
+	case b.breaks != nil:
+		return 0, b.breaks
+	}
+	<-b.ctx.Done()
+	return 0, context.Canceled // as http.Transport has it
+}
+
+func (b *lineBody) Close() error { return nil }
+
+var errReset = errors.New("connection reset by peer")
+
+func part(status int, from, to, of int64, a answer) answer {
+	a.status, a.size = status, to-from+1
+	a.header = http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", from, to, of)}}
+	return a
+}
+
+func TestDownloadsGoOn(t *testing.T) {
+	t.Parallel()
+	stalls := "no byte came for 1m0s"
+	broken := func(n int) (list []answer) {
+		for range n {
+			list = append(list, part(206, 3, 9, 10, answer{breaks: errReset}))
+		}
+		return list
+	}
+	for title, tc := range map[string]struct {
+		path    string
+		answers []answer
+		want    string
+		asked   []string
+		err     string
+		took    time.Duration
+	}{
+		"whole": {answers: []answer{{status: 200, size: 10, sends: "0123456789", whole: true}}, want: "0123456789", asked: []string{""}},
+		"it stalls": {
+			answers: []answer{{status: 200, size: 10, sends: "012"}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
+			want:    "0123456789", asked: []string{"", "bytes=3-9"}, took: stallAfter + time.Second,
+		},
+		"it breaks off twice": {
+			answers: []answer{
+				{status: 200, size: 10, sends: "012", breaks: io.ErrUnexpectedEOF},
+				part(206, 3, 9, 10, answer{sends: "34", breaks: errReset}), part(206, 5, 9, 10, answer{sends: "56789", whole: true}),
+			},
+			want: "0123456789", asked: []string{"", "bytes=3-9", "bytes=5-9"}, took: 3 * time.Second,
+		},
+		"a busy server": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, {status: 503}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
+			want:    "0123456789", asked: []string{"", "bytes=3-9", "bytes=3-9"}, took: 3 * time.Second,
+		},
+		"a server that knows no ranges": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, {status: 200, size: 10, sends: "0123456789", whole: true}},
+			want:    "012", asked: []string{"", "bytes=3-9"}, took: time.Second,
+			err: `connection reset by peer; asked for the rest: the registry answers "200" to the request for the rest, after 3 of 10 bytes`,
+		},
+		"another range": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, part(206, 2, 9, 10, answer{sends: "23456789", whole: true})},
+			want:    "012", asked: []string{"", "bytes=3-9"}, took: time.Second,
+			err: `connection reset by peer; asked for the rest: the registry answers "206" to the request for the rest, after 3 of 10 bytes`,
+		},
+		"for ever": {
+			answers: append([]answer{{status: 200, size: 10, sends: "012", breaks: errReset}}, broken(maxResumes)...),
+			want:    "012", asked: append([]string{""}, strings.Split(strings.Repeat("bytes=3-9 ", maxResumes), " ")[:maxResumes]...),
+			took: 63 * time.Second, err: "connection reset by peer; asked for the rest: it broke off too often",
+		},
+		"of unknown size": {answers: []answer{{status: 200, size: -1, sends: "012"}}, want: "012", asked: []string{""}, took: stallAfter, err: stalls},
+		"a manifest":      {path: "/v2/a/manifests/v1", answers: []answer{{status: 200, size: 10, sends: "012"}}, want: "012", asked: []string{""}, took: stallAfter, err: stalls},
+		"no answer": {
+			answers: []answer{{status: 200, silence: time.Hour}}, asked: []string{""}, took: answerAfter, err: "no answer for 25m0s",
+		},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := &line{answers: tc.answers}
+				if tc.path == "" {
+					tc.path = "/v2/a/blobs/sha256:0"
+				}
+				begun := time.Now()
+				got, err := fetch(t.Context(), t, l, tc.path)
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("body (-want +got):\n%s", diff)
+				}
+				if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
+					t.Errorf("error\n got %v\nwant %s", err, tc.err)
+				}
+				if diff := cmp.Diff(tc.asked, l.asked); diff != "" {
+					t.Errorf("ranges (-want +got):\n%s", diff)
+				}
+				if took := time.Since(begun); took != tc.took {
+					t.Errorf("it took %s, want %s", took, tc.took)
+				}
+			})
+		})
+	}
+}
+
+func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
+	t.Helper()
+	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
+	resp, err := patient{from}.RoundTrip(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+func TestDownloadIsCancelled(t *testing.T) {
+	t.Parallel()
+	for title, at := range map[string]time.Duration{"while it stalls": time.Second, "while it pauses": stallAfter + time.Second/2} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), at)
+				defer cancel()
+				begun := time.Now()
+				l := &line{answers: []answer{{status: 200, size: 10, sends: "012"}}}
+				if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
+					t.Error("no error")
+				}
+				if took := time.Since(begun); took != at {
+					t.Errorf("it took %s", took)
+				}
+			})
+		})
+	}
+}
+
+// slow is a body that takes its time.
+type slow struct {
+	io.Reader
+	each time.Duration
+}
+
+func (s slow) Read(p []byte) (int, error) {
+	time.Sleep(s.each)
+	return s.Reader.Read(p)
+}
+
+// stuck takes some of a request's body and then no more.
+type stuck struct{ takes int64 }
+
+func (s stuck) RoundTrip(req *http.Request) (*http.Response, error) {
+	defer req.Body.Close()
+	if _, err := io.CopyN(io.Discard, req.Body, s.takes); err != nil {
+		return nil, err
+	}
+	<-req.Context().Done()
+	return nil, req.Context().Err()
+}
+
+func TestUploads(t *testing.T) {
+	t.Parallel()
+	for title, tc := range map[string]struct {
+		to        http.RoundTripper
+		each      time.Duration // that our side takes for each byte
+		err       string
+		temporary bool
+		took      time.Duration
+	}{
+		"it stalls":                 {to: stuck{5}, err: "the registry has taken no byte for 1m0s", temporary: true, took: stallAfter},
+		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * stallAfter, took: 22 * stallAfter},
+		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: answerAfter - 1}}}, took: answerAfter - 1},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
+				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
+				begun := time.Now()
+				resp, err := patient{tc.to}.RoundTrip(req)
+				if err == nil {
+					err = resp.Body.Close()
+				}
+				if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
+					t.Errorf("error\n got %v\nwant %s", err, tc.err)
+				}
+				if stalled, ok := errors.AsType[*stalledError](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
+					t.Errorf("temporary = %t", stalled.Temporary())
+				}
+				if took := time.Since(begun); took != tc.took {
+					t.Errorf("it took %s, want %s", took, tc.took)
+				}
+			})
+		})
+	}
+}
+
+type oneByte struct{ io.Reader }
+
+func (o oneByte) Read(p []byte) (int, error) { return o.Reader.Read(p[:min(1, len(p))]) }
+
+// TestCutBlobIsReadToItsEnd: over a real connection, and the digest is checked all the same.
+func TestCutBlobIsReadToItsEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for seconds")
+	}
+	t.Parallel()
+	c := newCopier(t)
+	content := strings.Repeat("0123456789abcdef", 1<<12)
+	sum := sha256.Sum256([]byte(content))
+	layer := tarOf(t, "a="+content)
+	push(t, http.DefaultTransport, c.from.host+"/acme/frr:1", imageOf(t, "amd64", layer))
+	cut := 0
+	c.from.cut = func(r *http.Request) int64 {
+		if strings.Contains(r.URL.Path, must(layer.Digest())(t).Hex) && cut < 2 {
+			cut++
+			return 10_000
+		}
+		return -1
+	}
+	archive := must(c.Extract(t.Context(), c.from.host+"/acme/frr:1", "amd64"))(t)
+	files, err := filesOf(t, archive)
+	if err := errors.Join(err, archive.Close()); err != nil {
+		t.Fatal(err)
+	}
+	got := sha256.Sum256([]byte(files["a"]))
+	if cut != 2 || hex.EncodeToString(got[:]) != hex.EncodeToString(sum[:]) {
+		t.Errorf("after %d cuts: %x, want %x", cut, got, sum)
+	}
+}

@@ -1,0 +1,220 @@
+package artefact
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// squash makes the squashfs of a tree of regular files, by absolute path: version 4.0
+// of the format (fs/squashfs/squashfs_fs.h of Linux). Nothing in it is compressed,
+// which the format allows: the archive that it lies in is.
+func squash(files map[string][]byte) ([]byte, error) {
+	w := squashWriter{data: make([]byte, squashSuperBytes), next: 1}
+	root := newSquashDir()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := root.add(strings.TrimPrefix(name, "/"), files[name]); err != nil {
+			return nil, fmt.Errorf("squashfs: %s: %w", name, err)
+		}
+	}
+	ref, err := w.dir(root, 0)
+	if err != nil {
+		return nil, fmt.Errorf("squashfs: %w", err)
+	}
+	return w.finish(ref), nil
+}
+
+const (
+	squashSuperBytes = 96
+	squashBlockLog   = 17
+	squashMetaBytes  = 8192
+	squashMetaRaw    = 1 << 15
+	squashDataRaw    = 1 << 24
+	squashZstd       = 6
+	squashNone       = ^uint64(0)
+	squashNoFragment = ^uint32(0)
+	squashHeaderMax  = 256 // entries behind one header of a directory
+	// Nothing is compressed, no file has its end in a fragment, and there are no extended attributes.
+	squashFlags = 0x1 | 0x2 | 0x8 | 0x10 | 0x200
+)
+
+type squashDir struct {
+	dirs  map[string]*squashDir
+	files map[string][]byte
+}
+
+func newSquashDir() *squashDir {
+	return &squashDir{dirs: map[string]*squashDir{}, files: map[string][]byte{}}
+}
+
+func (d *squashDir) add(name string, content []byte) error {
+	dir, rest, deeper := strings.Cut(name, "/")
+	if _, isFile := d.files[dir]; isFile {
+		return errors.New("a file is a directory too")
+	}
+	if !deeper {
+		if d.dirs[name] != nil {
+			return errors.New("a directory is a file too")
+		}
+		d.files[name] = content
+		return nil
+	}
+	if d.dirs[dir] == nil {
+		d.dirs[dir] = newSquashDir()
+	}
+	return d.dirs[dir].add(rest, content)
+}
+
+type squashWriter struct {
+	data     []byte // the superblock's place, and the files' content
+	inodes   squashTable
+	listings squashTable
+	next     uint32 // inode number
+}
+
+// squashTable is a table of metadata, before it is cut into blocks.
+type squashTable []byte
+
+// ref is where the next byte comes to lie: the place of its block, and its offset there.
+func (t squashTable) ref() (block uint32, offset uint16) {
+	n := len(t) / squashMetaBytes
+	return uint32(n * (squashMetaBytes + 2)), uint16(len(t) % squashMetaBytes)
+}
+
+func (t squashTable) blocks() []byte {
+	var b []byte
+	for chunk := range slices.Chunk(t, squashMetaBytes) {
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(chunk))|squashMetaRaw)
+		b = append(b, chunk...)
+	}
+	return b
+}
+
+// squashEntry is a file or directory that its parent lists.
+type squashEntry struct {
+	name   string
+	kind   uint16
+	block  uint32
+	offset uint16
+	number uint32
+}
+
+// dir writes what is in a directory, its listing and its inode, and returns the
+// inode's reference; parent is 0 for the root.
+func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
+	number := w.next
+	w.next++
+	var entries []squashEntry
+	names := slices.Sorted(maps.Keys(d.files))
+	names = append(names, slices.Collect(maps.Keys(d.dirs))...)
+	slices.Sort(names)
+	for _, name := range names {
+		e := squashEntry{name: name, kind: 1, number: w.next}
+		var ref uint64
+		if sub := d.dirs[name]; sub != nil {
+			var err error
+			if ref, err = w.dir(sub, number); err != nil {
+				return 0, err
+			}
+		} else {
+			e.kind = 2
+			ref = w.file(d.files[name])
+		}
+		e.block, e.offset = uint32(ref>>16), uint16(ref)
+		entries = append(entries, e)
+	}
+	block, offset := w.listings.ref()
+	listing := squashListing(entries)
+	if len(listing) > 1<<16-4 {
+		return 0, errors.New("a directory is too large for a basic inode")
+	}
+	w.listings = append(w.listings, listing...)
+	at, within := w.inodes.ref()
+	w.inode(1, 0o755, number)
+	le := binary.LittleEndian
+	w.inodes = le.AppendUint32(w.inodes, block)
+	w.inodes = le.AppendUint32(w.inodes, uint32(2+len(d.dirs)))
+	w.inodes = le.AppendUint16(w.inodes, uint16(len(listing)+3))
+	w.inodes = le.AppendUint16(w.inodes, offset)
+	w.inodes = le.AppendUint32(w.inodes, parent)
+	return uint64(at)<<16 | uint64(within), nil
+}
+
+// squashListing puts entries behind headers: those of one header have their inodes in one block.
+func squashListing(entries []squashEntry) []byte {
+	var b []byte
+	le := binary.LittleEndian
+	for len(entries) > 0 {
+		n := 1
+		for n < len(entries) && n < squashHeaderMax && entries[n].block == entries[0].block {
+			n++
+		}
+		b = le.AppendUint32(b, uint32(n-1))
+		b = le.AppendUint32(b, entries[0].block)
+		b = le.AppendUint32(b, entries[0].number)
+		for _, e := range entries[:n] {
+			b = le.AppendUint16(b, e.offset)
+			b = le.AppendUint16(b, uint16(e.number-entries[0].number))
+			b = le.AppendUint16(b, e.kind)
+			b = le.AppendUint16(b, uint16(len(e.name)-1))
+			b = append(b, e.name...)
+		}
+		entries = entries[n:]
+	}
+	return b
+}
+
+func (w *squashWriter) inode(kind, mode uint16, number uint32) {
+	le := binary.LittleEndian
+	w.inodes = le.AppendUint16(w.inodes, kind)
+	w.inodes = le.AppendUint16(w.inodes, mode)
+	w.inodes = append(w.inodes, make([]byte, 8)...) // owner, group and time
+	w.inodes = le.AppendUint32(w.inodes, number)
+}
+
+func (w *squashWriter) file(content []byte) uint64 {
+	at, within := w.inodes.ref()
+	w.inode(2, fileMode, w.next)
+	w.next++
+	le := binary.LittleEndian
+	w.inodes = le.AppendUint32(w.inodes, uint32(len(w.data)))
+	w.inodes = le.AppendUint32(w.inodes, squashNoFragment)
+	w.inodes = le.AppendUint32(w.inodes, 0)
+	w.inodes = le.AppendUint32(w.inodes, uint32(len(content)))
+	for block := range slices.Chunk(content, 1<<squashBlockLog) {
+		w.inodes = le.AppendUint32(w.inodes, uint32(len(block))|squashDataRaw)
+		w.data = append(w.data, block...)
+	}
+	return uint64(at)<<16 | uint64(within)
+}
+
+func (w *squashWriter) finish(root uint64) []byte {
+	b := w.data
+	inodes := len(b)
+	b = append(b, w.inodes.blocks()...)
+	listings := len(b)
+	b = append(b, w.listings.blocks()...)
+	ids := len(b)
+	b = append(b, squashTable{0, 0, 0, 0}.blocks()...) // the only owner is root
+	idTable := len(b)
+	b = binary.LittleEndian.AppendUint64(b, uint64(ids))
+	super := struct {
+		Magic, Inodes, Time, BlockBytes, Fragments                           uint32
+		Compressor, BlockLog, Flags, IDs, Major, Minor                       uint16
+		Root, Used, IDTable, XattrTable, InodeTable, DirTable, Fragment, Exp uint64
+	}{
+		Magic: 0x73717368, Inodes: w.next - 1, BlockBytes: 1 << squashBlockLog,
+		Compressor: squashZstd, BlockLog: squashBlockLog, Flags: squashFlags, IDs: 1, Major: 4,
+		Root: root, Used: uint64(len(b)), IDTable: uint64(idTable), XattrTable: squashNone,
+		InodeTable: uint64(inodes), DirTable: uint64(listings), Fragment: squashNone, Exp: squashNone,
+	}
+	var head bytes.Buffer
+	// A struct of numbers can always be written to memory.
+	_ = binary.Write(&head, binary.LittleEndian, super)
+	copy(b, head.Bytes())
+	return b
+}

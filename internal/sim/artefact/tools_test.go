@@ -1,0 +1,74 @@
+package artefact_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+)
+
+// TestForeignToolsReadIt takes images apart with the tools that people take Talos' apart
+// with, down to a file of an extension. mtools alone would take so small a FAT32 for a FAT12.
+func TestForeignToolsReadIt(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"xorriso", "fsck.vfat", "objcopy", "cpio", "zstd", "unsquashfs"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
+		}
+	}
+	img := image("amd64")
+	img.Extensions[0].Files["/usr/lib/firmware/intel-ucode/06-55-04"] = []byte("microcode")
+	img.Extensions[0].Files["/usr/local/lib/large"] = make([]byte, 300<<10)
+	b, err := artefact.ISO(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uki, err := artefact.UKI(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "uki"), uki, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "talos.iso"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := `set -e
+xorriso -indev talos.iso -report_el_torito plain 2>/dev/null | grep -q 'UEFI.*y '
+tail -c +$((24 * 2048 + 1)) talos.iso > esp
+PATH=$PATH:/usr/sbin fsck.vfat -n -v esp
+objcopy -O binary --only-section=.cmdline uki cmdline
+objcopy --dump-section .initrd=initrd uki copy
+grep -q 'console=ttyS0.*recast.lock' cmdline
+cpio -t --quiet < initrd > early
+tail -c +1025 initrd > rest
+zstd -dc < rest > all
+{ cpio -i --quiet; cpio -i --quiet; } < all
+unsquashfs -n -q -d ext0 0.sqsh > /dev/null
+unsquashfs -n -q -d ext2 2.sqsh > /dev/null
+`
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, want := range map[string]string{
+		"ext0/usr/local/etc/containers/qemu-guest-agent.yaml": "name: qemu-guest-agent\n",
+		"ext0/usr/local/lib/large":                            strings.Repeat("\x00", 300<<10),
+		"ext2/usr/local/share/schematic/ce4c":                 "",
+		"early":                                               "kernel\nkernel/x86\nkernel/x86/microcode\nkernel/x86/microcode/GenuineIntel.bin\n",
+		"init":                                                "init v1.13.9 amd64\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		} else if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

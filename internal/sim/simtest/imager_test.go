@@ -1,0 +1,101 @@
+package simtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/imager"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	sim "github.com/recast-sh/recast/internal/sim/imager"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// push puts an image into the lab's registry.
+func (l *Lab) push(t *testing.T, repository, tag string, index v1.ImageIndex) {
+	t.Helper()
+	ref, err := name.NewTag("127.0.0.1:5000/" + repository + ":" + tag)
+	must(t, err)
+	must(t, remote.WriteIndex(ref, index, remote.WithContext(t.Context()), remote.WithTransport(l.Registry.Transport())))
+}
+
+// installerBase is an image that an installer can be built upon.
+func installerBase(t *testing.T) v1.ImageIndex {
+	t.Helper()
+	img, err := random.Image(512, 1)
+	must(t, err)
+	config, err := img.ConfigFile()
+	must(t, err)
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", "amd64"
+	img, err = mutate.ConfigFile(img, config)
+	must(t, err)
+	return mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
+		Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}},
+	})
+}
+
+// TestRollWhatTheImagerBuilt: one lock, of which the factory builds one schematic and
+// the imager the other. A node that was rolled to the latter tells where it comes from.
+func TestRollWhatTheImagerBuilt(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		frr, err := artefact.ExtensionIndex(artefact.Extension{
+			Name: "frr", Version: "1.7.15", Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte("frr")},
+		})
+		must(t, err)
+		lab.push(t, "acme/frr", "1.7.15", frr)
+		lab.push(t, "siderolabs/installer-base", "v1.13.9", installerBase(t))
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", `storage: {file: schematics/storage.yaml, extensions: ["127.0.0.1:5000/acme/frr:1.7.15"]}`)
+
+		runs := 0
+		client := lab.Client()
+		// A process has no place in a bubble: the lab's imager is called.
+		client.Imager, err = imager.New(imager.Options{
+			Command: []string{"imager", "{out}"},
+			Run: func(_ context.Context, args []string, profile []byte) error {
+				runs++
+				return sim.Build(profile, args[1], nil)
+			},
+		})
+		must(t, err)
+		_, err = client.Lock(t.Context(), pipeline.LockOptions{})
+		must(t, err)
+		_, err = client.Roll(t.Context(), cluster.Policy{})
+		must(t, err)
+		lab.RequireIntact()
+		requireDrift(t, lab)
+		if runs != 2 {
+			t.Errorf("the imager ran %d times", runs)
+		}
+		lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
+		must(t, err)
+		for name, e := range lock.Schematics {
+			if !strings.HasPrefix(e.Installer, "127.0.0.1:5000/acme/talos@") || e.ISO.SHA256 == "" || (e.Signer == "") != (name == "storage") {
+				t.Errorf("%s: installer %s, signer %q, ISO %+v", name, e.Installer, e.Signer, e.ISO)
+			}
+		}
+		p, err := lab.Client().Provenance(t.Context(), "wk1")
+		must(t, err)
+		if p.Origin != cluster.FromLock || p.Build != p.Wanted || p.Contradicted() {
+			t.Errorf("provenance: %+v", p)
+		}
+		left, err := os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	})
+}

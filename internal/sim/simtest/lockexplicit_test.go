@@ -1,0 +1,156 @@
+package simtest
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/crane"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+const ownRepository = "127.0.0.1:5000/acme/frr"
+
+// push stores an image and returns its digest.
+func push(t *testing.T, lab *Lab, ref string, what interface {
+	remote.Taggable
+	Digest() (v1.Hash, error)
+},
+) string {
+	t.Helper()
+	tag, err := name.NewTag(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Push(tag, what, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := what.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.String()
+}
+
+// frr is an extension of one's own, of that version and content.
+func frr(t *testing.T, version, content string) v1.ImageIndex {
+	t.Helper()
+	index, err := artefact.ExtensionIndex(artefact.Extension{
+		Name: "frr", Version: version, Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte(content)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return index
+}
+
+// TestLockOfOwnExtension: an extension that no list has is looked up in its own
+// registry, and the lock follows its tag only when it is told to.
+func TestLockOfOwnExtension(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		one := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "one"))
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", "storage: {file: schematics/storage.yaml, extensions: ["+ownRepository+":1.7]}")
+		lock := func(o pipeline.LockOptions) (schematics.Extension, pipeline.LockResult) {
+			t.Helper()
+			res, err := lab.Client().Lock(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list := res.Lock.Schematics["storage"].Extensions
+			return list[len(list)-1], res
+		}
+		locked := func(digest string) schematics.Extension {
+			return schematics.Extension{Name: "frr", Version: "1.7.15", Ref: ownRepository, Digest: digest, Explicit: true, Tag: "1.7"}
+		}
+		got, res := lock(pipeline.LockOptions{})
+		if diff := cmp.Diff(locked(one), got); diff != "" || !res.Written {
+			t.Errorf("at first (-want +got):\n%s", diff)
+		}
+		two := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "two"))
+		if got, res := lock(pipeline.LockOptions{}); got.Digest != one || res.Differs {
+			t.Errorf("without --update: %+v, differs %t", got, res.Differs)
+		}
+		got, res = lock(pipeline.LockOptions{Update: true})
+		if diff := cmp.Diff(locked(two), got); diff != "" {
+			t.Errorf("with --update (-want +got):\n%s", diff)
+		}
+		want := []string{"extension frr 1.7.15: " + one + " → " + two}
+		if len(res.Changes) != 1 || !cmp.Equal(want, res.Changes[0].Reasons) || !cmp.Equal([]string{"wk1"}, res.Changes[0].Nodes) {
+			t.Errorf("changes %+v", res.Changes)
+		}
+
+		lab.Replace("recast.yaml", ownRepository+":1.7", ownRepository+":1.7@"+one)
+		got, res = lock(pipeline.LockOptions{})
+		if diff := cmp.Diff(locked(one), got); diff != "" {
+			t.Errorf("with its digest (-want +got):\n%s", diff)
+		}
+		if len(res.Warnings) != 1 || res.Warnings[0].Kind != schematics.TagMoved || res.Warnings[0].Locked != one || res.Warnings[0].Found != two {
+			t.Errorf("warnings %+v", res.Warnings)
+		}
+	})
+}
+
+// TestLockRefusesOtherImages: what a reference names has to be an extension, for
+// the nodes' architecture.
+func TestLockRefusesOtherImages(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		plain, err := crane.Image(map[string][]byte{"etc/motd": []byte("hello")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		push(t, lab, ownRepository+":motd", plain)
+		noArch := frr(t, "1.7.15", "one")
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+		const short = "storage: schematics/storage.yaml"
+		before := short
+		for ref, want := range map[string]string{
+			ownRepository + ":motd":                        `is no extension image: it has no manifest.yaml`,
+			ownRepository + ":none":                        "the registry has no " + ownRepository + ":none",
+			ownRepository + ":arm":                         `is not there for amd64, but for arm64`,
+			"127.0.0.1:5000/siderolabs/iscsi-tools:v0.2.0": `calls itself "iscsi-tools", as ghcr.io/siderolabs/iscsi-tools does`,
+		} {
+			if strings.HasSuffix(ref, ":arm") {
+				push(t, lab, ref, only(t, noArch, "arm64"))
+			}
+			after := "storage: {file: schematics/storage.yaml, extensions: [" + ref + "]}"
+			lab.Replace("recast.yaml", before, after)
+			before = after
+			_, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{})
+			place := regexp.MustCompile(`recast\.yaml:\d+:\d+: schematics\.storage\.extensions\[0\]: `)
+			if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) || fault.KindOf(err) != fault.Config {
+				t.Errorf("%s: %v, want %q", ref, err, want)
+			}
+		}
+	})
+}
+
+// only is the image of an index for one architecture.
+func only(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
+	t.Helper()
+	m, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range m.Manifests {
+		if d.Platform.Architecture == arch {
+			img, err := index.Image(d.Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return img
+		}
+	}
+	t.Fatalf("no image for %s", arch)
+	return nil
+}

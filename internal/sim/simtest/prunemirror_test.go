@@ -1,0 +1,80 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// PruneMirror is recast prune --only mirror --older-than 0 --yes.
+func (c *Client) PruneMirror(ctx context.Context) (pipeline.PruneReport, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.PruneReport{}, err
+	}
+	defer s.end()
+	px := s.machines.Proxmox.(*pve.Client)
+	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
+		Only: pipeline.PruneMirror, Mirror: s.images.Registry.(*registry.Client),
+		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
+	})
+}
+
+// TestPruneTheMirror mirrors the builds of three locks, and removes those of the first
+// with their signatures: the present lock and the one before do not need them.
+func TestPruneTheMirror(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const repository = "127.0.0.1:5000/acme/talos"
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+repository+"\n")
+		for range 3 {
+			lab.Patch(sim.PatchedExtension)
+			if err := lab.Client().Publish(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deletes := func() (list []string) {
+			for _, c := range lab.Recorder.Calls() {
+				if c.Method == "DELETE" && strings.HasPrefix(c.Path, "/v2/acme/talos/manifests/") {
+					list = append(list, c.Path)
+				}
+			}
+			return list
+		}
+		rep, err := lab.Client().PruneMirror(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed := 0
+		for _, v := range rep.Mirror {
+			if v.Removed != slices.Contains(deletes(), "/v2/acme/talos/manifests/"+v.Digest) || v.Removed != (len(v.Keep) == 0) {
+				t.Errorf("%s: removed is %t, kept by %q", v, v.Removed, v.Keep)
+			}
+			if v.Removed {
+				removed++
+			}
+		}
+		// Of each: the index, its two images, the signature.
+		if got := len(deletes()); removed == 0 || removed == len(rep.Mirror) || got != 4*removed {
+			t.Errorf("%d of %d removed by %d requests: %q", removed, len(rep.Mirror), got, deletes())
+		}
+		before := len(deletes())
+		if rep, err = lab.Client().PruneMirror(t.Context()); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
+			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
+		}
+		// What stays is whole: nothing is left to mirror.
+		if err := lab.Client().Publish(t.Context()); err != nil {
+			t.Error(err)
+		}
+		lab.RequireIntact()
+	})
+}

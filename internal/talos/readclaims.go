@@ -1,0 +1,141 @@
+package talos
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+var _ cluster.ClaimReader = (*Client)(nil)
+
+// Claims reads what the machine at addr says about the image that it runs. A
+// reader may do that; what takes an admin is left out.
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (claims cluster.Claims, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
+			return err
+		}
+		for _, read := range []func(context.Context, session, *cluster.Claims) error{
+			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
+		} {
+			if err := read(ctx, s, &claims); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return claims, err
+}
+
+func claimVersion(ctx context.Context, s session, c *cluster.Claims) error {
+	v, err := s.Version(ctx)
+	if err != nil {
+		return fmt.Errorf("read Talos version: %w", answer(err))
+	}
+	one, err := single(v.GetMessages())
+	if err != nil {
+		return fmt.Errorf("read Talos version: %w", err)
+	}
+	c.TalosVersion, c.Arch, c.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
+	return nil
+}
+
+func claimLayers(ctx context.Context, s session, c *cluster.Claims) error {
+	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
+	if err != nil {
+		return err
+	}
+	// Their IDs are the numbers of the layers, "10" comes after "9", and the one
+	// that imager makes last has a name instead.
+	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
+		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
+	})
+	for _, e := range all {
+		about := e.TypedSpec().Metadata
+		c.Layers = append(c.Layers, cluster.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
+	}
+	return nil
+}
+
+func layerNumber(e *runtime.ExtensionStatus) int {
+	n, err := strconv.Atoi(e.Metadata().ID())
+	if err != nil {
+		return math.MaxInt
+	}
+	return n
+}
+
+func claimFactory(ctx context.Context, s session, c *cluster.Claims) error {
+	f, found, err := get[*runtime.ImageFactorySchematic](ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata())
+	if err != nil || !found {
+		return err
+	}
+	c.Factory = &cluster.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	return nil
+}
+
+func claimBoot(ctx context.Context, s session, c *cluster.Claims) error {
+	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
+	}
+	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+	}
+	var m cluster.Machine
+	if err := readNextBoot(ctx, s, &m); err != nil {
+		return err
+	}
+	c.Booted.Next = m.NextBoot
+	return nil
+}
+
+// lockArg is the kernel argument that carries a lock hash.
+const lockArg = "recast.lock="
+
+// claimCmdline keeps nothing of the command line but recast's own argument: the
+// others may have tokens in them.
+func claimCmdline(ctx context.Context, s session, c *cluster.Claims) error {
+	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
+	if err != nil {
+		return err
+	}
+	text := ""
+	if found {
+		text = line.TypedSpec().Cmdline
+	} else {
+		b, err := file(ctx, s, cmdlineFile)
+		if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		text = string(b)
+	}
+	c.Booted.Cmdline = true
+	for arg := range strings.FieldsSeq(text) {
+		if hash, ours := strings.CutPrefix(strings.Trim(arg, `"`), lockArg); ours {
+			c.Booted.Locks = append(c.Booted.Locks, hash)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// DeepDrift is Drift, and reads the files of every locked extension back from
+// each node: labels can lie, bytes can't. say gets a line for each thing done.
+func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say func(string)) (DriftResult, error) {
+	lock, err := p.lock()
+	if err != nil {
+		return DriftResult{}, err
+	}
+	res, found, err := p.drift(ctx, m, lock)
+	if err != nil {
+		return DriftResult{}, err
+	}
+	locked := newLockedFiles(r, say)
+	var targets []cluster.FileTarget
+	var nodes []int // of each target, in res.Nodes
+	for i, f := range found {
+		if f.Machine == nil {
+			continue // it could not be read, which the result says
+		}
+		t := cluster.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
+		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
+			return DriftResult{}, err
+		}
+		targets, nodes = append(targets, t), append(nodes, i)
+	}
+	checks, errs := cluster.CompareFiles(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
+	for k, i := range nodes {
+		res.Nodes[i] = res.Nodes[i].WithFiles(checks[k], errs[k])
+	}
+	res.count()
+	return res, ctx.Err()
+}
+
+// lockedFiles reads what locked extension images hold, each image once.
+type lockedFiles struct {
+	puller images.Puller
+	say    func(string)
+	read   map[string]map[string]cluster.LockedFile // by reference and architecture
+}
+
+func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
+	return lockedFiles{puller: r, say: say, read: map[string]map[string]cluster.LockedFile{}}
+}
+
+// want has a node's files compared with those of a build.
+func (l lockedFiles) want(ctx context.Context, t *cluster.FileTarget, arch string, b cluster.Build) error {
+	t.EmbedsConfig = b.EmbedsConfig
+	for _, e := range b.Extensions {
+		files, err := l.files(ctx, arch, e)
+		if err != nil {
+			return fmt.Errorf("read the locked image of extension %s: %w", e.Name, err)
+		}
+		t.Content = append(t.Content, cluster.LockedContent{Extension: e, Files: files})
+	}
+	return nil
+}
+
+func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (_ map[string]cluster.LockedFile, err error) {
+	ref := e.Ref + "@" + e.Digest
+	if files, done := l.read[ref+" "+arch]; done {
+		return files, nil
+	}
+	l.say("reading the locked image of extension " + e.Name + " " + e.Version)
+	body, err := l.puller.Extract(ctx, ref, arch)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, body.Close()) }()
+	extension, err := bootimage.ReadExtension(body)
+	if err != nil {
+		return nil, err
+	}
+	// Its digests have been checked only once its end was seen.
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		return nil, err
+	}
+	files := map[string]cluster.LockedFile{}
+	for name, f := range extension.Files {
+		files[name] = cluster.LockedFile(f)
+	}
+	l.read[ref+" "+arch] = files
+	return files, nil
+}
+
+// knownBuilds are all builds of a lock.
+func knownBuilds(file string, present bool, lock schematics.Lock) []cluster.KnownBuild {
+	var out []cluster.KnownBuild
+	for _, name := range lock.Names() {
+		e := lock.Schematics[name]
+		out = append(out, cluster.KnownBuild{
+			Lock: file, Present: present, Arch: lock.Arch, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
+		})
+	}
+	return out
+}

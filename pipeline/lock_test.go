@@ -1,0 +1,210 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+type everyRegistry interface {
+	images.Registry
+	images.Copier
+	images.Puller
+	images.Archives
+	schematics.ExtensionImages
+}
+
+// published is what registry and factory have: the agent as an official extension
+// and, by tag, an extension of the user's own.
+type published struct{ agent, frr string } // digests
+
+type lockFactory struct {
+	images.Factory
+	*published
+}
+
+type lockRegistry struct {
+	everyRegistry
+	*published
+}
+
+func (p *published) list() []schematics.OfficialExtension {
+	return []schematics.OfficialExtension{{
+		Name: "siderolabs/qemu-guest-agent", Version: "1.0", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: p.agent,
+	}}
+}
+
+func (f lockFactory) Extensions(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return f.list(), nil
+}
+
+func (lockFactory) Broken(context.Context) ([]string, error) { return nil, nil }
+
+func (p *published) Official(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return p.list(), nil
+}
+
+func (r lockRegistry) Digest(_ context.Context, ref string) (string, bool, error) {
+	return r.frr, ref == "ghcr.io/acme/frr:1.7", nil
+}
+
+func (lockRegistry) Describe(_ context.Context, ref, arch string) (schematics.ExtensionImage, error) {
+	repository, _, _ := strings.Cut(ref, "@")
+	return schematics.ExtensionImage{Architectures: []string{arch}, Name: path.Base(repository), Version: "1.0"}, nil
+}
+
+func (p *published) images() Images {
+	return Images{Factory: lockFactory{published: p}, Registry: lockRegistry{published: p}, Catalog: p}
+}
+
+func hex64(c string) string { return "sha256:" + strings.Repeat(c, 64) }
+
+const lockConfig = `version: 1
+cluster: home
+talos: {version: v1.13.9}
+images:
+  mirror: ghcr.io/acme/talos
+  iso: {storage: [isos]}
+schematics:
+  default: base.yaml
+  bgp: {file: base.yaml, extensions: ["ghcr.io/acme/frr:1.7"]}
+  spare: plain.yaml
+proxmox: {endpoints: ["https://pve1:8006"], vmids: 9000-9099}
+nodes:
+  - {name: cp1, schematic: default}
+  - {name: wk1, schematic: bgp}
+  - {name: wk2, schematic: bgp}
+`
+
+// lockProject is a directory with recast.yaml and schematics, without a lock.
+func lockProject(t *testing.T) Project {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"recast.yaml": lockConfig,
+		"base.yaml":   "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n",
+		"plain.yaml":  "customization: {}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Project{Config: c}
+}
+
+// staleNodes says for each changed schematic which nodes run it, and why it changed.
+func staleNodes(res LockResult) map[string][]string {
+	m := map[string][]string{}
+	for _, c := range res.Changes {
+		m[c.Schematic] = append(append([]string{}, c.Nodes...), c.Reasons...)
+	}
+	return m
+}
+
+// TestLock: digests stay until --update, which says what moved and what that makes
+// stale; --check writes nothing.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	lock := func(o LockOptions) LockResult {
+		t.Helper()
+		res, err := Lock(t.Context(), p, world.images(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
+		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
+	}
+	if _, err := schematics.ReadLock(p.LockFile()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("--check wrote a lock: %v", err)
+	}
+	res := lock(LockOptions{})
+	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
+		t.Errorf("the first lock (-want +got):\n%s", diff)
+	}
+	if _, err := p.lock(); err != nil {
+		t.Errorf("the lock is not this configuration's: %v", err)
+	}
+
+	world.frr, world.agent = hex64("d"), hex64("b")
+	if res := lock(LockOptions{}); res.Differs || res.Written || len(res.Changes) > 0 {
+		t.Errorf("nobody asked for an update: %+v", res.Changes)
+	}
+	agent := "extension qemu-guest-agent 1.0: " + hex64("a") + " → " + hex64("b")
+	want := map[string][]string{"default": {"cp1", agent}, "bgp": {"wk1", "wk2", "extension frr 1.0: " + hex64("c") + " → " + hex64("d"), agent}}
+	for name, o := range map[string]LockOptions{"check": {Check: true}, "update": {Update: true}} {
+		res, err := Lock(t.Context(), lockedAs(t, p), world.images(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, staleNodes(res)); diff != "" || res.Written != o.Update || !res.Differs {
+			t.Errorf("%s: written %t; (-want +got):\n%s", name, res.Written, diff)
+		}
+	}
+}
+
+// lockedAs is a project with a copy of p's files.
+func lockedAs(t *testing.T, p Project) Project {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(p.Config.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Project{Config: c}
+}
+
+// TestLockDiffersInNoBuild: what does not change an image is written and checked all the same.
+func TestLockDiffersInNoBuild(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s := p.Config.Schematics["bgp"]
+	s.Extensions = []config.ImageRef{{Repository: "ghcr.io/acme/frr", Digest: hex64("c")}}
+	p.Config.Schematics["bgp"] = s
+	res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true})
+	if err != nil || !res.Differs || len(res.Changes) > 0 {
+		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
+	}
+	if _, err := p.lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
+		t.Errorf("the lock of another reference is taken: %v", err)
+	}
+}
+
+// TestLockPlacesErrors: what is wrong with a reference is said with its place in recast.yaml.
+func TestLockPlacesErrors(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	s := p.Config.Schematics["bgp"]
+	s.Extensions[0].Tag = "1.8"
+	_, err := Lock(t.Context(), p, (&published{agent: hex64("a")}).images(), LockOptions{})
+	want := filepath.Join(p.Config.Dir, "recast.yaml") + ":9:39: schematics.bgp.extensions[0]: the registry has no ghcr.io/acme/frr:1.8"
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n got %v\nwant %s", err, want)
+	}
+}

@@ -1,0 +1,125 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// Provenance follows the chain from a lock to one running node. With a puller it
+// also compares the node's files with the images of the build that it claims. It
+// needs no lock: what is not at hand is unknown, not an error.
+func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (cluster.Provenance, error) {
+	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
+	if i < 0 {
+		return cluster.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+	}
+	present, past, err := p.locksAtHand()
+	if err != nil {
+		return cluster.Provenance{}, err
+	}
+	found, err := p.found(ctx, m, p.wanted(present)[i])
+	if err != nil {
+		return cluster.Provenance{}, err
+	}
+	t := cluster.Trail{Describe: describe}
+	t.Known = append(knownBuilds("recast.lock", true, present), past...)
+	for k, b := range t.Known {
+		if b.Present && b.Schematic == p.Config.Nodes[i].Schematic {
+			t.Wanted = &t.Known[k]
+		}
+	}
+	if t.Claims, err = m.Claims.Claims(ctx, found.Addr, found.VM.UUID()); err != nil {
+		return cluster.Provenance{}, fmt.Errorf("read what %s says of its image: %w", node, err)
+	}
+	if b := t.Claimant(); r != nil && b != nil {
+		target := cluster.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
+		if t.Files, err = compareOne(ctx, m, r, target, *b, say); err != nil {
+			t.Unread = err.Error()
+		}
+	}
+	out := cluster.Trace(t)
+	out.Node, out.VM, out.Address = node, found.VM.String(), found.Addr
+	return out, ctx.Err()
+}
+
+// compareOne compares the files of one node with those of a build.
+func compareOne(
+	ctx context.Context, m Machines, r images.Puller, t cluster.FileTarget, b cluster.KnownBuild, say func(string),
+) (*cluster.FileCheck, error) {
+	if err := newLockedFiles(r, say).want(ctx, &t, b.Arch, b.Build); err != nil {
+		return nil, err
+	}
+	checks, errs := cluster.CompareFiles(ctx, m.Files, []cluster.FileTarget{t}, func(node, text string) { say(node + ": " + text) })
+	if errs[0] != nil {
+		return nil, errs[0]
+	}
+	return &checks[0], nil
+}
+
+func (p Project) nodeNames() []string {
+	var names []string
+	for _, n := range p.Config.Nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// locksAtHand reads recast.lock, which need not exist nor fit the configuration,
+// and the builds of past locks.
+func (p Project) locksAtHand() (present schematics.Lock, past []cluster.KnownBuild, err error) {
+	present, err = schematics.ReadLock(p.LockFile())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return present, nil, err
+	}
+	h, err := schematics.ReadHistory(p.pastLocks())
+	if err != nil {
+		return present, nil, err
+	}
+	for _, lock := range h.Locks() {
+		past = append(past, knownBuilds(filepath.Join(".recast", "locks", lock.Key()+".lock"), false, lock)...)
+	}
+	return present, past, nil
+}
+
+// found is where one node is: its VM, and the address of its machine.
+func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (cluster.Found, error) {
+	o, err := p.observe(ctx, m, []cluster.Wanted{w})
+	if err != nil {
+		return cluster.Found{}, err
+	}
+	f := o.Found[0]
+	switch {
+	case f.VM == nil:
+		return f, fault.WithHint(fmt.Errorf("node %s has no VM now: its replacement is not finished", w.Name), "recast status")
+	case !f.Addr.IsValid():
+		return f, fmt.Errorf("node %s: no address known", w.Name)
+	}
+	return f, nil
+}
+
+// describe says what a schematic that is not ours asks for. The values of its
+// kernel arguments are left out, and so is why it can't be read: either may
+// quote a token.
+func describe(text string) (cluster.Described, bool) {
+	s, err := schematics.Parse("schematic", []byte(text))
+	if err != nil {
+		return cluster.Described{}, false
+	}
+	d := cluster.Described{Extensions: s.Extensions()}
+	for _, arg := range (schematics.Locked{File: "schematic", Schematic: text}).KernelArgs() {
+		name, _, _ := strings.Cut(arg, "=")
+		d.Args = append(d.Args, name)
+	}
+	return d, true
+}

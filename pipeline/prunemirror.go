@@ -1,0 +1,65 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// judgeMirror judges every installer of ours in the mirror.
+func (p Project) judgeMirror(ctx context.Context, shelf images.MirrorShelf, vms []cluster.VM, o PruneOptions) ([]images.MirrorVerdict, error) {
+	need, err := p.neededInstallers(vms)
+	if err != nil {
+		return nil, err
+	}
+	tags, err := images.ListMirror(ctx, shelf, p.Config.Images.Mirror)
+	if err != nil {
+		return nil, err
+	}
+	return images.JudgeMirror(tags, need, o.OlderThan, time.Now()), nil
+}
+
+// neededInstallers are those of the same locks and builds as neededISOs, by tag, and
+// whatever tag they have by the digest that a lock names.
+func (p Project) neededInstallers(vms []cluster.VM) (images.Needed, error) {
+	need, err := p.neededISOs(vms)
+	if err != nil {
+		return need, err
+	}
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		return need, err
+	}
+	previous, _, err := schematics.Previous(p.pastLocks(), lock)
+	if err != nil {
+		return need, err
+	}
+	need.Names = map[string]string{}
+	add := func(lock schematics.Lock, reason string) {
+		for _, e := range lock.Schematics {
+			need.Names[images.TagOf(lock, e)] = reason
+			if _, digest, ok := strings.Cut(e.Installer, "@"); ok {
+				need.Names[digest] = reason
+			}
+		}
+	}
+	add(previous, "the lock before recast.lock has it: the way back")
+	add(lock, "recast.lock has it")
+	return need, nil
+}
+
+// mayPruneMirror refuses where there is no mirror, and where the token may not make
+// the claim or see which VMs need what.
+func (p Project) mayPruneMirror(ctx context.Context, px cluster.Proxmox) error {
+	if p.Config.Images.Mirror == "" {
+		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
+			"set images.mirror to the repository that installers are mirrored to")
+	}
+	return cluster.NeedsToPrune(nil).Check(ctx, px)
+}

@@ -1,0 +1,76 @@
+package schematics
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Customization is what a schematic asks of an image beside its extensions.
+type Customization struct {
+	KernelArgs     []string // recast's own is the last
+	Meta           []MetaValue
+	Bootloader     string         // of a boot ISO: "sd-boot", "grub", "dual-boot"; "": Talos' own choice
+	OverlayOptions map[string]any // of the overlay, if there is one
+	// EmbeddedConfigSHA256 is of the machine configuration that the image brings with it, in hex; "" without one.
+	EmbeddedConfigSHA256 string
+}
+
+// MetaValue is an initial value in the META partition.
+type MetaValue struct {
+	Key   uint8
+	Value string
+}
+
+// Customization reads the locked schematic.
+func (e Locked) Customization() (Customization, error) {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil {
+		return Customization{}, fmt.Errorf("read the locked schematic: %w", err)
+	}
+	c := Customization{
+		KernelArgs:     slices.Clone(s.doc.Customization.ExtraKernelArgs),
+		OverlayOptions: maps.Clone(s.doc.Overlay.Options),
+	}
+	if b := s.doc.Customization.Bootloader; b != 0 {
+		c.Bootloader = b.String()
+	}
+	if config := s.doc.Customization.EmbeddedMachineConfiguration; config != "" {
+		c.EmbeddedConfigSHA256 = sum(config)
+	}
+	for _, m := range s.doc.Customization.Meta {
+		c.Meta = append(c.Meta, MetaValue(m))
+	}
+	return c, nil
+}
+
+// BuildOrder lists the extensions in the order in which they are built in: the
+// official ones as the schematic names them, then the explicit ones.
+func (e Locked) BuildOrder() ([]Extension, error) {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil {
+		return nil, fmt.Errorf("read the locked schematic: %w", err)
+	}
+	var official, explicit []Extension
+	for _, x := range e.Extensions {
+		if x.Explicit {
+			explicit = append(explicit, x)
+		}
+	}
+	for _, name := range s.Extensions() {
+		i := e.official(name)
+		if i < 0 {
+			i = e.official(renamed(name))
+		}
+		if i < 0 {
+			return nil, fmt.Errorf("the locked schematic names extension %q, but the lock has no digest for it", name)
+		}
+		official = append(official, e.Extensions[i])
+	}
+	return append(official, explicit...), nil
+}
+
+// official is the index of the extension that schematics and factories know by that name; -1 if there is none.
+func (e Locked) official(name string) int {
+	return slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
+}

@@ -1,0 +1,83 @@
+package schematics
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const customized = `overlay:
+    image: siderolabs/sbc-raspberrypi
+    name: rpi_generic
+    options:
+        configTxt: gpu_mem=128
+customization:
+    extraKernelArgs:
+        - net.ifnames=0
+        - recast.lock=sha256-1
+    meta:
+        - key: 12
+          value: "on"
+    systemExtensions:
+        officialExtensions:
+            - siderolabs/zfs
+            - siderolabs/i915-ucode
+            - siderolabs/agent
+    bootloader: sd-boot
+`
+
+func TestCustomization(t *testing.T) {
+	t.Parallel()
+	const embedding = "customization:\n    embeddedMachineConfiguration: |\n        secret\n"
+	cases := map[string]struct {
+		schematic string
+		want      Customization
+	}{
+		"nothing": {"customization: {}\n", Customization{}},
+		"everything": {customized, Customization{
+			KernelArgs: []string{"net.ifnames=0", "recast.lock=sha256-1"}, Meta: []MetaValue{{Key: 12, Value: "on"}},
+			Bootloader: "sd-boot", OverlayOptions: map[string]any{"configTxt": "gpu_mem=128"},
+		}},
+		"a machine configuration": {embedding, Customization{EmbeddedConfigSHA256: sum("secret\n")}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Locked{File: "base.yaml", Schematic: c.schematic}.Customization()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(c.want, got); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// The lock lists extensions by name; they are built in as the file has them, under
+// the names that they have by now, and explicit ones after them.
+func TestBuildOrder(t *testing.T) {
+	t.Parallel()
+	e := Locked{File: "base.yaml", Schematic: customized, Extensions: []Extension{
+		{Name: "agent", Ref: "ghcr.io/siderolabs/agent"},
+		{Name: "i915", Ref: "ghcr.io/siderolabs/i915"},
+		{Name: "zfs", Ref: "ghcr.io/siderolabs/zfs"},
+		{Name: "frr", Ref: "ghcr.io/acme/frr", Explicit: true},
+		{Name: "bird", Ref: "ghcr.io/acme/bird", Explicit: true},
+	}}
+	list, err := e.BuildOrder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, x := range list {
+		got = append(got, x.Name)
+	}
+	if d := cmp.Diff([]string{"zfs", "i915", "agent", "frr", "bird"}, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	e.Extensions[0].Explicit = true // one of that name, but not the official one
+	if list, err := e.BuildOrder(); err == nil {
+		t.Errorf("an extension that is not locked: %v", list)
+	}
+}

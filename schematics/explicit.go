@@ -1,0 +1,131 @@
+package schematics
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// ExtensionImages reads extension images that recast.yaml names itself.
+type ExtensionImages interface {
+	// Digest returns the digest of what ref (a tag or a digest) names; of the
+	// index where it is one. found is false only if the registry clearly has none.
+	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
+	// Describe reads what ref, by digest, says of itself for an architecture. One
+	// that is not there or no extension image is an error of kind Config.
+	Describe(ctx context.Context, ref, arch string) (ExtensionImage, error)
+}
+
+// ExtensionImage is what an extension image says of itself, in manifest.yaml.
+type ExtensionImage struct {
+	Architectures []string // that the image is there for, sorted: "amd64"
+	Name, Version string   // "" where the architecture asked for is not among them
+}
+
+// Explicit is an extension image that recast.yaml names itself.
+type Explicit struct {
+	Repository string // "ghcr.io/acme/frr"
+	Tag        string // "1.7.15"; "" if only a digest is given
+	Digest     string // "" if only a tag is given
+	Place      string // in recast.yaml, for errors: "recast.yaml:14:9: schematics.bgp.extensions[0]"
+}
+
+func (x Explicit) String() string {
+	s := x.Repository
+	if x.Tag != "" {
+		s += ":" + x.Tag
+	}
+	if x.Digest != "" {
+		s += "@" + x.Digest
+	}
+	return s
+}
+
+// explicit resolves an extension that is to come after others.
+func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Extension) (e Extension, problem, err error) {
+	bad := func(format string, args ...any) (Extension, error, error) {
+		return Extension{}, fault.As(fault.Config, fmt.Errorf("%s: %w", x.Place, fmt.Errorf(format, args...))), nil
+	}
+	for _, o := range r.known {
+		if o.Ref == x.Repository {
+			_, problem, _ := bad("%s is the official extension %q", x.Repository, o.Name)
+			return Extension{}, fault.WithHint(problem, "name it in %s instead: recast.lock pins its digest, too", f.Path), nil
+		}
+	}
+	digest, found, err := r.digestOf(ctx, x)
+	if err != nil {
+		return Extension{}, nil, err
+	}
+	if !found {
+		return bad("the registry has no %s", x)
+	}
+	image, problem, err := r.describe(ctx, x.Repository, digest)
+	if err != nil {
+		return Extension{}, nil, err
+	}
+	if problem != nil {
+		return bad("%w", problem)
+	}
+	// Factory and imager add entries of these names to an image themselves.
+	if image.Name == "schematic" || image.Name == "modules.dep" {
+		return bad("%s calls itself %q, which is an entry of Talos' own", x, image.Name)
+	}
+	if i := slices.IndexFunc(others, func(o Extension) bool { return o.Name == image.Name }); i >= 0 {
+		return bad("%s calls itself %q, as %s does: a node can't tell them apart", x, image.Name, others[i].Ref)
+	}
+	return Extension{Name: image.Name, Version: image.Version, Ref: x.Repository, Digest: digest, Explicit: true, Tag: x.Tag}, nil, nil
+}
+
+// digestOf is the digest to lock: the one that is given, that which is locked for
+// the tag, or what the tag names now.
+func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, found bool, err error) {
+	if x.Digest == "" {
+		if locked, ok := r.lockedDigest(x); ok && !r.req.Update {
+			return locked, true, nil
+		}
+	}
+	if x.Tag == "" {
+		return x.Digest, true, nil
+	}
+	tagged := x.Repository + ":" + x.Tag
+	now, found, err := r.from.Images.Digest(ctx, tagged)
+	if err != nil {
+		return "", false, fmt.Errorf("look up %s: %w", tagged, err)
+	}
+	if x.Digest == "" {
+		return now, found, nil
+	}
+	if now != x.Digest {
+		r.warnings.add(tagMoved(x, tagged, now))
+	}
+	return x.Digest, true, nil
+}
+
+// lockedDigest is what the present lock has for a tag.
+func (r *resolver) lockedDigest(x Explicit) (string, bool) {
+	if r.req.Old == nil {
+		return "", false
+	}
+	for _, name := range r.req.Old.Names() {
+		for _, o := range r.req.Old.Schematics[name].Extensions {
+			if o.Explicit && o.Ref == x.Repository && o.Tag == x.Tag {
+				return o.Digest, true
+			}
+		}
+	}
+	return "", false
+}
+
+func tagMoved(x Explicit, tagged, now string) Warning {
+	w := Warning{Kind: TagMoved, Subject: tagged, Locked: x.Digest, Found: now}
+	if now == "" {
+		w.Text = fmt.Sprintf("%s: %s: the registry has no such tag any more; what is built in is %s, as given", x.Place, tagged, x.Digest)
+		w.Hint = "registries drop what no tag names: keep a copy of it, or name a tag that is there"
+		return w
+	}
+	w.Text = fmt.Sprintf("%s: %s names %s by now; what is built in is %s, as given", x.Place, tagged, now, x.Digest)
+	w.Hint = "someone pushed other content under the same tag. To take it, write its digest; to leave it at that, remove the tag"
+	return w
+}

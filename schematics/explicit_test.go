@@ -1,0 +1,344 @@
+package schematics
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+const (
+	frr = "ghcr.io/acme/frr"
+	bgp = "ghcr.io/acme/bgp"
+)
+
+func frrImage(version string) ExtensionImage {
+	return ExtensionImage{Architectures: []string{"amd64", "arm64"}, Name: "frr", Version: version}
+}
+
+// own is a request for one schematic with extensions of its own.
+func own(text string, extensions ...Explicit) Request {
+	req := request(map[string]string{"a": text})
+	for i := range extensions {
+		extensions[i].Place = "recast.yaml:9:" + string(rune('1'+i))
+	}
+	req.Files["a"] = File{Path: "a.yaml", Data: []byte(text), Extensions: extensions, Imager: true}
+	return req
+}
+
+// explicitCase is a reference and what it comes to.
+type explicitCase struct {
+	shelf    []func(*shelf)
+	wanted   Explicit
+	old      *Explicit // what is locked, from a shelf with digest one
+	update   bool
+	want     Extension
+	warnings []Warning
+	asked    []string
+}
+
+// putFRR stores an image and tags it with its version.
+func putFRR(version, digest string) func(*shelf) {
+	return func(s *shelf) { s.put(frr, version, digest, frrImage(version)) }
+}
+
+func explicitCases() map[string]explicitCase {
+	one, two := digestOf("one"), digestOf("two")
+	extension := func(version, tag, digest string) Extension {
+		return Extension{Name: "frr", Version: version, Ref: frr, Digest: digest, Explicit: true, Tag: tag}
+	}
+	moved := Warning{
+		Kind: TagMoved, Subject: frr + ":1.7", Locked: one, Found: two,
+		Text: "recast.yaml:9:1: " + frr + ":1.7 names " + two + " by now; what is built in is " + one + ", as given",
+		Hint: "someone pushed other content under the same tag. To take it, write its digest; to leave it at that, remove the tag",
+	}
+	gone := Warning{
+		Kind: TagMoved, Subject: frr + ":1.7", Locked: one,
+		Text: "recast.yaml:9:1: " + frr + ":1.7: the registry has no such tag any more; what is built in is " + one + ", as given",
+		Hint: "registries drop what no tag names: keep a copy of it, or name a tag that is there",
+	}
+	return map[string]explicitCase{
+		"tag and digest": {
+			shelf: []func(*shelf){putFRR("1.7", one)}, wanted: Explicit{Repository: frr, Tag: "1.7", Digest: one},
+			want: extension("1.7", "1.7", one), asked: []string{frr + ":1.7", frr + "@" + one},
+		},
+		"a digest without a tag": {
+			shelf: []func(*shelf){putFRR("1.7", one)}, wanted: Explicit{Repository: frr, Digest: one},
+			want: extension("1.7", "", one), asked: []string{frr + "@" + one},
+		},
+		"a tag without a digest": {
+			shelf: []func(*shelf){putFRR("1.7", one)}, wanted: Explicit{Repository: frr, Tag: "1.7"},
+			want: extension("1.7", "1.7", one), asked: []string{frr + ":1.7", frr + "@" + one},
+		},
+		"the tag moved": {
+			shelf: []func(*shelf){putFRR("1.7", one), putFRR("1.7", two)}, wanted: Explicit{Repository: frr, Tag: "1.7", Digest: one},
+			want: extension("1.7", "1.7", one), warnings: []Warning{moved}, asked: []string{frr + ":1.7", frr + "@" + one},
+		},
+		"the tag is gone": {
+			shelf:  []func(*shelf){putFRR("1.7", one), func(s *shelf) { delete(s.tags, frr+":1.7") }},
+			wanted: Explicit{Repository: frr, Tag: "1.7", Digest: one},
+			want:   extension("1.7", "1.7", one), warnings: []Warning{gone}, asked: []string{frr + ":1.7", frr + "@" + one},
+		},
+		"a tag that is locked": {
+			shelf: []func(*shelf){putFRR("1.7", two)}, wanted: Explicit{Repository: frr, Tag: "1.7"}, old: &Explicit{Repository: frr, Tag: "1.7"},
+			want: extension("1.7", "1.7", one),
+		},
+		"a locked tag, updated": {
+			shelf: []func(*shelf){putFRR("1.7", two)}, wanted: Explicit{Repository: frr, Tag: "1.7"}, old: &Explicit{Repository: frr, Tag: "1.7"}, update: true,
+			want: extension("1.7", "1.7", two), asked: []string{frr + ":1.7", frr + "@" + two},
+		},
+		"another tag than is locked": {
+			shelf: []func(*shelf){putFRR("1.8", two)}, wanted: Explicit{Repository: frr, Tag: "1.8"}, old: &Explicit{Repository: frr, Tag: "1.7"},
+			want: extension("1.8", "1.8", two), asked: []string{frr + ":1.8", frr + "@" + two},
+		},
+		"a digest that is locked": {
+			shelf: []func(*shelf){}, wanted: Explicit{Repository: frr, Digest: one}, old: &Explicit{Repository: frr, Digest: one},
+			want: extension("1.7", "", one),
+		},
+	}
+}
+
+func TestExplicit(t *testing.T) {
+	t.Parallel()
+	for name, tc := range explicitCases() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			req := own("customization: {}\n", tc.wanted)
+			if tc.old != nil {
+				before := newShelf(nil)
+				putFRR("1.7", digestOf("one"))(before)
+				old, _, err := Resolve(t.Context(), own("customization: {}\n", *tc.old), Sources{Catalog: catalog(), Images: before})
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Old, req.Update = &old, tc.update
+			}
+			images := newShelf(nil)
+			for _, f := range tc.shelf {
+				f(images)
+			}
+			got, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: images})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]Extension{tc.want}, got.Schematics["a"].Extensions); diff != "" {
+				t.Errorf("extensions (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.warnings, warnings); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.asked, images.asked); diff != "" {
+				t.Errorf("asked of the registry (-want +got):\n%s", diff)
+			}
+			if err := got.Matches(req); err != nil {
+				t.Errorf("the lock does not match what it was made of: %v", err)
+			}
+		})
+	}
+}
+
+func TestExplicitRefuses(t *testing.T) {
+	t.Parallel()
+	one := digestOf("one")
+	pinned := Explicit{Repository: frr, Digest: one}
+	named := func(x ExtensionImage) func(*shelf) { return func(s *shelf) { s.put(frr, "1.7", one, x) } }
+	agentImage := frrImage("9")
+	agentImage.Name = "qemu-guest-agent"
+	for name, tc := range map[string]struct {
+		text  string
+		shelf func(*shelf)
+		want  []Explicit
+		err   string
+		hint  string
+	}{
+		"official": {
+			"customization: {}\n", nil,
+			[]Explicit{{Repository: "ghcr.io/siderolabs/i915", Tag: "1.0"}},
+			`recast.yaml:9:1: ghcr.io/siderolabs/i915 is the official extension "siderolabs/i915"`, "name it in a.yaml instead: recast.lock pins its digest, too",
+		},
+		"no such tag": {"customization: {}\n", nil, []Explicit{{Repository: frr, Tag: "1.7"}}, "recast.yaml:9:1: the registry has no " + frr + ":1.7", ""},
+		"no such digest": {
+			"customization: {}\n", nil, []Explicit{pinned}, "recast.yaml:9:1: the registry has no " + frr + "@" + one, "",
+		},
+		"another architecture": {
+			"customization: {}\n", named(ExtensionImage{Architectures: []string{"arm64", "riscv64"}, Name: "frr", Version: "1"}),
+			[]Explicit{pinned},
+			"recast.yaml:9:1: " + frr + "@" + one + " is not there for amd64, but for arm64, riscv64", "",
+		},
+		"no name": {
+			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Version: "1"}),
+			[]Explicit{pinned},
+			`recast.yaml:9:1: ` + frr + "@" + one + ` names itself "", version "1", in manifest.yaml: it needs both`, "",
+		},
+		"the name of an official one": {
+			agent, named(agentImage),
+			[]Explicit{pinned},
+			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "qemu-guest-agent", as ghcr.io/siderolabs/qemu-guest-agent does: a node can't tell them apart`, "",
+		},
+		"twice the same name": {
+			"customization: {}\n", func(s *shelf) { s.put(frr, "1.7", one, frrImage("1")); s.put(bgp, "2", one, frrImage("2")) },
+			[]Explicit{pinned, {Repository: bgp, Tag: "2"}},
+			"recast.yaml:9:2: " + bgp + `:2 calls itself "frr", as ` + frr + " does: a node can't tell them apart", "",
+		},
+		"an entry of Talos": {
+			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Name: "schematic", Version: "1"}),
+			[]Explicit{pinned},
+			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "schematic", which is an entry of Talos' own`, "",
+		},
+		"everything at once": {
+			"customization: {systemExtensions: {officialExtensions: [zzz]}}\n", nil,
+			[]Explicit{pinned, {Repository: bgp, Tag: "2"}},
+			"a.yaml:1:57: no official extension \"zzz\" for Talos v1.13.9\nrecast.yaml:9:1: the registry has no " + frr + "@" + one + "\nrecast.yaml:9:2: the registry has no " + bgp + ":2",
+			`the names are those of the Image Factory, such as "siderolabs/qemu-guest-agent"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			images := newShelf(catalog())
+			if tc.shelf != nil {
+				tc.shelf(images)
+			}
+			_, _, err := Resolve(t.Context(), own(tc.text, tc.want...), Sources{Catalog: catalog(), Images: images})
+			if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
+				t.Errorf("error\n got %v\nwant %s", err, tc.err)
+			}
+			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+			}
+		})
+	}
+	images := newShelf(catalog())
+	images.fail = errAway
+	_, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1"}), Sources{Catalog: catalog(), Images: images})
+	if want := "recast.yaml:9:1: look up " + frr + ":1: away"; err == nil || err.Error() != want || fault.KindOf(err) == fault.Config {
+		t.Errorf("a registry that is away: %v, want %s", err, want)
+	}
+}
+
+// TestExplicitInBuild: an explicit extension's digest and its place in the order
+// are part of lock hash, schematic ID and build ID; how it is named is not.
+func TestExplicitInBuild(t *testing.T) {
+	t.Parallel()
+	images := newShelf(catalog())
+	images.put(frr, "1.7", digestOf("frr"), frrImage("1.7"))
+	images.put(frr, "1.8", digestOf("frr 8"), frrImage("1.8"))
+	other := frrImage("2")
+	other.Name = "bgp"
+	images.put(bgp, "2", digestOf("bgp"), other)
+	lock := func(extensions ...Explicit) Lock {
+		l, _, err := Resolve(t.Context(), own(agent, extensions...), Sources{Catalog: catalog(), Images: images})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := formatLock(l); err != nil {
+			t.Error(err)
+		} else if _, err := parseLock("recast.lock", again); err != nil {
+			t.Errorf("the lock can't be read back: %v", err)
+		}
+		return l
+	}
+	entry := func(extensions ...Explicit) Locked { return lock(extensions...).Schematics["a"] }
+	a, b := Explicit{Repository: frr, Tag: "1.7"}, Explicit{Repository: bgp, Tag: "2"}
+	base := entry(a, b)
+	for name, tc := range map[string]struct {
+		entry Locked
+		same  bool
+	}{
+		"again":         {entry(a, b), true},
+		"by digest":     {entry(Explicit{Repository: frr, Digest: digestOf("frr")}, b), true},
+		"other order":   {entry(b, a), false},
+		"one less":      {entry(a), false},
+		"another patch": {entry(Explicit{Repository: frr, Tag: "1.8"}, b), false},
+		"none":          {entry(), false},
+	} {
+		same := []bool{tc.entry.LockHash == base.LockHash, tc.entry.SchematicID == base.SchematicID, tc.entry.BuildID == base.BuildID}
+		if diff := cmp.Diff([]bool{tc.same, tc.same, tc.same}, same); diff != "" {
+			t.Errorf("%s: lock hash, schematic ID and build ID are the same (-want +got):\n%s", name, diff)
+		}
+	}
+	fork := frrImage("1.7")
+	images.put("ghcr.io/fork/frr", "1.7", digestOf("fork"), fork)
+	for reason, l := range map[string]Lock{
+		"extension frr: 1.7 " + frr + "@" + digestOf("frr") + " → 1.7 ghcr.io/fork/frr@" + digestOf("fork"): lock(Explicit{Repository: "ghcr.io/fork/frr", Tag: "1.7"}, b),
+		"its own extensions are in another order":                                                           lock(b, a),
+		"extension bgp 2 removed":                                                                           lock(a),
+		"extension frr 1.7 → 1.8: " + digestOf("frr") + " → " + digestOf("frr 8"):                           lock(Explicit{Repository: frr, Tag: "1.8"}, b),
+	} {
+		changes := Compare(lock(a, b), l)
+		if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{reason}) {
+			t.Errorf("changes %+v, want one for %q", changes, reason)
+		}
+	}
+	order, err := base.BuildOrder()
+	var names []string
+	for _, x := range order {
+		names = append(names, x.Name)
+	}
+	if diff := cmp.Diff([]string{"qemu-guest-agent", "frr", "bgp"}, names); diff != "" || err != nil {
+		t.Errorf("build order (-want +got):\n%s%v", diff, err)
+	}
+	if got := base.Outdated(catalog()); len(got) > 0 {
+		t.Errorf("a factory is blamed for what it can't know: %v", got)
+	}
+}
+
+// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not
+// the official one, nor pinned as that.
+func TestExplicitOfAnOfficialPath(t *testing.T) {
+	t.Parallel()
+	const copied = "registry.example/siderolabs/iscsi-tools"
+	images := newShelf(catalog())
+	images.put(copied, "1.0", digestOf("copy"), ExtensionImage{Architectures: []string{"amd64"}, Name: "iscsi-tools", Version: "1.0"})
+	from := Sources{Catalog: catalog(), Images: images}
+	req := own(agent, Explicit{Repository: copied, Tag: "1.0"})
+	l, _, err := Resolve(t.Context(), req, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Old = &l
+	again, warnings, err := Resolve(t.Context(), req, from)
+	if diff := cmp.Diff(l, again); err != nil || diff != "" || len(warnings) > 0 {
+		t.Errorf("resolved again: %v, %v\n%s", err, warnings, diff)
+	}
+	req = request(map[string]string{"a": strings.Replace(agent, "qemu-guest-agent", "iscsi-tools", 1)})
+	req.Old = &l
+	official, _, err := Resolve(t.Context(), req, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x := official.Schematics["a"].Extensions[0]; x.Digest != digestOf("iscsi-tools") || x.Explicit {
+		t.Errorf("the official one is %+v", x)
+	}
+}
+
+// TestMatchesExplicit: a lock of other references is none of this configuration.
+func TestMatchesExplicit(t *testing.T) {
+	t.Parallel()
+	one := digestOf("one")
+	images := newShelf(nil)
+	images.put(frr, "1.7", one, frrImage("1.7"))
+	l, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1.7"}), Sources{Catalog: catalog(), Images: images})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		wanted []Explicit
+		ok     bool
+	}{
+		"the same":               {[]Explicit{{Repository: frr, Tag: "1.7"}}, true},
+		"its digest written out": {[]Explicit{{Repository: frr, Tag: "1.7", Digest: one}}, true},
+		"another digest":         {[]Explicit{{Repository: frr, Tag: "1.7", Digest: digestOf("two")}}, false},
+		"another tag":            {[]Explicit{{Repository: frr, Tag: "1.8"}}, false},
+		"no tag":                 {[]Explicit{{Repository: frr, Digest: one}}, false},
+		"another repository":     {[]Explicit{{Repository: bgp, Tag: "1.7"}}, false},
+		"none":                   {nil, false},
+		"one more":               {[]Explicit{{Repository: frr, Tag: "1.7"}, {Repository: bgp, Tag: "2"}}, false},
+	} {
+		err := l.Matches(own("customization: {}\n", slices.Clone(tc.wanted)...))
+		if ok := err == nil; ok != tc.ok || !ok && err.Error() != "schematic a has changed since it was locked" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

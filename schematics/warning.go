@@ -1,0 +1,38 @@
+package schematics
+
+import "slices"
+
+// WarningKind says what a warning is about.
+type WarningKind string
+
+// The kinds of warning.
+const (
+	FactoryDiffers       WarningKind = "factory-differs"         // it would build an extension or overlay from another digest
+	TagMoved             WarningKind = "tag-moved"               // away from the digest that is given with it, or it is gone
+	Renamed              WarningKind = "renamed"                 // an official extension has another name by now
+	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken
+	SecureBootKeyDiffers WarningKind = "secure-boot-key-differs" // the factory signs by another key than the locked one
+)
+
+// Warning is something to know of a lock that could be made.
+type Warning struct {
+	Kind    WarningKind `json:"kind"`
+	Subject string      `json:"subject"`          // an extension, "siderolabs/qemu-guest-agent", an overlay, an image, a Talos version
+	Locked  string      `json:"locked,omitempty"` // digest that the lock has
+	Found   string      `json:"found,omitempty"`  // digest that is there instead; "": there is none
+	Text    string      `json:"text"`
+	Hint    string      `json:"hint"`
+}
+
+func (w Warning) String() string { return w.Text }
+
+// warningList drops what was said already: schematics often share extensions.
+type warningList []Warning
+
+func (l *warningList) add(list ...Warning) {
+	for _, w := range list {
+		if !slices.Contains(*l, w) {
+			*l = append(*l, w)
+		}
+	}
+}
