@@ -44,7 +44,7 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
 
-e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish
+e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e
 
 e2e-deps: ## install the Debian packages that make e2e needs

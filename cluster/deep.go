@@ -42,6 +42,7 @@ type LockedFile struct {
 	SizeBytes int64
 	SHA256    string // hex, of a regular file
 	Link      string
+	HardLink  bool // imager may have left it empty: see File of internal/bootimage
 }
 
 // LockedContent is what a locked extension brings onto a node, by absolute path.
@@ -135,6 +136,9 @@ func (c FileCheck) String() string {
 	differ := "all are as locked"
 	if !c.Same() {
 		differ = fmt.Sprintf("%d differ", len(c.Differ)+c.More)
+		if len(c.Differ)+c.More == 1 {
+			differ = "1 differs"
+		}
 	}
-	return fmt.Sprintf("%d files of its extensions compared (%d bytes read): %s", c.Files, c.Bytes, differ)
+	return fmt.Sprintf("%d %s of its extensions compared (%d bytes read): %s", c.Files, plural(c.Files, "file"), c.Bytes, differ)
 }

@@ -88,7 +88,8 @@ func content(name string, files map[string]string) LockedContent {
 			c.Files[path] = LockedFile{Mode: fs.ModeSymlink | 0o777, Link: link}
 			continue
 		}
-		c.Files[path] = LockedFile{Mode: 0o644, SizeBytes: int64(len(text)), SHA256: strings.TrimPrefix(print256(text), "sha256:")}
+		text, hard := strings.CutPrefix(text, "= ")
+		c.Files[path] = LockedFile{Mode: 0o644, SizeBytes: int64(len(text)), SHA256: strings.TrimPrefix(print256(text), "sha256:"), HardLink: hard}
 	}
 	return c
 }
@@ -164,6 +165,14 @@ var fileCases = map[string]struct {
 			{Path: "/usr/local/b", Extension: "tool v1", Found: print256("good"), Wanted: "link to a"},
 		}},
 	},
+	"a hard link, which imager makes an empty file": {
+		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "= good", "/usr/local/c": "= good", "/usr/local/d": "= good"})},
+		node:   map[string]string{"/usr/local/a": "", "/usr/local/b": "", "/usr/local/c": "good", "/usr/local/d": "evil"},
+		want: FileCheck{Files: 4, Bytes: 8, Differ: []FileDiff{
+			{Path: "/usr/local/a", Extension: "tool v1", Found: print256(""), Wanted: print256("good")},
+			{Path: "/usr/local/d", Extension: "tool v1", Found: print256("evil"), Wanted: print256("good")},
+		}},
+	},
 	"a directory where a file should be": {
 		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good"})},
 		node:   map[string]string{"/usr/local/a/b": "good"},
@@ -203,7 +212,7 @@ var fileCases = map[string]struct {
 		})},
 		node: map[string]string{"/usr/lib/firmware/amd-ucode/README": "c", "/usr/lib/modules/6.18-talos/modules.dep": "D", "/usr/lib/modules/6.18-talos/kernel/modules.ko": "e"},
 		want: FileCheck{Files: 2, Bytes: 2, NotCompared: []string{
-			"1 files of extension ucode v1: the list of kernel modules: it is made anew for every image",
+			"1 file of extension ucode v1: the list of kernel modules: it is made anew for every image",
 			"2 files of extension ucode v1: CPU microcode: it is loaded before the system starts and is no file on a node",
 		}},
 	},

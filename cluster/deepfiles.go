@@ -90,7 +90,7 @@ func (c *fileComparison) plan() {
 			c.owners[name] = append(c.owners[name], i)
 		}
 		for why, n := range hidden {
-			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d files of extension %s: %s", n, content.Extension.title(), why))
+			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, plural(n, "file"), content.Extension.title(), why))
 		}
 	}
 	slices.Sort(c.check.NotCompared)
@@ -124,7 +124,7 @@ func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
 		}
 	}
 	for _, name := range sortedKeys(running) {
-		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d files below %s%s of no extension image: a service makes files there while it runs", running[name], services, name))
+		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s below %s%s of no extension image: a service makes files there while it runs", running[name], plural(running[name], "file"), services, name))
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (c *fileComparison) compare(ctx context.Context, files MachineFiles) error 
 // judge compares what was found at a path with what its extensions have there.
 func (c *fileComparison) judge(name, found string) {
 	for _, i := range c.owners[name] {
-		if c.target.Content[i].Files[name].fingerprint() == found {
+		if f := c.target.Content[i].Files[name]; f.fingerprint() == found || f.HardLink && found == emptyFingerprint {
 			return
 		}
 	}
@@ -199,6 +199,9 @@ func (c *fileComparison) read(ctx context.Context, files MachineFiles, f Machine
 	c.check.Bytes += f.SizeBytes
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 }
+
+// emptyFingerprint is that of a file without content.
+const emptyFingerprint = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 func (f LockedFile) fingerprint() string {
 	if f.Mode.IsRegular() {

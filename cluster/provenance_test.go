@@ -87,7 +87,7 @@ var traceCases = map[string]struct {
 			"schematic claimed: the image says that it was built by Image Factory at https://factory.talos.dev from schematic " + idOf(lockedYAML("sha256-b")),
 			"  the text that it carries makes that ID", "  recast.lock=sha256-b",
 			"build claimed: that schematic is build build-2, the one that recast.lock wants",
-			"extensions claimed: the node lists 1 extensions, by name and version: those of the build", "  tool v1 by Acme",
+			"extensions claimed: the node lists 1 extension, by name and version: those of the build", "  tool v1 by Acme",
 			"cmdline claimed: the kernel's command line has the same recast.lock",
 			"files unknown: the files of its extensions were not compared: --deep does",
 			"it claims the build that recast.lock wants", "proven about the node: nothing, all of it is what the image says of itself",
@@ -169,7 +169,7 @@ var traceCases = map[string]struct {
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has: []string{
 			"build unknown: recast locked that schematic, but no lock at hand made it: the digests of its extensions are unknown",
-			"extensions claimed: the node lists 1 extensions, by name and version; no digests are known to compare them with",
+			"extensions claimed: the node lists 1 extension, by name and version; no digests are known to compare them with",
 			"it claims a lock that is not at hand: another machine's .recast, another branch or another project has it",
 		},
 	},

@@ -127,7 +127,7 @@ func (j judged) extensionsLink() Link {
 		}
 		l = l.and(strings.TrimSpace(e.Name+" "+e.Version) + author)
 	}
-	l.Text = fmt.Sprintf("the node lists %d extensions, by name and version", len(m.Extensions))
+	l.Text = fmt.Sprintf("the node lists %d %s, by name and version", len(m.Extensions), plural(len(m.Extensions), "extension"))
 	if j.known == nil {
 		l.Text += "; no digests are known to compare them with"
 		return l
@@ -213,8 +213,14 @@ func (j judged) filesLink() Link {
 		l.Certainty, l.Text = Proven, "it has no files of any extension, as its build"
 	case j.Files.Same():
 		l.Certainty, l.Text = Proven, fmt.Sprintf("all %d files of its extensions are those of the images that %s pins by digest", j.Files.Files, j.known.Lock)
+		if j.Files.Files == 1 {
+			l.Text = fmt.Sprintf("the one file of its extensions is that of the image that %s pins by digest", j.known.Lock)
+		}
 	default:
 		l.Certainty, l.Text = Contradicted, fmt.Sprintf("%d files of its extensions are not those of the images that %s pins by digest", len(j.Files.Differ)+j.Files.More, j.known.Lock)
+		if len(j.Files.Differ)+j.Files.More == 1 {
+			l.Text = fmt.Sprintf("1 file of its extensions is not that of the images that %s pins by digest", j.known.Lock)
+		}
 	}
 	if j.Files != nil {
 		for _, d := range j.Files.Differ {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
@@ -279,5 +280,31 @@ func TestRecordSharesBuilds(t *testing.T) {
 	}
 	if diff := cmp.Diff(b.saved.Schematics["default"], b.saved.Schematics["same"]); diff != "" {
 		t.Errorf("(-default +same):\n%s", diff)
+	}
+}
+
+// TestSweepsWhatKilledDownloadsLeft: of any ISO, since nobody asks for that of an
+// old build again; but not what another process may still be writing.
+func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := os.MkdirAll(b.cache.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, age := range map[string]time.Duration{".old.iso.1.part": 2 * time.Hour, ".young.iso.1.part": time.Minute} {
+		then := time.Now().Add(-age)
+		if err := errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(b.cache.path(".*.part"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{b.cache.path(".young.iso.1.part")}, left); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
 }

@@ -75,7 +75,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
-	c.sweep(want.Name)
+	c.sweep()
 	f, err := os.CreateTemp(c.dir, partial(want.Name))
 	if err != nil {
 		return iso, fmt.Errorf("make a file in the ISO cache: %w", err)
@@ -129,10 +129,10 @@ func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path
 
 func partial(name string) string { return "." + name + ".*.part" }
 
-// sweep removes what downloads that were killed long ago have left; younger
-// files may belong to another process.
-func (c *Cache) sweep(name string) {
-	left, err := filepath.Glob(c.path(partial(name)))
+// sweep removes what downloads of any ISO that were killed long ago have left;
+// younger files may belong to another process.
+func (c *Cache) sweep() {
+	left, err := filepath.Glob(c.path(partial("*")))
 	if err != nil {
 		return // only a malformed pattern can do that, and then nothing matches
 	}

@@ -144,7 +144,7 @@ func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duratio
 		switch {
 		case olderThan == 0:
 		case iso.Changed.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown")
+			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 leaves age aside)")
 		case now.Sub(iso.Changed) < olderThan:
 			v.Keep = append(v.Keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
 		}

@@ -48,7 +48,7 @@ func TestJudgeISOs(t *testing.T) {
 		"builds":          {iso: a, need: Needed{Builds: map[string]string{buildA + "01": "y", buildA + "00": "x"}}, want: []string{"x", "y"}},
 		"young":           {iso: a, age: week + time.Minute, want: []string{"it is younger than 168h1m"}},
 		"of the future":   {iso: StoredISO{Name: isoOf(buildA), Changed: now.Add(time.Hour)}, age: time.Hour, want: []string{"it is younger than 1h"}},
-		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown"}},
+		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown (--older-than 0 leaves age aside)"}},
 		"age is no matter": {
 			iso: StoredISO{Name: isoOf(buildA)},
 		},

@@ -111,7 +111,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 		switch {
 		case olderThan == 0:
 		case t.Built.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown")
+			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 leaves age aside)")
 		case now.Sub(t.Built) < olderThan:
 			v.Keep = append(v.Keep, fmt.Sprintf("it was built less than %s ago", shortDuration(olderThan)))
 		}

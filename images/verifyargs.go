@@ -150,7 +150,7 @@ type argument struct {
 
 func parseArgs(line string) cmdline {
 	var c cmdline
-	for _, field := range strings.Fields(line) {
+	for field := range strings.FieldsSeq(line) {
 		key, value, _ := strings.Cut(field, "=")
 		c = c.add(key, value)
 	}
@@ -196,7 +196,9 @@ func (c cmdline) less(extra cmdline) cmdline {
 		case len(a.values) >= len(e.values) && slices.Equal(a.values[len(a.values)-len(e.values):], e.values):
 			a.values = a.values[:len(a.values)-len(e.values)]
 		}
-		if len(a.values) > 0 {
+		// Values of Talos' own that the schematic takes away leave their key where it is, for those that it adds.
+		emptied := ownArgs()[a.key] != nil && extra.find("-"+a.key) != nil
+		if len(a.values) > 0 || emptied {
 			own = append(own, a)
 		}
 	}
@@ -208,7 +210,7 @@ func (c cmdline) plus(extra cmdline) cmdline {
 	c = slices.Clone(c)
 	for _, e := range extra {
 		switch key, negated := strings.CutPrefix(e.key, "-"); {
-		case negated:
+		case negated && key != "": // a lone "-" is an argument like others
 			c = c.without(key, e.values)
 		case replaces(e.key) && c.find(e.key) != nil:
 			c.find(e.key).values = e.values
@@ -219,18 +221,20 @@ func (c cmdline) plus(extra cmdline) cmdline {
 	return c
 }
 
-// without lacks values of a key; the empty value stands for all.
+// without lacks values of a key, which keeps its place: what is added later comes
+// there. The empty value, if it is the first, stands for the key. See AppendAll of
+// siderolabs/go-procfs.
 func (c cmdline) without(key string, values []string) cmdline {
 	var left cmdline
 	for _, a := range c {
-		if a.key == key {
-			a.values = slices.DeleteFunc(slices.Clone(a.values), func(v string) bool {
-				return slices.Contains(values, v) || slices.Contains(values, "")
-			})
+		switch {
+		case a.key != key:
+		case values[0] == "":
+			continue
+		default:
+			a.values = slices.DeleteFunc(slices.Clone(a.values), func(v string) bool { return slices.Contains(values, v) })
 		}
-		if len(a.values) > 0 {
-			left = append(left, a)
-		}
+		left = append(left, a)
 	}
 	return left
 }

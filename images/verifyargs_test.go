@@ -49,6 +49,20 @@ func argsCases() map[string]argsCase {
 		"one value taken away": {
 			line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " x " + lockArgs, extra: "-console=tty1 x",
 		},
+		// What follows is what procfs.Cmdline.AppendAll of siderolabs/go-procfs v0.1.2 makes of
+		// these, with the options that imager gives it (buildCmdline in pkg/imager).
+		"one value for another": {
+			line: strings.Replace(installerArgs, "consoleblank=0", "consoleblank=60", 1) + " " + lockArgs, extra: "-consoleblank=0 consoleblank=60",
+		},
+		"one value for another, in any order": {
+			line: strings.Replace(installerArgs, "pti=on", "pti=auto", 1) + " x " + lockArgs, extra: "pti=auto x -pti=on",
+		},
+		"a key for another": {
+			line: strings.Replace(installerArgs, " consoleblank=0", "", 1) + " consoleblank=60 " + lockArgs, extra: "-consoleblank consoleblank=60",
+		},
+		"a value that is not there taken away": {line: installerArgs + " " + lockArgs, extra: "-pti=off"},
+		"a lone hyphen":                        {line: installerArgs + " - " + lockArgs, extra: "-"},
+		"a value, and none":                    {line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " " + lockArgs, extra: "-console=tty1 -console"},
 		"META of an ISO": {
 			line: isoArgs + " " + metaArgs("0xa=x: y;0xc=z") + " " + lockArgs, want: wantedArgs{iso: true},
 			meta: []schematics.MetaValue{{Key: 10, Value: "x: y"}, {Key: 12, Value: "z"}},
@@ -77,6 +91,9 @@ func argsCases() map[string]argsCase {
 			bad:  []string{"talos.config=https://h.example/… is neither Talos' nor the schematic's"},
 		},
 		"not taken away": {line: installerArgs + " " + lockArgs, extra: "-consoleblank", bad: []string{"consoleblank is there, which the schematic takes away"}},
+		"not replaced": {
+			line: installerArgs + " consoleblank=60 " + lockArgs, extra: "-consoleblank=0 consoleblank=60", bad: []string{"consoleblank"},
+		},
 		"another platform": {
 			line: strings.Replace(installerArgs, "=nocloud", "=metal", 1) + " " + lockArgs, bad: []string{"talos.platform=metal is neither"},
 		},

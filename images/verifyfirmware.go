@@ -64,7 +64,9 @@ func split(files bootimage.Tree) (kept, moved bootimage.Tree, microcode map[stri
 			if f.Mode.Type() != 0 {
 				return nil, nil, nil, fmt.Errorf("%s is CPU microcode, but a %s", name, kindOf(f))
 			}
-			microcode[blob] = append(microcode[blob], name)
+			if !f.HardLink { // imager finds it empty
+				microcode[blob] = append(microcode[blob], name)
+			}
 			continue
 		}
 		if f.Mode.Type() == fs.ModeSymlink { // imager copies what a link points to
@@ -102,9 +104,7 @@ func looseFiles(order []*lockedExtension) (bootimage.Tree, error) {
 	loose := bootimage.Tree{}
 	blobs := map[string][]string{} // files that hold the parts of each
 	for _, x := range order {
-		for name, f := range x.moved {
-			loose[name] = f
-		}
+		maps.Copy(loose, x.moved)
 		for blob, parts := range x.microcode {
 			blobs[blob] = append(blobs[blob], parts...)
 		}
@@ -172,6 +172,16 @@ func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, mic
 // eachFile calls do for every regular file of a tar, by its path without a leading
 // slash, and reads the stream to its end, so that it is checked as a whole.
 func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
+	return eachEntry(stream, func(kind byte, name string, r io.Reader) error {
+		if kind != tar.TypeReg {
+			return nil
+		}
+		return do(name, r)
+	})
+}
+
+// eachEntry is eachFile for directories, links and whatever else there is, too.
+func eachEntry(stream io.Reader, do func(kind byte, name string, r io.Reader) error) error {
 	t := tar.NewReader(stream)
 	for {
 		h, err := t.Next()
@@ -182,10 +192,7 @@ func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
 		if err != nil {
 			return err
 		}
-		if h.Typeflag != tar.TypeReg {
-			continue
-		}
-		if err := do(strings.TrimPrefix(path.Clean(h.Name), "/"), t); err != nil {
+		if err := do(h.Typeflag, strings.TrimPrefix(path.Clean(h.Name), "/"), t); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"archive/tar"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -38,8 +39,14 @@ type installerFiles struct {
 func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, error) {
 	held := installerFiles{overlay: bootimage.Tree{}}
 	own := installRoot + arch + "/"
-	err := eachFile(files, func(name string, r io.Reader) (err error) {
+	err := eachEntry(files, func(kind byte, name string, r io.Reader) (err error) {
 		switch {
+		case kind == tar.TypeDir:
+		case kind != tar.TypeReg:
+			// Whoever unpacks the image would follow it instead of what is compared here.
+			if inside := name + "/"; strings.HasPrefix(inside, installRoot) || strings.HasPrefix(inside, overlayRoot) || strings.HasPrefix(installRoot, inside) {
+				held.odd = append(held.odd, "/"+name)
+			}
 		case name == own+ukiFile && held.uki == "":
 			held.uki = filepath.Join(dir, ukiFile)
 			return writeFile(held.uki, r)

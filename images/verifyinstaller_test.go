@@ -1,9 +1,12 @@
 package images
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"strings"
 	"testing"
 
@@ -56,9 +59,7 @@ func TestOverlay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			files := map[string][]byte{}
-			for path, data := range whole {
-				files[path] = data
-			}
+			maps.Copy(files, whole)
 			tc.spoil(files)
 			held, err := unpackInstaller("amd64", tarOf(files), t.TempDir())
 			if err != nil {
@@ -75,6 +76,44 @@ func TestOverlay(t *testing.T) {
 			}
 			if tc.want != "" {
 				t.Attr("corruptions-caught", "1")
+			}
+		})
+	}
+}
+
+// TestInstallerLinks: whoever unpacks an installer follows its links, so that what
+// is compared would not be what is installed.
+func TestInstallerLinks(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		link tar.Header
+		odd  []string
+	}{
+		"of another kind of file":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/sh", Linkname: "busybox"}, nil},
+		"a directory":                {tar.Header{Typeflag: tar.TypeDir, Name: "usr/install/"}, nil},
+		"in place of the directory":  {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/install", Linkname: "/opt"}, []string{"/usr/install"}},
+		"in place of the one above":  {tar.Header{Typeflag: tar.TypeSymlink, Name: "./usr", Linkname: "/opt"}, []string{"/usr"}},
+		"in place of the UKI":        {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/install/amd64/vmlinuz.efi", Linkname: "/x"}, []string{"/usr/install/amd64/vmlinuz.efi"}},
+		"in place of the overlay":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "overlay", Linkname: "/opt"}, []string{"/overlay"}},
+		"in the overlay":             {tar.Header{Typeflag: tar.TypeLink, Name: "overlay/artifacts/x", Linkname: "bin/sh"}, []string{"/overlay/artifacts/x"}},
+		"a directory of like a name": {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/installed", Linkname: "/opt"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var b bytes.Buffer
+			w := tar.NewWriter(&b)
+			uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
+			err := w.WriteHeader(&uki)
+			_, errWrite := w.Write([]byte("uki"))
+			if err := errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()); err != nil {
+				t.Fatal(err)
+			}
+			held, err := unpackInstaller("amd64", &b, t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.odd, held.odd); diff != "" {
+				t.Errorf("odd files (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -75,11 +75,10 @@ func (b Builder) signer(ctx context.Context, name, installer string, note func(t
 	for _, hint := range append([]string{err.Error()}, fault.Hints(err)...) {
 		note("warning: " + strings.ReplaceAll(hint, "\n", "; "))
 	}
-	return fingerprint, nil
+	return "", nil
 }
 
-// signature is kind Refused where there is no good one. A fingerprint beside an
-// error is that of a key that has signed, but is not the one of the lock.
+// signature is kind Refused where there is no good one.
 func (b Builder) signature(ctx context.Context, name, installer string) (string, error) {
 	_, digest, _ := strings.Cut(installer, "@")
 	key, err := b.signingKey(ctx)
@@ -87,6 +86,10 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 		return "", err
 	}
 	signatures, err := b.Puller.Signatures(ctx, installer)
+	if errors.Is(err, ErrDenied) {
+		return "", fault.WithHint(fault.As(fault.Refused, fmt.Errorf("look for the installer's signature: %w", err)),
+			"some registries answer so where there is no signature: see whether the factory signs what it builds")
+	}
 	if err != nil {
 		return "", fmt.Errorf("look for the installer's signature: %w", err)
 	}
@@ -94,7 +97,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 		return "", err
 	}
 	if known := b.signers(name); len(known) > 0 && !slices.Contains(known, key.fingerprint) {
-		return key.fingerprint, fault.WithHint(
+		return "", fault.WithHint(
 			fault.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
 			"the factory has another key now: ask who runs it. To trust the new key, put it into a file and name it in images.signingKey")
 	}
@@ -111,13 +114,7 @@ func (b Builder) signers(name string) []string {
 	if own := lock.Schematics[name].Signer; own != "" {
 		return []string{own}
 	}
-	var known []string
-	for _, other := range lock.Names() {
-		if s := lock.Schematics[other].Signer; s != "" && !slices.Contains(known, s) {
-			known = append(known, s)
-		}
-	}
-	return known
+	return lock.KnownSigners()
 }
 
 // signingKey is a public key that signs installers.

@@ -170,6 +170,7 @@ func TestSignaturePolicy(t *testing.T) {
 		own       []byte // the user's choice
 		signers   []signing
 		locked    string // fingerprint
+		before    string // that of the lock before
 		wantErr   string
 		wantNote  string
 		want      string // fingerprint in the lock
@@ -182,7 +183,9 @@ func TestSignaturePolicy(t *testing.T) {
 		"no key":                  {mode: SignatureRequire, wantErr: "the factory publishes no key"},
 		"no key, a warning":       {mode: SignatureWarn, wantNote: "the factory publishes no key"},
 		"another key":             {mode: SignatureRequire, published: other.pem, signers: []signing{other}, locked: key.print, wantErr: "but the lock knows " + key.print},
-		"another key, a warning":  {mode: SignatureWarn, published: other.pem, signers: []signing{other}, locked: key.print, wantNote: "but the lock knows " + key.print, want: other.print},
+		"another key, a warning":  {mode: SignatureWarn, published: other.pem, signers: []signing{other}, locked: key.print, wantNote: "but the lock knows " + key.print},
+		"as before":               {mode: SignatureRequire, published: key.pem, signers: []signing{key}, before: key.print, want: key.print},
+		"another than before":     {mode: SignatureRequire, published: other.pem, signers: []signing{other}, before: key.print, wantErr: "but the lock knows " + key.print},
 		"the user's key":          {mode: SignatureRequire, published: other.pem, own: key.pem, signers: []signing{key}, want: key.print},
 		"the user's other key":    {mode: SignatureRequire, own: key.pem, signers: []signing{key}, locked: other.print, want: key.print},
 		"not by the user's key":   {mode: SignatureRequire, published: other.pem, own: key.pem, signers: []signing{other}, wantErr: "but not by the key " + key.print},
@@ -192,6 +195,9 @@ func TestSignaturePolicy(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			lock := lockOf(t)
+			if tc.before != "" {
+				lock.Signers = []string{tc.before}
+			}
 			for _, s := range lock.Names() {
 				e := lock.Schematics[s]
 				e.Signer = tc.locked
@@ -260,5 +266,33 @@ func TestRequireLater(t *testing.T) {
 	}
 	if err := build(SignatureRequire); err != nil || b.saves != 0 {
 		t.Errorf("again: %v, %d saves", err, b.saves)
+	}
+}
+
+// TestSignerStays: what was verified of the same bytes is not forgotten because they
+// are somewhere else and nobody looks.
+func TestSignerStays(t *testing.T) {
+	t.Parallel()
+	key := newKey(t)
+	b := newBench(t)
+	b.factory.key = key.pem
+	b.factory.sign = func(digest string) []Signature { return []Signature{key.sign(t, digest)} }
+	builder := b.builder()
+	builder.Signature.Mode = SignatureRequire
+	if err := b.run(t, builder.Step()); err != nil {
+		t.Fatal(err)
+	}
+	lock := b.saved.Clone()
+	e := lock.Schematics["default"]
+	factory := e.Installer
+	_, bytes, _ := strings.Cut(factory, "@")
+	e.Installer = "former.example/mirror@" + bytes
+	lock.Schematics["default"] = e
+	b.again(lock)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.saved.Schematics["default"]; e.Signer != key.print || e.Installer != factory {
+		t.Errorf("signer = %q of %s", e.Signer, e.Installer)
 	}
 }

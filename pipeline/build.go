@@ -53,8 +53,18 @@ type workshop struct {
 }
 
 func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) workshop {
-	save := func(l schematics.Lock) error { return schematics.WriteLock(p.LockFile(), l) }
-	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, save), cache: images.NewCache(p.isoCache())}
+	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, p.saver(lock)), cache: images.NewCache(p.isoCache())}
+}
+
+// saver writes the lock that was read with what is recorded in it, one record after the other.
+func (p Project) saver(was schematics.Lock) func(schematics.Lock) error {
+	return func(l schematics.Lock) error {
+		if err := schematics.ReplaceLock(p.LockFile(), was, l); err != nil {
+			return err
+		}
+		was = l
+		return nil
+	}
 }
 
 func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -32,7 +34,8 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 		}
 		t := cluster.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
-			return DriftResult{}, err
+			res.Nodes[i] = res.Nodes[i].WithFiles(cluster.FileCheck{}, err)
+			continue // what its labels say is an answer all the same
 		}
 		targets, nodes = append(targets, t), append(nodes, i)
 	}
@@ -48,32 +51,52 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 type lockedFiles struct {
 	puller images.Puller
 	say    func(string)
-	read   map[string]map[string]cluster.LockedFile // by reference and architecture
+	read   map[string]lockedRead // by reference and architecture
+}
+
+// lockedRead is what reading an image came to.
+type lockedRead struct {
+	files map[string]cluster.LockedFile
+	err   error
 }
 
 func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
-	return lockedFiles{puller: r, say: say, read: map[string]map[string]cluster.LockedFile{}}
+	return lockedFiles{puller: r, say: say, read: map[string]lockedRead{}}
 }
 
-// want has a node's files compared with those of a build.
+// want has a node's files compared with those of a build. Its error is part of an
+// answer, so it holds its hints.
 func (l lockedFiles) want(ctx context.Context, t *cluster.FileTarget, arch string, b cluster.Build) error {
 	t.EmbedsConfig = b.EmbedsConfig
 	for _, e := range b.Extensions {
 		files, err := l.files(ctx, arch, e)
 		if err != nil {
-			return fmt.Errorf("read the locked image of extension %s: %w", e.Name, err)
+			return fmt.Errorf("read the locked image of extension %s: %w%s", e.Name, err, inBrackets(fault.Hints(err)))
 		}
 		t.Content = append(t.Content, cluster.LockedContent{Extension: e, Files: files})
 	}
 	return nil
 }
 
-func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (_ map[string]cluster.LockedFile, err error) {
-	ref := e.Ref + "@" + e.Digest
-	if files, done := l.read[ref+" "+arch]; done {
-		return files, nil
+func inBrackets(hints []string) string {
+	if len(hints) == 0 {
+		return ""
 	}
-	l.say("reading the locked image of extension " + e.Name + " " + e.Version)
+	return " (" + strings.Join(hints, "; ") + ")"
+}
+
+func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]cluster.LockedFile, error) {
+	ref := e.Ref + "@" + e.Digest
+	read, done := l.read[ref+" "+arch]
+	if !done {
+		l.say("reading the locked image of extension " + e.Name + " " + e.Version)
+		read.files, read.err = l.extract(ctx, ref, arch)
+		l.read[ref+" "+arch] = read
+	}
+	return read.files, read.err
+}
+
+func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]cluster.LockedFile, err error) {
 	body, err := l.puller.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, err
@@ -91,7 +114,6 @@ func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExt
 	for name, f := range extension.Files {
 		files[name] = cluster.LockedFile(f)
 	}
-	l.read[ref+" "+arch] = files
 	return files, nil
 }
 

@@ -63,7 +63,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 			return res, err
 		}
 	}
-	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
+	if err := schematics.ReplaceLock(p.LockFile(), old, lock); err != nil {
 		return res, err
 	}
 	res.Written = true

@@ -196,6 +196,46 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	}
 }
 
+// TestBuildLeavesANewerLockAlone: an update while images are built is not undone
+// by what is recorded of the lock before it.
+func TestBuildLeavesANewerLockAlone(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	first, err := Lock(t.Context(), p, world.images(), LockOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	save := p.saver(first.Lock)
+	record := func(l schematics.Lock, installer string) schematics.Lock {
+		l = l.Clone()
+		e := l.Schematics["default"]
+		e.Installer = "ghcr.io/acme/talos@" + installer
+		l.Schematics["default"] = e
+		return l
+	}
+	for _, digest := range []string{hex64("1"), hex64("2")} { // one record after the other
+		if err := save(record(first.Lock, digest)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	world.agent = hex64("b")
+	updated, err := Lock(t.Context(), p, world.images(), LockOptions{Update: true})
+	if err != nil || !updated.Written {
+		t.Fatalf("written %t, %v", updated.Written, err)
+	}
+	if err := save(record(first.Lock, hex64("3"))); fault.KindOf(err) != fault.Refused {
+		t.Errorf("error = %v", err)
+	}
+	got, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(updated.Lock.Key(), got.Key()); diff != "" {
+		t.Errorf("the update is undone (-want +got):\n%s", diff)
+	}
+}
+
 // TestLockPlacesErrors: what is wrong with a reference is said with its place in recast.yaml.
 func TestLockPlacesErrors(t *testing.T) {
 	t.Parallel()

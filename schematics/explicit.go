@@ -69,7 +69,7 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 		return bad("%w", problem)
 	}
 	// Factory and imager add entries of these names to an image themselves.
-	if image.Name == "schematic" || image.Name == "modules.dep" {
+	if image.Name == "schematic" || image.Name == "modules.dep" || image.Name == "embedded-config" {
 		return bad("%s calls itself %q, which is an entry of Talos' own", x, image.Name)
 	}
 	if i := slices.IndexFunc(others, func(o Extension) bool { return o.Name == image.Name }); i >= 0 {

@@ -16,8 +16,11 @@ type Lock struct {
 	SecureBoot bool   `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
 	// SecureBootKey is the SHA-256, in hex, of the DER certificate by which the
 	// factory signs images for Secure Boot; "" without it.
-	SecureBootKey string            `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`
-	Schematics    map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
+	SecureBootKey string `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`
+	// Signers are the keys, as in Locked, that had signed the installers of the lock before
+	// this one: what is built anew is not to be signed by another all of a sudden.
+	Signers    []string          `yaml:"signers,omitempty" json:"signers,omitempty"`
+	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
 	// Checksum covers everything above it, so that a file which was cut off or
 	// edited by hand is noticed. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
@@ -83,7 +86,7 @@ func (l Lock) Names() []string { return slices.Sorted(maps.Keys(l.Schematics)) }
 
 // Clone is a copy that shares nothing that can change.
 func (l Lock) Clone() Lock {
-	l.Schematics = maps.Clone(l.Schematics)
+	l.Schematics, l.Signers = maps.Clone(l.Schematics), slices.Clone(l.Signers)
 	for name, e := range l.Schematics {
 		e.Extensions = slices.Clone(e.Extensions)
 		if e.Overlay != nil {
@@ -133,6 +136,30 @@ func (l *Lock) keepBuilt(old Lock) {
 			l.Schematics[name] = e
 		}
 	}
+}
+
+// keepSigners carries over whose signatures were verified. Locking the same builds changes nothing.
+func (l *Lock) keepSigners(old Lock) {
+	l.Signers = old.Signers
+	if l.Key() != old.Key() {
+		l.Signers = old.KnownSigners()
+	}
+}
+
+// KnownSigners are the keys, sorted, that have signed installers of the lock, or, where none
+// was verified yet, of the lock before.
+func (l Lock) KnownSigners() []string {
+	var known []string
+	for _, e := range l.Schematics {
+		if e.Signer != "" {
+			known = append(known, e.Signer)
+		}
+	}
+	if len(known) == 0 {
+		return slices.Clone(l.Signers)
+	}
+	slices.Sort(known)
+	return slices.Compact(known)
 }
 
 // checksum hashes JSON, whose form does not depend on a library's taste as YAML's does.

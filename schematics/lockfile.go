@@ -16,7 +16,8 @@ import (
 
 const lockHeader = "# Written by recast: commit it, do not edit it.\n"
 
-const relock = "run `recast lock` to write it anew"
+const restore = "put the committed one back: git checkout recast.lock. Without one, remove it and run `recast lock`, " +
+	"which takes the digests that the registries have now"
 
 // ReadLock reads recast.lock and refuses one that was cut off, edited by hand
 // or does not add up; errors are of kind Config. errors.Is(err, fs.ErrNotExist)
@@ -30,7 +31,7 @@ func ReadLock(path string) (Lock, error) {
 		return Lock{}, fault.Configf("read the lock: %w", err)
 	}
 	l, err := parseLock(path, data)
-	return l, fault.WithHint(err, relock)
+	return l, fault.WithHint(err, restore)
 }
 
 // WriteLock writes recast.lock so that after a crash either the old or the new one is there.
@@ -39,6 +40,25 @@ func WriteLock(path string, l Lock) error {
 		return fmt.Errorf("write the lock: %w", err)
 	}
 	return nil
+}
+
+// ReplaceLock writes recast.lock if it still is the one that was read; a zero was
+// means that there was none. A build takes minutes, in which another recast, or git,
+// may have written another lock, and what was learnt for the old one is not to undo that.
+func ReplaceLock(path string, was, l Lock) error {
+	now, err := ReadLock(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && was.Version == 0:
+		return WriteLock(path, l)
+	case err != nil:
+		return err
+	case now.checksum() == l.checksum():
+		return nil // somebody else came to the same
+	case now.checksum() != was.checksum():
+		return fault.WithHint(fault.Refusedf("%s was changed by somebody else meanwhile: it is left as it is", path),
+			"another recast was at work here, or git. Run the same again: what is built is not built twice")
+	}
+	return WriteLock(path, l)
 }
 
 func writeLock(path string, l Lock, mode fs.FileMode) error {
@@ -92,6 +112,9 @@ func (l Lock) check(at place) error {
 	}
 	if l.SecureBoot != isHex(l.SecureBootKey) || !l.SecureBoot && l.SecureBootKey != "" {
 		bad([]any{"secureBootKey"}, "secureBootKey: it is to be a SHA-256 in hex with secureBoot, and not to be there without")
+	}
+	if slices.ContainsFunc(l.Signers, func(s string) bool { return !isHex(s) }) {
+		bad([]any{"signers"}, "signers: each is to be a SHA-256 in hex")
 	}
 	if len(l.Schematics) == 0 {
 		bad([]any{"schematics"}, "schematics: none")

@@ -102,6 +102,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"key, no Secure Boot": {"arch: amd64", "arch: amd64\nsecureBootKey: " + sum("key"), "recast.lock:5:16: secureBootKey: it is to be a SHA-256 in hex with secureBoot"},
 		"Secure Boot, no key": {"arch: amd64", "arch: amd64\nsecureBoot: true", "secureBootKey: it is to be a SHA-256 in hex with secureBoot"},
 		"signer, no key":      {"    iso:\n", "    signer: me\n    iso:\n", `schematics.default.signer: "me" is not the SHA-256 of a key that signed the installer`},
+		"former signer":       {"schematics:\n", "signers: [me]\nschematics:\n", "recast.lock:6:10: signers: each is to be a SHA-256 in hex"},
 		"half an overlay":     {"    installer:", "    overlay: {name: rpi, ref: ghcr.io/x/y, digest: latest}\n    installer:", `schematics.default.overlay: "rpi" (ghcr.io/x/y@latest) is not a whole overlay`},
 		"now explicit":        {"digest: " + digestOf("qemu-guest-agent"), "digest: " + digestOf("qemu-guest-agent") + "\n      explicit: true", "schematics.default.lockHash: it is "},
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
@@ -146,6 +147,53 @@ func TestWriteLockKeepsOldOnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gone", "recast.lock")
 	if err := WriteLock(path, builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error = %v", err)
+	}
+}
+
+// TestReplaceLock: what is learnt for one lock does not undo another that was written meanwhile.
+func TestReplaceLock(t *testing.T) {
+	t.Parallel()
+	read := builtLock(t)
+	learnt, other := read.Clone(), read.Clone()
+	for lock, sizeBytes := range map[*Lock]int64{&learnt: 1, &other: 2} {
+		e := lock.Schematics["default"]
+		e.ISO.SizeBytes = sizeBytes
+		lock.Schematics["default"] = e
+		lock.Checksum = lock.checksum()
+	}
+	for name, tc := range map[string]struct {
+		there *Lock // nil: none
+		was   Lock
+		want  Lock
+		err   string
+	}{
+		"as it was read":         {&read, read, learnt, ""},
+		"the same was learnt":    {&learnt, read, learnt, ""},
+		"another lock":           {&other, read, other, "was changed by somebody else meanwhile"},
+		"gone":                   {nil, read, Lock{}, "no lock"},
+		"the first":              {nil, Lock{}, learnt, ""},
+		"the first, but not now": {&other, Lock{}, other, "was changed by somebody else meanwhile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "recast.lock")
+			if tc.there != nil {
+				if err := WriteLock(path, *tc.there); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := ReplaceLock(path, tc.was, learnt)
+			if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("error = %v, want %q", err, tc.err)
+			}
+			got, err := ReadLock(path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("lock (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

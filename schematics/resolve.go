@@ -92,6 +92,7 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	if req.Old != nil {
 		r.lock.keepBuilt(*req.Old)
+		r.lock.keepSigners(*req.Old)
 	}
 	r.lock.Checksum = r.lock.checksum()
 	r.compareWithFactory(index(official))

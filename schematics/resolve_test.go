@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -290,5 +291,42 @@ func TestResolveAgainstOld(t *testing.T) {
 	req.Update, req.Talos = false, "v1.13.10"
 	if got := resolve(t, req, patched).Schematics["a"]; got.Extensions[0].Digest != digestOf("patched") {
 		t.Errorf("another Talos version keeps digest %s", got.Extensions[0].Digest)
+	}
+}
+
+// TestResolveKeepsSigners: whose signatures were verified outlives the builds, or a
+// factory with another key would be believed after each update.
+func TestResolveKeepsSigners(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{"a": agent, "plain": "customization: {}\n"}
+	signed := func(l Lock, key string) Lock {
+		l = l.Clone()
+		e := l.Schematics["a"]
+		e.Installer, e.Signer = "factory.example/installer/a@"+digestOf("a"), sum(key)
+		l.Schematics["a"] = e
+		return l
+	}
+	next := func(old Lock, talos string) Lock {
+		req := request(files)
+		req.Old, req.Talos = &old, talos
+		return resolve(t, req, catalog())
+	}
+	old := signed(resolve(t, request(files), catalog()), "key")
+	if again := next(old, "v1.13.9"); again.Signers != nil || again.Schematics["a"].Signer != sum("key") {
+		t.Errorf("the same builds: %+v", again)
+	}
+	updated := next(old, "v1.13.10")
+	again := next(updated, "v1.13.10")
+	later := next(again, "v1.13.11") // nothing was built meanwhile
+	for name, l := range map[string]Lock{"other builds": updated, "the same builds": again, "other builds again": later} {
+		if diff := cmp.Diff([]string{sum("key")}, l.KnownSigners()); diff != "" || l.Schematics["a"].Signer != "" {
+			t.Errorf("%s: signers (-want +got):\n%s", name, diff)
+		}
+	}
+	if updated.Checksum != again.Checksum {
+		t.Error("locking the same again makes another lock")
+	}
+	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
+		t.Errorf("with a key that was accepted since: %q", got)
 	}
 }

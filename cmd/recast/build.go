@@ -14,7 +14,7 @@ import (
 func newBuildCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "build", Short: "Have installer and boot ISO of the lock built",
+		Use: "build", Short: "Have installer and boot ISO of the lock built, and verify what they hold",
 		Long: `Register every locked schematic with the Image Factory, have its installer
 built, and fetch its boot ISO into .recast/cache. Refuses while the factory
 would build other extensions than the locked ones. Building takes minutes the
@@ -51,7 +51,7 @@ second.`,
 func newPublishCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "publish", Short: "Put the boot ISOs on Proxmox storage",
+		Use: "publish", Short: "Put installers into the mirror and boot ISOs on Proxmox storage",
 		Long: `Put the boot ISO of every locked schematic on the storages of
 images.iso.storage, as far as hosts have VMs that need it: on a shared storage
 once, on a local one on each host. Builds first what is not built yet.
@@ -61,8 +61,9 @@ the token may have it do so (Sys.AccessNetwork on /nodes/<node>) and the node
 reaches the Image Factory; elsewhere it is uploaded, and each step says why.
 Proxmox checks the SHA-256 either way. An ISO that is there is left alone: its
 name and size have to be right, and where the token may have nodes download,
-Proxmox compares its SHA-256, too. A file of that name with other content is
-replaced, but never while a VM or a snapshot refers to it.
+Proxmox compares its SHA-256, too, which takes it a few seconds each time. A file
+of that name with other content is replaced, but never while a VM or a snapshot
+refers to it.
 
 Where images.mirror names a repository, every installer is copied there before,
 by digest and with its signatures, under the tag <Talos version>-<build ID>;

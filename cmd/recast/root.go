@@ -12,13 +12,16 @@ import (
 
 const longHelp = `recast rebuilds the images of a Talos Linux cluster and rolls them through
 Proxmox VE: it locks a schematic to extension digests, has installer and boot
-ISO built, uploads the ISO, and recreates each stale VM from it while the
-persistent disks of the VM are carried over.
+ISO built, compares what they hold with the lock, puts them where nodes and VMs
+get them, and recreates each stale VM from the ISO while the persistent disks of
+the VM are carried over.
 
   recast doctor      what stands between here and a roll: privileges, space, versions
   recast lock        resolve schematics to digests
+  recast build       have the images built, and verify what they hold
+  recast publish     build, then installers to the mirror, boot ISOs to Proxmox
   recast plan        show what a roll would do, and why
-  recast roll        do it, or finish what was interrupted
+  recast roll        publish and do it, or finish what was interrupted
   recast drift       does every node run exactly the lock?
   recast provenance  what a node's image goes back to, link by link
   recast status      what is half done, which disk is where, what to type

@@ -42,6 +42,7 @@ func TestStory(t *testing.T) {
 	s.isLiedTo(digests)
 	s.restartsTheFactory()
 	s.buildsHere()
+	s.rolls()
 	s.t.Attr("images-verified", strconv.Itoa(s.verified))
 	s.t.Attr("images-refused", strconv.Itoa(s.refused))
 }
@@ -263,4 +264,17 @@ func (s *stage) imager() string {
 		s.t.Fatal(err)
 	}
 	return script
+}
+
+// rolls brings the simulated machines to what the real factory and imager have made.
+func (s *stage) rolls() {
+	s.tell("Roll: the simulated machines boot these very ISOs and installers")
+	s.typed(2, "drift")
+	s.typed(0, "roll", "--yes")
+	s.typed(0, "drift")
+	s.typed(0, "drift", "--deep")
+	for _, node := range []string{"cp1", "wk1", "wk2"} {
+		s.typed(0, "provenance", node)
+	}
+	s.typed(0, "lab", "check", "--dir", ".")
 }

@@ -91,7 +91,7 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 	if !ok {
 		return errors.New("neither the manifest nor below rootfs/")
 	}
-	if err := b.take(h.Size); err != nil {
+	if err := errors.Join(b.take(h.Size), b.keep(inner, h.Linkname)); err != nil {
 		return err
 	}
 	inner = "/" + inner
@@ -113,6 +113,7 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 		if !ok {
 			return fmt.Errorf("a hard link to %s, which does not come before it", target)
 		}
+		f.HardLink = f.Mode.IsRegular()
 		return files.add(inner, f)
 	}
 	return errors.New("neither a file, a directory nor a link")

@@ -56,10 +56,12 @@ func TestReadExtension(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	hard := file(0o755|fs.ModeSetuid, "tool")
+	hard.HardLink = true
 	want := bootimage.Extension{
 		Name: "tools", Version: "v1.0.0", Author: "Somebody", Description: "Some tools.", ExtraInfo: "more",
 		Files: bootimage.Tree{
-			"/usr/tool": file(0o755|fs.ModeSetuid, "tool"), "/usr/hard": file(0o755|fs.ModeSetuid, "tool"), "/usr/soft": link("../tool"),
+			"/usr/tool": file(0o755|fs.ModeSetuid, "tool"), "/usr/hard": hard, "/usr/soft": link("../tool"),
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -33,6 +33,7 @@ const (
 	fatEnd          = 0x0ffffff8
 	fatPageBytes    = 4096
 	maxFATDirectory = 2 << 20 // as the specification has it
+	maxFATPieces    = 1 << 16 // of one file; mcopy writes it in one
 )
 
 // openFAT takes a file system for FAT32 by its BIOS parameter block. A small one would be a
@@ -93,8 +94,8 @@ func (f *fat32) chain(cluster uint32, limit int64) (extents, error) {
 		if cluster < 2 || cluster > f.clusters {
 			return nil, fmt.Errorf("no cluster %d", cluster)
 		}
-		if found.size() >= limit {
-			return nil, errors.New("a chain of clusters is too long")
+		if found.size() >= limit || len(found) > maxFATPieces {
+			return nil, errors.New("a chain of clusters is too long, or in too many pieces")
 		}
 		found = found.add(f.dataAt+int64(cluster-2)*f.clusterBytes, f.clusterBytes)
 		var err error

@@ -3,6 +3,7 @@ package bootimage
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -40,6 +41,14 @@ func (v *volume) grub() (*GRUB, error) {
 	return g, nil
 }
 
+// grubSyntax is what lets a line be more than one command with plain words.
+const grubSyntax = "\\{}&$|;<>\"'`"
+
+// plainCommand are the commands of Talos' grub.cfg whose words have no meaning to GRUB.
+var plainCommand = map[string]bool{"set": true, "insmod": true, "terminal_input": true, "terminal_output": true}
+
+var menuEntry = regexp.MustCompile(`^\s*menuentry "[^"\\$` + "`" + `]*" \{\s*$`)
+
 // defaultCmdline reads the command line of the first menu entry, which Talos' grub.cfg makes
 // the default. The file is a program to GRUB; only the commands of Talos' own are known
 // (pkg/imager/iso/grub.cfg), and anything else is refused.
@@ -51,6 +60,9 @@ func defaultCmdline(config string) (string, error) {
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
+		if plainCommand[words[0]] && strings.ContainsAny(line, grubSyntax) || words[0] == "}" && len(words) > 1 {
+			return "", fmt.Errorf("more than one command on a line: %.200q", line)
+		}
 		switch words[0] {
 		case "set":
 			if v, ok := strings.CutPrefix(strings.Join(words[1:], " "), "default="); ok {
@@ -58,6 +70,9 @@ func defaultCmdline(config string) (string, error) {
 			}
 		case "insmod", "terminal_input", "terminal_output", "}":
 		case "menuentry":
+			if !menuEntry.MatchString(line) {
+				return "", fmt.Errorf("a menu entry with more than its title on the line: %.200q", line)
+			}
 			entries++
 		case "linux":
 			if len(words) < 2 || words[1] != "/"+grubKernel {

@@ -37,7 +37,8 @@ func ReadInitrd(r io.Reader, scratch string) (Initrd, error) {
 	return ReadInitrdContents(r, scratch, nil)
 }
 
-// ReadInitrdContents is ReadInitrd that also hands over the content of each file.
+// ReadInitrdContents is ReadInitrd that also hands over the content of each added file,
+// and unpacks Talos' own part as a kernel does: damage anywhere in it is found.
 func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd, error) {
 	i := &initrdReader{
 		scratch: scratch, contents: contents, budget: newBudget(),
@@ -46,10 +47,15 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	src := &source{r: r}
 	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
 		if i.out.BaseSHA256 == "" {
-			i.out.BaseSHA256, err = rawSum(member)
+			i.out.BaseSHA256, err = rawSum(member, func(member io.Reader) error {
+				if contents == nil { // no digest of the base needs it unpacked, and it is large
+					return nil
+				}
+				return i.budget.unpack(kind, member, bootable)
+			})
 			return err
 		}
-		return unpack(kind, member, func(content *bufio.Reader) error { return eachArchive(content, i.archive) })
+		return i.budget.unpack(kind, member, func(content *bufio.Reader) error { return eachArchive(content, i.archive) })
 	})
 	if err == nil && i.out.BaseSHA256 == "" {
 		err = errors.New("no compressed archive: Talos' own part is missing")
@@ -61,6 +67,28 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 		return Initrd{}, refuse(initrdPart, src.or(err))
 	}
 	return i.out, nil
+}
+
+// bootable reads the archives of Talos' own part, of which it keeps nothing.
+func bootable(content *bufio.Reader) error {
+	starts := false
+	err := eachArchive(content, func(r *bufio.Reader) error {
+		c := newc{r: r}
+		for {
+			e, _, err := c.next()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			starts = starts || path.Clean("/"+e.name) == "/init"
+		}
+	})
+	if err == nil && !starts {
+		err = errors.New("no init for the kernel to start")
+	}
+	return err
 }
 
 type initrdReader struct {
@@ -100,12 +128,12 @@ func (i *initrdReader) entry(e cpioEntry, content io.Reader, links map[inode][]s
 		if e.sizeBytes != 0 {
 			return fmt.Errorf("%s: a directory with content", name)
 		}
-		return nil
+		return i.budget.take(0)
 	case unixSymlink:
-		if err := i.budget.take(0); err != nil {
-			return err
-		}
 		target, err := readAll(content, maxPathBytes)
+		if err == nil {
+			err = errors.Join(i.budget.take(0), i.budget.keep(name, string(target)))
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -114,7 +142,7 @@ func (i *initrdReader) entry(e cpioEntry, content io.Reader, links map[inode][]s
 	default:
 		return fmt.Errorf("%s is neither a file, a directory nor a symbolic link", name)
 	}
-	if err := i.budget.take(e.sizeBytes); err != nil {
+	if err := errors.Join(i.budget.take(e.sizeBytes), i.budget.keep(name)); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if e.links > 1 && e.sizeBytes == 0 {

@@ -175,6 +175,62 @@ func TestInitrdDamage(t *testing.T) {
 	}
 }
 
+// TestBaseDamage changes Talos' own part, which only who is handed the contents unpacks.
+func TestBaseDamage(t *testing.T) {
+	t.Parallel()
+	whole := func(b []byte) (bootimage.Initrd, error) {
+		return bootimage.ReadInitrdContents(bytes.NewReader(b), t.TempDir(), func(string, string, io.Reader) error { return nil })
+	}
+	for name, base := range map[string]string{"initramfs.zst": "base.zst", "initramfs.xz": "base.xz", "initramfs.gz": "base.zst"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := golden(t, name)
+			got, err := whole(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := wantInitrd()
+			want.BaseSHA256 = baseSum(t, base)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("initramfs (-want +got):\n%s", diff)
+			}
+		})
+	}
+	entries := []entry{{name: ".", mode: 0o40755}, {name: "./init", content: "init"}, {name: "rootfs.sqsh", content: strings.Repeat("one two three ", 300)}}
+	plain := cpio(entries...)
+	base := packed(t, plain)
+	if _, err := whole(base); err != nil {
+		t.Fatal(err)
+	}
+	harmless := 0 // bits that mean nothing: what is unpacked is the same
+	for i := range base {
+		bad := bytes.Clone(base)
+		bad[i] ^= 0x40
+		if _, err := whole(bad); err == nil && bytes.Equal(unpacked(t, bad), plain) {
+			harmless++
+		} else if !errors.Is(err, bootimage.ErrFormat) {
+			t.Errorf("byte %d changed: err = %v", i, err)
+		}
+	}
+	if harmless > len(base)/10 {
+		t.Errorf("%d of %d changes were harmless", harmless, len(base))
+	}
+	for name, tt := range map[string]struct {
+		base []byte
+		want string
+	}{
+		"no init":           {cpio(entries[2]), "no init"},
+		"no archive":        {nil, "no init"},
+		"cut short":         {cpio(entries...)[:300], "unexpected EOF"},
+		"something else":    {bytes.Repeat([]byte("machined"), 20), "no cpio header"},
+		"more behind it":    {join(cpio(entries...), bytes.Repeat([]byte("machined"), 20)), "no cpio header"},
+		"a file of no size": {bytes.Replace(cpio(entries...), []byte("00000004"), []byte("0000000x"), 1), "is no number"},
+	} {
+		_, err := whole(packed(t, tt.base))
+		t.Run(name, func(t *testing.T) { requireRefused(t, err, "initramfs: ", tt.want) })
+	}
+}
+
 // TestErrorsOfTheSource are not the image's fault.
 func TestErrorsOfTheSource(t *testing.T) {
 	t.Parallel()

@@ -49,6 +49,9 @@ func openISO(r *io.SectionReader) (*ISO, error) {
 	if i.GRUB, err = v.grub(); err != nil {
 		return nil, err
 	}
+	if v.bios && i.GRUB == nil {
+		return nil, errors.New("a BIOS boots what is not GRUB")
+	}
 	if i.UKI == nil && i.GRUB == nil {
 		return nil, errors.New("it boots neither a UKI nor GRUB")
 	}

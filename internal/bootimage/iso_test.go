@@ -73,6 +73,10 @@ func TestISORefused(t *testing.T) {
 		"another kernel":         {text(grub, "linux /boot/vmlinuz", "linux /boot/vmlinux"), "another kernel"},
 		"another initramfs":      {text(grub, "initrd /boot/initramfs.xz", "initrd /boot/initramfs.zs"), "another initramfs"},
 		"a variable":             {text(grub, `quote=\$x`, `quote=1$x`), "has a meaning to GRUB"},
+		"a menu in one line":     {text(grub, `"Talos ISO" {`, `"T" {boot;T {`), "more than its title"},
+		"two commands in a line": {text(grub, "set timeout=3", "set t=3;boot "), "more than one command"},
+		"a module and more":      {text(grub, "insmod all_video", "insmod a; linux2"), "more than one command"},
+		"a BIOS without GRUB":    {text(goldenISO(t, "hybrid"), "grub.cfg", "grub.cfh"), "a BIOS boots what is not GRUB"},
 		"a kernel elsewhere":     {text(grub, "vmlinuz", "vmlinux"), "another kernel"},
 	}
 	for name, tt := range tests {

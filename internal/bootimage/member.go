@@ -133,17 +133,17 @@ func (r recorder) Read(p []byte) (int, error) {
 }
 
 // unpack calls use with the uncompressed content of a member.
-func unpack(kind string, member io.Reader, use func(*bufio.Reader) error) error {
+func (b *budget) unpack(kind string, member io.Reader, use func(*bufio.Reader) error) error {
 	content, end, err := unpacker(kind, member)
 	if err != nil {
 		return err
 	}
 	defer end()
-	limited := &io.LimitedReader{R: content, N: maxUnpackedBytes}
+	limited := &io.LimitedReader{R: content, N: b.unpacked}
 	if err := use(bufio.NewReaderSize(limited, 64<<10)); err != nil {
 		return err
 	}
-	if limited.N == 0 {
+	if b.unpacked = limited.N; b.unpacked == 0 {
 		return errTooLarge
 	}
 	return nil
@@ -187,10 +187,14 @@ func eachArchive(r *bufio.Reader, read func(*bufio.Reader) error) error {
 	}
 }
 
-// rawSum is the SHA-256 of a member as it lies in the initramfs.
-func rawSum(member io.Reader) (string, error) {
+// rawSum is the SHA-256 of a member as it lies in the initramfs. What use leaves of it is hashed too.
+func rawSum(member io.Reader, use func(io.Reader) error) (string, error) {
 	sum := sha256.New()
-	if _, err := io.Copy(sum, member); err != nil {
+	tee := io.TeeReader(member, sum)
+	if err := use(tee); err != nil {
+		return "", err
+	}
+	if _, err := io.Copy(io.Discard, tee); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil

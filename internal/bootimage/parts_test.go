@@ -53,6 +53,20 @@ func packed(t testing.TB, b []byte) []byte {
 	return w.EncodeAll(b, nil)
 }
 
+func unpacked(t testing.TB, b []byte) []byte {
+	t.Helper()
+	d, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	content, err := d.DecodeAll(b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
 func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 type section struct {

@@ -122,7 +122,7 @@ func (s *squashfs) walk(tree Tree, dir string, d squashfsInode, visit func(strin
 	s.seen[d.ref] = true
 	return s.list(d, func(name string, ref uint64) error {
 		path := dir + "/" + name
-		if err := s.budget.take(0); err != nil {
+		if err := errors.Join(s.budget.take(0), s.budget.keep(path)); err != nil {
 			return err
 		}
 		i, err := s.inode(ref)
@@ -133,6 +133,9 @@ func (s *squashfs) walk(tree Tree, dir string, d squashfsInode, visit func(strin
 		case inodeDir:
 			return s.walk(tree, path, i, visit)
 		case inodeSymlink:
+			if err := s.budget.keep(i.target); err != nil {
+				return err
+			}
 			return tree.add(path, symlink(i.target))
 		}
 		if err := s.budget.take(i.size); err != nil {

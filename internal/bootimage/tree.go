@@ -17,6 +17,9 @@ type File struct {
 	SizeBytes int64       // of a regular file
 	SHA256    string      // hex, of a regular file's content
 	Link      string      // target of a symbolic link
+	// HardLink says that an image's archive has it as a hard link to an earlier file,
+	// whose content is told here. imager makes an empty file of it (Untar in pkg/archiver of Talos).
+	HardLink bool
 }
 
 // Tree is the files of a file system by absolute path on the node, without its directories.
@@ -31,6 +34,7 @@ type Contents func(image, path string, content io.Reader) error
 const (
 	maxFiles     = 100_000
 	maxFileBytes = int64(8) << 30 // of all files together
+	maxNameBytes = 32 << 20       // of all their names and links' targets together, which are kept
 	maxPathBytes = 4096           // PATH_MAX of Linux
 )
 
@@ -41,11 +45,15 @@ var (
 
 // budget is what may still be read.
 type budget struct {
-	files int
-	bytes int64
+	files    int
+	bytes    int64
+	names    int
+	unpacked int64 // of all compressed members together
 }
 
-func newBudget() *budget { return &budget{files: maxFiles, bytes: maxFileBytes} }
+func newBudget() *budget {
+	return &budget{files: maxFiles, bytes: maxFileBytes, names: maxNameBytes, unpacked: maxUnpackedBytes}
+}
 
 func (b *budget) take(sizeBytes int64) error {
 	if b.files--; b.files < 0 {
@@ -55,6 +63,17 @@ func (b *budget) take(sizeBytes int64) error {
 		return errTooLarge
 	}
 	b.bytes -= sizeBytes
+	return nil
+}
+
+// keep is for texts that are kept in memory.
+func (b *budget) keep(texts ...string) error {
+	for _, text := range texts {
+		b.names -= len(text)
+	}
+	if b.names < 0 {
+		return fmt.Errorf("%w: names and links of more than %d bytes", errTooLarge, maxNameBytes)
+	}
 	return nil
 }
 

@@ -1,9 +1,13 @@
 package registry
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"path"
+	"strings"
 	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -134,7 +138,44 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 			return other("layer %d is %s, not %s", i, got, w)
 		}
 	}
+	for i, layer := range layers[len(want):] {
+		odd, err := besideImager(layer)
+		if err != nil {
+			return fmt.Errorf("layer %d: %w", len(want)+i, err)
+		}
+		if odd != "" {
+			return other("layer %d changes %s", len(want)+i, odd)
+		}
+	}
 	return nil
+}
+
+// besideImager is something in a layer that the imager does not put upon a base: it
+// would hide the base's own programs. The imager's are regular files (pkg/imager/filemap).
+func besideImager(layer v1.Layer) (odd string, err error) {
+	content, err := layer.Uncompressed()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, content.Close()) }()
+	for archive := tar.NewReader(content); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", err
+		}
+		name := path.Clean("/" + h.Name)
+		within := strings.HasPrefix(name, "/usr/install/") || strings.HasPrefix(name, "/overlay/")
+		switch {
+		case h.Typeflag == tar.TypeDir: // leaves one that is there as it is
+		case h.Typeflag != tar.TypeReg || !within || strings.HasPrefix(path.Base(name), ".wh."):
+			odd = name
+		}
+	}
+	_, err = io.Copy(io.Discard, content) // its digest is checked at its end
+	return odd, err
 }
 
 func unpacked(layer v1.Layer) (sum v1.Hash, err error) {

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net/http"
@@ -20,7 +21,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"github.com/recast-sh/recast/images"
@@ -65,12 +65,23 @@ func forArch(t *testing.T, img v1.Image, arch string) v1.Image {
 // save writes the base with one more layer as a tarball.
 func (f *foundry) save(t *testing.T, upon v1.Image) string {
 	t.Helper()
-	img := must(mutate.AppendLayers(upon, must(random.Layer(4096, types.DockerLayer))(t)))(t)
+	payload := tarOf(t, "usr/install/amd64/vmlinuz.efi="+rand.Text(), "overlay/extra-options={}")
+	return f.saved(t, must(mutate.AppendLayers(upon, must(tarball.LayerFromOpener(payload.Uncompressed))(t)))(t))
+}
+
+func (f *foundry) saved(t *testing.T, img v1.Image) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "installer-amd64.tar")
 	if err := tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img); err != nil {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// over writes an image upon the base with one more layer over the imager's.
+func (f *foundry) over(t *testing.T, file string) string {
+	t.Helper()
+	return f.saved(t, must(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
 }
 
 func (f *foundry) push(file string) images.ArchivePush {
@@ -122,6 +133,8 @@ func TestPushArchiveRefuses(t *testing.T) {
 	}{
 		"another architecture": {good, "arm64", `the image is for "amd64", not for arm64`},
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
+		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
+		"a program removed":    {f.over(t, "usr/install/amd64/.wh.vmlinuz.efi="), "amd64", "layer 2 changes /usr/install/amd64/.wh.vmlinuz.efi"},
 		"nothing upon it":      {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},

@@ -32,7 +32,7 @@ func (c *Client) AttachISO(ctx context.Context, installer, file string, iso sche
 	if err != nil {
 		return fault.Configf("image reference %q: %w", installer, err)
 	}
-	subject, err := remote.Head(of, c.options(ctx)...)
+	subject, err := c.head(ctx, of)
 	if err != nil {
 		return explain(err, of.Context())
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"path"
 	"strings"
 
@@ -117,7 +118,7 @@ func (c *Client) nearby(ref name.Reference) name.Reference {
 }
 
 func (c *Client) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(patient{c.transport}), remote.WithAuthFromKeychain(c.keychain)}
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{patient{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 func notFound(err error) bool {
@@ -137,11 +138,18 @@ func explain(err error, r name.Repository) error {
 		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
 	}
 	e, ok := errors.AsType[*transport.Error](err)
+	_, unreachable := errors.AsType[*url.Error](err)
 	switch {
+	case !ok && unreachable && !errors.Is(err, context.Canceled):
+		return fault.WithHint(err, "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such", r.RegistryStr())
 	case !ok:
 		return err
 	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
 		return fault.WithHint(denied{err}, "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
+	case e.StatusCode == http.StatusRequestEntityTooLarge:
+		return fault.WithHint(err, "a proxy before %s limits the size of what is uploaded (client_max_body_size of nginx): images have layers of hundreds of MiB", r.RegistryStr())
+	case e.StatusCode == http.StatusMethodNotAllowed && e.Request != nil && e.Request.Method == http.MethodPost: // an upload is begun
+		return fault.WithHint(err, "%s takes no images, as a cache of another registry does: see images.mirror in recast.yaml", r.RegistryStr())
 	case e.StatusCode == http.StatusTooManyRequests:
 		return fault.WithHint(err, "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}

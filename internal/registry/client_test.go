@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log"
 	"net/http"
@@ -137,6 +138,11 @@ func TestOfficialRefuses(t *testing.T) {
 				"DENIED: requested access to the resource is denied", fault.Failed,
 			"log in with `docker login 127.0.0.1:5000`, or see whether the repository's name is right",
 		},
+		"unreachable": {
+			refusing{},
+			"v1.13.9", `registry 127.0.0.1:5000: Get "https://127.0.0.1:5000/v2/": connection refused; Get "http://127.0.0.1:5000/v2/": connection refused`, fault.Failed,
+			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such",
+		},
 		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -156,6 +162,12 @@ func TestOfficialRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+type refusing struct{}
+
+func (refusing) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("connection refused")
 }
 
 func TestParseOfficial(t *testing.T) {

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"net/url"
 	"slices"
 	"sync"
 
@@ -21,7 +22,7 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 	if err != nil {
 		return "", false, fault.Configf("image tag %q: %w", tag, err)
 	}
-	d, err := remote.Head(t, c.options(ctx)...)
+	d, err := c.head(ctx, t)
 	if notFound(err) {
 		return "", false, nil
 	}
@@ -29,6 +30,22 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 		return "", false, explain(err, t.Context())
 	}
 	return d.Digest.String(), true, nil
+}
+
+// head asks for a manifest's headers, and for all of it where the registry can't
+// answer that, or leaves out what is needed: containerd issue 5124, crossplane pull
+// request 3223. Only a GET is refused in words, too.
+func (c *Client) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
+	d, err := remote.Head(ref, c.options(ctx)...)
+	_, unreachable := errors.AsType[*url.Error](err)
+	if err == nil || notFound(err) || unreachable {
+		return d, err
+	}
+	whole, err := remote.Get(ref, c.options(ctx)...)
+	if err != nil {
+		return nil, err
+	}
+	return &whole.Descriptor, nil
 }
 
 // Copy copies an image or an index as images.Copier has it: the manifests last,
@@ -101,21 +118,21 @@ func (c *Client) push(ctx context.Context, from, to name.Reference, progress fun
 // sigstore/cosign, specs/SIGNATURE_SPEC.md.
 func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repository) error {
 	tag := signatureTag(of)
-	sig, err := remote.Head(of.Context().Tag(tag), c.options(ctx)...)
-	if notFound(err) {
+	sig, err := c.head(ctx, of.Context().Tag(tag))
+	switch {
+	// Artifactory answers 403 for a tag like this that does not exist: sigstore/cosign issue 2973.
+	case notFound(err) || err != nil && errors.Is(explain(err, of.Context()), images.ErrDenied):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return explain(err, of.Context())
 	}
-	have, err := remote.Head(to.Tag(tag), c.options(ctx)...)
+	have, err := c.head(ctx, to.Tag(tag))
 	switch {
 	case err == nil && have.Digest == sig.Digest:
 		return nil
 	case err == nil:
 		return fault.WithHint(fault.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
 			"someone has signed the copy anew. Copy the signature by hand, or delete the tag from the registry")
-	// Artifactory answers 403 for a tag like this that does not exist: sigstore/cosign issue 2973.
 	case !notFound(err) && !errors.Is(explain(err, to), images.ErrDenied):
 		return explain(err, to)
 	}

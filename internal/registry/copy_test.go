@@ -160,11 +160,28 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 	}
 }
 
+// TestCopyPastDeniedSignature: a registry that says so of a tag that does not exist
+// (sigstore/cosign issue 2973) may be the one behind a factory, which thinks so as
+// well (image-factory, internal/frontend/http/registry.go).
+func TestCopyPastDeniedSignature(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	c.from.set(func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, ".sig") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	if err := c.run(t); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCopyExplains(t *testing.T) {
 	t.Parallel()
 	on := func(method, part string, status int) func(*http.Request) int {
 		return func(r *http.Request) int {
-			if r.Method == method && strings.Contains(r.URL.Path, part) {
+			if (method == "" || r.Method == method) && strings.Contains(r.URL.Path, part) {
 				return status
 			}
 			return 0
@@ -200,8 +217,8 @@ func TestCopyExplains(t *testing.T) {
 			true, func(c *copier) string { return c.from.host },
 		},
 		"a signature": {
-			func(c *copier) { c.from.set(on(http.MethodHead, ".sig", http.StatusForbidden)) },
-			true, func(c *copier) string { return c.from.host },
+			func(c *copier) { c.from.set(on("", ".sig", http.StatusBadRequest)) },
+			false, func(c *copier) string { return c.from.host },
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -221,6 +238,26 @@ func TestCopyExplains(t *testing.T) {
 				t.Errorf("hints = %q", got)
 			}
 		})
+	}
+}
+
+// TestCopyHints: what a registry does not take, with whom to ask.
+func TestCopyHints(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]string{
+		http.StatusRequestEntityTooLarge: "client_max_body_size",
+		http.StatusMethodNotAllowed:      "takes no images",
+	} {
+		c := newCopier(t)
+		c.to.set(func(r *http.Request) int {
+			if r.Method == http.MethodPost {
+				return status
+			}
+			return 0
+		})
+		if hints := strings.Join(fault.Hints(c.run(t)), "; "); !strings.Contains(hints, want) {
+			t.Errorf("%d: hints %q, want %q", status, hints, want)
+		}
 	}
 }
 

@@ -65,20 +65,37 @@ func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch strin
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, err)
 	}
-	at := slices.IndexFunc(m.Manifests, func(d v1.Descriptor) bool {
-		return d.Platform != nil && d.Platform.Satisfies(v1.Platform{OS: "linux", Architecture: arch})
-	})
-	if at < 0 {
-		return nil, otherArch(ref, arch, architectures(m))
+	digest, err := digestFor(m, ref, arch)
+	if err != nil {
+		return nil, err
 	}
-	img, err := index.Image(m.Manifests[at].Digest)
+	img, err := index.Image(digest)
 	if notFound(err) {
-		return nil, gone(ref.Context().Digest(m.Manifests[at].Digest.String()), err)
+		return nil, gone(ref.Context().Digest(digest.String()), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
 	}
 	return img, nil
+}
+
+// digestFor is that of the one image for an architecture. Of two, say for variants of it,
+// a node may take another than who looks here.
+func digestFor(m *v1.IndexManifest, ref name.Reference, arch string) (digest v1.Hash, err error) {
+	for _, d := range m.Manifests {
+		switch {
+		case d.Platform == nil || !d.Platform.Satisfies(v1.Platform{OS: "linux", Architecture: arch}) || d.Digest == digest:
+		case digest != v1.Hash{}:
+			return digest, fault.WithHint(fault.Refusedf("%s has more than one image for %s: %s and %s", ref, arch, digest, d.Digest),
+				"a node might run either: build and push one image for each architecture")
+		default:
+			digest = d.Digest
+		}
+	}
+	if (digest == v1.Hash{}) {
+		return digest, otherArch(ref, arch, architectures(m))
+	}
+	return digest, nil
 }
 
 // architectures are those that an index has images of, sorted.

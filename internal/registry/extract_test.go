@@ -129,6 +129,16 @@ func TestExtractRefuses(t *testing.T) {
 	s := server()
 	index := pushExtension(t, s)
 	push(t, s, host+"/acme/one:1", imageOf(t, "arm64", tarOf(t, "a=b")))
+	variants := v1.ImageIndex(empty.Index)
+	for _, p := range []v1.Platform{{OS: "linux", Architecture: "amd64", Variant: "v2"}, {OS: "linux", Architecture: "amd64"}} {
+		variants = mutate.AppendManifests(variants, mutate.IndexAddendum{
+			Add: imageOf(t, "amd64", tarOf(t, "variant="+p.Variant)), Descriptor: v1.Descriptor{Platform: &p},
+		})
+	}
+	tag := must(name.NewTag(host + "/acme/variants:1"))(t)
+	if err := remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
+		t.Fatal(err)
+	}
 	// instead answers some requests with a status, or forges what is answered.
 	instead := func(method, part string, status int) http.RoundTripper {
 		return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -153,6 +163,7 @@ func TestExtractRefuses(t *testing.T) {
 		"no reference":      {s, "A B", "amd64", `image reference "A B": `, fault.Config, false, ""},
 		"another arch":      {s, index, "riscv64", " has no image for riscv64: there is amd64, arm64", fault.Failed, false, "push the image for linux/riscv64 too"},
 		"one arch":          {s, host + "/acme/one:1", "amd64", "/acme/one:1 has no image for amd64: there is arm64", fault.Failed, false, "push the image for linux/amd64 too"},
+		"two of an arch":    {s, tag.String(), "amd64", "/acme/variants:1 has more than one image for amd64: sha256:", fault.Refused, false, "one image for each architecture"},
 		"gone":              {s, index[:len(index)-8] + "00000000", "amd64", "registry " + host + " has no ", fault.Failed, false, "it was deleted or never pushed"},
 		"denied":            {instead("GET", "/manifests/", 403), index, "amd64", "registry " + host + ": GET ", fault.Failed, true, "log in with"},
 		"a layer is denied": {instead("GET", "/blobs/", 401), index, "amd64", "read " + index + ": registry " + host + ": ", fault.Failed, true, "log in with"},

@@ -24,7 +24,7 @@ func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 		case res.Stale > 0:
 			p.line("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
 		default:
-			p.line("%d nodes in sync", len(res.Nodes))
+			p.line("%s in sync", counted(len(res.Nodes), "node"))
 		}
 		for _, h := range hints(res.Nodes) {
 			p.wrapped("next: ", "      ", h)
@@ -104,7 +104,7 @@ func hints(nodes []cluster.Drift) []string {
 		out = append(out, "recast plan shows what a roll would do about it, recast roll does it")
 	}
 	if slices.ContainsFunc(nodes, onlyFiles) {
-		out = append(out, "where only files differ, the labels fit and a roll sees nothing to do: recast build verifies the locked installer, talosctl upgrade --image with that one (recast provenance shows it) brings the locked files")
+		out = append(out, "where only files differ, the labels fit and a roll sees nothing to do: talosctl upgrade --image with the locked installer (recast build verifies and records it, recast provenance shows it) brings the locked files")
 	}
 	var versions []string
 	for _, d := range nodes {

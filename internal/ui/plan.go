@@ -178,7 +178,7 @@ func drawSum(p *page, plan cluster.Plan) {
 	case refused > 0:
 		p.line("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused)))
 	case work == "":
-		p.line("%d nodes: nothing to do", len(plan.Nodes))
+		p.line("%s: nothing to do", counted(len(plan.Nodes), "node"))
 	default:
 		p.line("%s: %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(duration(plan)))
 		if _, first := plan.Unfinished(); first {

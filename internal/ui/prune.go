@@ -94,13 +94,13 @@ func (t *pruneCount) count(removed bool, keep []string, bytes int64) {
 func (t pruneCount) words(what, bytes, freed string) string {
 	switch {
 	case t.removed > 0 && t.goes > 0:
-		return fmt.Sprintf("%d of %d %s removed%s; %d that could go are still there", t.removed, t.all, what, freed, t.goes)
+		return fmt.Sprintf("%d of %d %ss removed%s; %d that could go are still there", t.removed, t.all, what, freed, t.goes)
 	case t.removed > 0:
-		return fmt.Sprintf("%d of %d %s removed%s", t.removed, t.all, what, freed)
+		return fmt.Sprintf("%d of %d %ss removed%s", t.removed, t.all, what, freed)
 	case t.goes > 0:
-		return fmt.Sprintf("%d of %d %s can go%s", t.goes, t.all, what, bytes)
+		return fmt.Sprintf("%d of %d %ss can go%s", t.goes, t.all, what, bytes)
 	}
-	return fmt.Sprintf("%d %s, none to remove", t.all, what)
+	return counted(int(t.all), what) + ", none to remove"
 }
 
 // pruneCounts are those of disks, parking VMs, ISOs and mirrored installers.
@@ -126,16 +126,16 @@ func pruned(rep pipeline.PruneReport) string {
 	disks, vms, isos, mirror := pruneCounts(rep)
 	var lines []string
 	if disks.all > 0 {
-		lines = append(lines, disks.words("old system disks", ", "+size(disks.bytes), ", "+size(disks.freed)))
+		lines = append(lines, disks.words("old system disk", ", "+size(disks.bytes), ", "+size(disks.freed)))
 	}
 	if vms.all > 0 {
-		lines = append(lines, vms.words("parking VMs", "", ""))
+		lines = append(lines, vms.words("parking VM", "", ""))
 	}
 	if isos.all > 0 || disks.all+vms.all == 0 && rep.Mirror == nil {
-		lines = append(lines, isos.words("ISOs", ", "+size(isos.bytes), ", "+size(isos.freed)))
+		lines = append(lines, isos.words("ISO", ", "+size(isos.bytes), ", "+size(isos.freed)))
 	}
 	if rep.Mirror != nil {
-		lines = append(lines, mirror.words("mirrored installers", "", ""))
+		lines = append(lines, mirror.words("mirrored installer", "", ""))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -78,7 +78,7 @@ func TestWritePrune(t *testing.T) {
 				"         the way back: recast rollback wk1\n" +
 				"removed  old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
 				"stays    a.iso on storage local on pve1 (100 MiB)\n         VM 7 \"x\" on pve1 refers to it; recast.lock has it\n" +
-				"1 of 2 old system disks removed, 10 GiB\n1 ISOs, none to remove\n",
+				"1 of 2 old system disks removed, 10 GiB\n1 ISO, none to remove\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

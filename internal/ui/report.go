@@ -25,7 +25,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
 		switch {
 		case rep.Run == "" && rep.Outcome == "nothing to do":
-			p.line("nothing to do: %d nodes looked at in %s", len(rep.Plan.Nodes), took)
+			p.line("nothing to do: %s looked at in %s", counted(len(rep.Plan.Nodes), "node"), took)
 			return
 		case rep.Run == "":
 			p.line("%s after %s", outcome, took)

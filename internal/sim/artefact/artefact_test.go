@@ -22,6 +22,10 @@ func agent() artefact.Extension {
 			"/usr/local/lib/containers/qemu-guest-agent/qemu-ga": {0, 1, 2, 0xff},
 			"/usr/local/etc/containers/qemu-guest-agent.yaml":    []byte("name: qemu-guest-agent\n"),
 		},
+		Links: map[string]string{
+			"/usr/local/lib/containers/qemu-guest-agent/lib.so": "lib.so.0",
+			"/usr/local/lib/containers/qemu-guest-agent/etc":    "/etc",
+		},
 	}
 }
 
@@ -126,6 +130,19 @@ func TestInvalidImagesAreNotMade(t *testing.T) {
 		"nameless":       func(i *artefact.Image) { i.Extensions[1].Name = "" },
 		"relative path":  func(i *artefact.Image) { i.Extensions[0].Files["usr/x"] = nil },
 		"path with dots": func(i *artefact.Image) { i.Extensions[0].Files["/usr/../x"] = nil },
+		"relative link":  func(i *artefact.Image) { i.Extensions[0].Links["usr/x"] = "y" },
+		"empty link":     func(i *artefact.Image) { i.Extensions[0].Links["/usr/x"] = "" },
+		"link and file": func(i *artefact.Image) {
+			i.Extensions[0].Links["/usr/local/etc/containers/qemu-guest-agent.yaml"] = "x"
+		},
+		"file below a link": func(i *artefact.Image) {
+			i.Extensions[0].Files["/usr/local/lib/containers/qemu-guest-agent/etc/passwd"] = nil
+		},
+		"firmware that leads out": func(i *artefact.Image) { i.Extensions[0].Links["/usr/lib/firmware/a"] = "/etc/passwd" },
+		"firmware that has moved": func(i *artefact.Image) {
+			i.Extensions[0].Files["/usr/lib/firmware/a"], i.Extensions[0].Links["/usr/lib/firmware/b"] = nil, "a"
+		},
+		"firmware in a circle": func(i *artefact.Image) { i.Extensions[0].Links["/usr/lib/firmware/a"] = "a" },
 	}
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -225,6 +242,8 @@ func TestExtensionDigestFollowsItsContent(t *testing.T) {
 		"provenance":   {func(e *artefact.Extension) { e.Digest = "" }, true},
 		"a file":       {func(e *artefact.Extension) { e.Files["/usr/local/etc/containers/qemu-guest-agent.yaml"] = nil }, false},
 		"another file": {func(e *artefact.Extension) { e.Files["/new"] = nil }, false},
+		"another link": {func(e *artefact.Extension) { e.Links["/new"] = "x" }, false},
+		"a target":     {func(e *artefact.Extension) { e.Links["/usr/local/lib/containers/qemu-guest-agent/etc"] = "/usr" }, false},
 		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
 	}
 	base, err := artefact.ExtensionIndex(agent())

@@ -2,7 +2,6 @@ package artefact
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -87,9 +86,4 @@ func (c *readCache) get(b []byte, read func() (Image, error)) (Image, error) {
 		c.memo.put(key, img.clone(), c.keep)
 	}
 	return img, err
-}
-
-func sum(b []byte) string {
-	s := sha256.Sum256(b)
-	return hex.EncodeToString(s[:])
 }

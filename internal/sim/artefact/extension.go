@@ -60,11 +60,14 @@ func ExtensionIndex(e Extension) (v1.ImageIndex, error) {
 	if err != nil {
 		return nil, fmt.Errorf("extension %s: encode manifest: %w", e.Name, err)
 	}
-	files := map[string][]byte{manifestFile: manifest}
+	files, links := map[string][]byte{manifestFile: manifest}, map[string]string{}
 	for path, content := range e.Files {
 		files[rootfsDir+path] = content
 	}
-	content, err := layer(files, types.OCILayer)
+	for path, target := range e.Links {
+		links[rootfsDir+path] = target
+	}
+	content, err := layer(files, links, types.OCILayer)
 	if err != nil {
 		return nil, fmt.Errorf("extension %s: %w", e.Name, err)
 	}
@@ -87,7 +90,7 @@ func ReadExtension(idx v1.ImageIndex, arch string) (Extension, error) {
 	if err != nil {
 		return Extension{}, fmt.Errorf("extension image: %w", err)
 	}
-	files, err := readFiles(img)
+	files, links, err := readFiles(img)
 	if err != nil {
 		return Extension{}, fmt.Errorf("extension image: %w", err)
 	}
@@ -111,6 +114,14 @@ func ReadExtension(idx v1.ImageIndex, arch string) (Extension, error) {
 	for name, content := range files {
 		if path, ok := strings.CutPrefix(name, rootfsDir); ok {
 			e.Files[path] = content
+		}
+	}
+	for name, target := range links {
+		if path, ok := strings.CutPrefix(name, rootfsDir); ok {
+			if e.Links == nil {
+				e.Links = map[string]string{}
+			}
+			e.Links[path] = target
 		}
 	}
 	if err := e.validate(); err != nil {

@@ -42,7 +42,7 @@ func ExtensionsList(refs []ListedExtension) (v1.Image, error) {
 	content, err := layer(map[string][]byte{
 		digestsFile:      []byte(lines.String()),
 		descriptionsFile: texts,
-	}, types.OCILayer)
+	}, nil, types.OCILayer)
 	if err != nil {
 		return nil, fmt.Errorf("extensions list: %w", err)
 	}
@@ -55,7 +55,7 @@ func ExtensionsList(refs []ListedExtension) (v1.Image, error) {
 
 // ReadExtensionsList reads the list in its order.
 func ReadExtensionsList(img v1.Image) ([]ListedExtension, error) {
-	files, err := readFiles(img)
+	files, _, err := readFiles(img)
 	if err != nil {
 		return nil, fmt.Errorf("extensions list: %w", err)
 	}

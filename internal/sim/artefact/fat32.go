@@ -26,7 +26,7 @@ func espImage(files map[string][]byte) ([]byte, error) {
 	f.alloc(nil) // the root directory's first cluster has to be the first
 	root := newSquashDir()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := root.add(name, files[name]); err != nil {
+		if err := root.add(name, squashLeaf{content: files[name]}); err != nil {
 			return nil, fmt.Errorf("EFI system partition: %s: %w", name, err)
 		}
 	}
@@ -70,7 +70,7 @@ func (f *fatWriter) directory(d *squashDir, self, parent uint32) error {
 	if self != fatRoot {
 		b = append(fatEntry(".          ", fatDirAttr, self, 0), fatEntry("..         ", fatDirAttr, parent, 0)...)
 	}
-	names := slices.Concat(slices.Collect(maps.Keys(d.dirs)), slices.Collect(maps.Keys(d.files)))
+	names := slices.Concat(slices.Collect(maps.Keys(d.dirs)), slices.Collect(maps.Keys(d.leaves)))
 	slices.Sort(names)
 	for n, name := range names {
 		short := fmt.Sprintf("LAB~%-4d%3s", n, "EFI")
@@ -90,7 +90,7 @@ func (f *fatWriter) directory(d *squashDir, self, parent uint32) error {
 			b = append(b, fatEntry(short, fatDirAttr, cluster, 0)...)
 			continue
 		}
-		content := d.files[name]
+		content := d.leaves[name].content
 		b = append(b, fatEntry(short, fatFileAttr, f.alloc(content), len(content))...)
 	}
 	f.fill(self, b)

@@ -24,6 +24,7 @@ type Image struct {
 	TalosVersion string // "v1.13.9"
 	Arch         string // "amd64" or "arm64"
 	Platform     string // "nocloud", "metal", …
+	Kernel       string `json:",omitempty"` // its release (uname -r); empty for the one that images of the lab have
 	Cmdline      string // kernel command line, with the schematic's extra arguments
 	// The entry among the extensions that says what the image was built of, as an Image
 	// Factory makes it; empty for an image without one.
@@ -43,6 +44,7 @@ type Extension struct {
 	// boot image tells it.
 	Digest string            `json:"-"`
 	Files  map[string][]byte // by absolute path on the node: "/usr/local/bin/tool"
+	Links  map[string]string `json:",omitempty"` // targets of symbolic links, as they are, by absolute path
 }
 
 func (img Image) validate() error {
@@ -68,13 +70,18 @@ func (e Extension) validate() error {
 	if e.Name == "" || e.Version == "" {
 		return fmt.Errorf("extension without a name or version: %q %q", e.Name, e.Version)
 	}
-	if err := absolutePaths(e.Files); err != nil {
+	if err := errors.Join(absolutePaths(e.Files), absolutePaths(e.Links)); err != nil {
 		return fmt.Errorf("extension %s: %w", e.Name, err)
+	}
+	for link, target := range e.Links {
+		if _, isFile := e.Files[link]; isFile || target == "" {
+			return fmt.Errorf("extension %s: %s is a file too, or a link to nothing", e.Name, link)
+		}
 	}
 	return nil
 }
 
-func absolutePaths(files map[string][]byte) error {
+func absolutePaths[V any](files map[string]V) error {
 	for file := range files {
 		if !strings.HasPrefix(file, "/") || file == "/" || path.Clean(file) != file {
 			return fmt.Errorf("%q is no absolute path", file)

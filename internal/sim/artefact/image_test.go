@@ -2,9 +2,12 @@ package artefact_test
 
 import (
 	"bytes"
+	"errors"
+	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -20,6 +23,12 @@ func TestFirmwareIsMoved(t *testing.T) {
 		"/usr/lib/firmware/intel-ucode/06-55-07":      []byte("two"),
 		"/usr/lib/firmware/amd-ucode/microcode_amd.b": []byte("no microcode by its name"),
 	}
+	img.Extensions[1].Links = map[string]string{
+		"/usr/local/lib/firmware":              "../../lib/firmware",
+		"/usr/lib/firmware/card.bin":           "i915/adlp_dmc.bin",
+		"/usr/lib/firmware/a.bin":              "./card.bin",
+		"/usr/lib/firmware/intel-ucode/00-one": "06-55-04",
+	}
 	b, err := artefact.UKI(img)
 	if err != nil {
 		t.Fatal(err)
@@ -30,10 +39,13 @@ func TestFirmwareIsMoved(t *testing.T) {
 	}
 	want := booted("amd64")
 	want.Extensions[1].Files = map[string][]byte{"/usr/local/bin/tool": []byte("tool")}
+	want.Extensions[1].Links = map[string]string{"/usr/local/lib/firmware": "../../lib/firmware"}
 	want.Loose = map[string][]byte{
 		"/usr/lib/firmware/i915/adlp_dmc.bin":         []byte("firmware"),
+		"/usr/lib/firmware/card.bin":                  []byte("firmware"),
+		"/usr/lib/firmware/a.bin":                     []byte("firmware"),
 		"/usr/lib/firmware/amd-ucode/microcode_amd.b": []byte("no microcode by its name"),
-		"/kernel/x86/microcode/GenuineIntel.bin":      []byte("onetwo"),
+		"/kernel/x86/microcode/GenuineIntel.bin":      []byte("oneonetwo"),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("read image (-want +got):\n%s", diff)
@@ -84,6 +96,51 @@ func TestModuleDependencies(t *testing.T) {
 	if _, err := artefact.UKI(img); err == nil {
 		t.Error("an image with modules of another kernel was made")
 	}
+	img.Kernel = "5.0.0"
+	if b, err = artefact.UKI(img); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = artefact.ReadUKI(b); err != nil || got.Kernel != "5.0.0" || got.Extensions[2].Version != "5.0.0" {
+		t.Errorf("with that kernel: %+v, err = %v", got, err)
+	}
+}
+
+// TestForeignTalosBoots: Talos' own part is whoever's, as long as it is whole.
+func TestForeignTalosBoots(t *testing.T) {
+	t.Parallel()
+	packed, err := os.ReadFile("../../bootimage/testdata/uefi.iso.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	b, err := d.DecodeAll(packed, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := artefact.ReadISO(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(img.Extensions) != 1 || img.Extensions[0].Name != "tools" || img.SchematicID != "ce4c" {
+		t.Fatalf("extensions %+v and schematic %q", img.Extensions, img.SchematicID)
+	}
+	want := map[string]string{"/usr/local/lib/symlink": "../bin/tool"}
+	if diff := cmp.Diff(want, img.Extensions[0].Links); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	magic := []byte("\x28\xb5\x2f\xfd")
+	own := bytes.Index(b, magic)
+	added := own + 1 + bytes.Index(b[own+1:], magic)
+	end := b[added-20 : added]
+	bad := bytes.Clone(end)
+	bad[19] ^= 1
+	if _, err := artefact.ReadISO(bytes.ReplaceAll(b, end, bad)); !errors.Is(err, artefact.ErrNotBootable) {
+		t.Errorf("with a changed byte in Talos' own part: err = %v", err)
+	}
 }
 
 // TestReadImagesAreTheCallersOwn: what one reader changes, the next one does not see.
@@ -102,6 +159,7 @@ func TestReadImagesAreTheCallersOwn(t *testing.T) {
 			t.Fatalf("read image (-want +got):\n%s", diff)
 		}
 		delete(img.Extensions[0].Files, "/usr/local/etc/containers/qemu-guest-agent.yaml")
+		img.Extensions[0].Links["/new"] = "x"
 		img.Extensions[1].Name = "changed"
 	}
 }

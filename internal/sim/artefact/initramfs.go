@@ -3,7 +3,6 @@ package artefact
 import (
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,20 +13,12 @@ import (
 
 const (
 	fileMode       = 0o644
-	firmwareDir    = "/usr/lib/firmware/"
 	extensionsFile = "extensions.yaml"
 	schematicName  = "schematic" // of the factory's own extension
 	schematicDir   = "/usr/local/share/schematic/"
 	modulesName    = "modules.dep"
 	modulesDir     = "/usr/lib/modules/"
 )
-
-// microcode are the files that imager joins for the kernel's early loader
-// (earlyCPUUcode in internal/pkg/extensions/compress.go of Talos).
-var microcode = []struct{ pattern, target string }{
-	{firmwareDir + "intel-ucode/*", "/kernel/x86/microcode/GenuineIntel.bin"},
-	{firmwareDir + "amd-ucode/microcode_amd*.bin", "/kernel/x86/microcode/AuthenticAMD.bin"},
-}
 
 // layers is extensions.yaml.
 type layers struct {
@@ -64,7 +55,10 @@ func initramfs(img Image) ([]byte, error) {
 		if e.Name == modulesName {
 			name = modulesName + ".sqsh"
 		}
-		if added[name], err = squash(moveFirmware(e.Files, loose)); err != nil {
+		if e, err = moveFirmware(e, loose); err == nil {
+			added[name], err = squash(e.Files, e.Links)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("extension %s: %w", e.Name, err)
 		}
 		config.Layers = append(config.Layers, extensionLayer{Image: name, Metadata: e.metadata(img.SchematicYAML)})
@@ -99,14 +93,14 @@ func (img Image) layers() ([]Extension, error) {
 			continue
 		}
 		found = append(found, e)
-		for name := range e.Files {
+		for _, name := range e.paths() {
 			inner, ok := strings.CutPrefix(name, modulesDir)
 			if !ok {
 				continue
 			}
-			module, ok := strings.CutPrefix(inner, kernelRelease+"/")
+			module, ok := strings.CutPrefix(inner, img.kernel()+"/")
 			if !ok {
-				return nil, fmt.Errorf("copying kernel modules of %s failed: %s is for another kernel than %s", e.Name, name, kernelRelease)
+				return nil, fmt.Errorf("copying kernel modules of %s failed: %s is for another kernel than %s", e.Name, name, img.kernel())
 			}
 			modules[module] = nil
 		}
@@ -115,44 +109,22 @@ func (img Image) layers() ([]Extension, error) {
 		found = append(found, img.schematicExtension())
 	}
 	if len(dependencies) == 0 && len(modules) > 0 {
-		dependencies = append(dependencies, modulesExtension(slices.Sorted(maps.Keys(modules))))
+		dependencies = append(dependencies, modulesExtension(img.kernel(), slices.Sorted(maps.Keys(modules))))
 	}
 	return append(found, dependencies...), nil
 }
 
 // modulesExtension is what imager adds for kernel modules
 // (GenerateKernelModuleDependencyTreeExtension in internal/pkg/extensions of Talos).
-func modulesExtension(modules []string) Extension {
-	dir := modulesDir + kernelRelease + "/"
+func modulesExtension(kernel string, modules []string) Extension {
+	dir := modulesDir + kernel + "/"
 	return Extension{
-		Name: modulesName, Version: kernelRelease, Author: "Talos Machinery", Description: "Combined modules.dep for all extensions",
+		Name: modulesName, Version: kernel, Author: "Talos Machinery", Description: "Combined modules.dep for all extensions",
 		Files: map[string][]byte{
 			dir + "modules.dep":   []byte(strings.Join(modules, ":\n") + ":\n"),
 			dir + "modules.alias": []byte("# Aliases extracted from modules themselves.\n"),
 		},
 	}
-}
-
-// moveFirmware returns the files without the firmware, which it puts into loose: the kernel
-// asks for firmware before it mounts an extension.
-func moveFirmware(files, loose map[string][]byte) map[string][]byte {
-	kept := map[string][]byte{}
-next:
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		for _, m := range microcode {
-			// The pattern is a constant that is well formed.
-			if ok, _ := path.Match(m.pattern, name); ok {
-				loose[m.target] = slices.Concat(loose[m.target], files[name])
-				continue next
-			}
-		}
-		if strings.HasPrefix(name, firmwareDir) {
-			loose[name] = files[name]
-			continue
-		}
-		kept[name] = files[name]
-	}
-	return kept
 }
 
 // schematicExtension is the virtual extension of the factory
@@ -170,7 +142,7 @@ func baseInitramfs(img Image) ([]byte, error) {
 	rootfs, err := squash(map[string][]byte{
 		"/usr/lib/os-release": osRelease(img.TalosVersion),
 		"/sbin/init":          fmt.Appendf(nil, "machined %s %s\n", img.TalosVersion, img.Arch),
-	})
+	}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func Installer(img ...Image) (v1.ImageIndex, error) {
 func installerFor(img Image) (v1.Image, error) {
 	base, err := layer(map[string][]byte{
 		"bin/installer": []byte("installer " + img.TalosVersion + " " + img.Arch + "\n"),
-	}, types.DockerLayer)
+	}, nil, types.DockerLayer)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func InstallerPayload(img Image) (v1.Layer, error) {
 	return layer(map[string][]byte{
 		installDir(img.Arch) + "systemd-boot.efi": []byte("systemd-boot " + img.Arch + "\n"),
 		installDir(img.Arch) + "vmlinuz.efi":      uki,
-	}, types.DockerLayer)
+	}, nil, types.DockerLayer)
 }
 
 // ReadInstaller reads what an installer image would install on a machine of
@@ -67,7 +67,7 @@ func ReadInstaller(idx v1.ImageIndex, arch string) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("installer: %w", err)
 	}
-	files, err := readFiles(one)
+	files, _, err := readFiles(one)
 	if err != nil {
 		return Image{}, fmt.Errorf("installer: %w", err)
 	}

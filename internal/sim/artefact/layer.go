@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layer packs files, by path without a leading slash, into a gzipped layer.
-func layer(files map[string][]byte, mediaType types.MediaType) (v1.Layer, error) {
+// layer packs files and symbolic links, by path without a leading slash, into a gzipped layer.
+func layer(files map[string][]byte, links map[string]string, mediaType types.MediaType) (v1.Layer, error) {
 	var buf bytes.Buffer
 	z := gzip.NewWriter(&buf)
 	w := tar.NewWriter(z)
@@ -28,6 +28,12 @@ func layer(files map[string][]byte, mediaType types.MediaType) (v1.Layer, error)
 			return nil, fmt.Errorf("pack %s: %w", name, err)
 		}
 		if _, err := w.Write(files[name]); err != nil {
+			return nil, fmt.Errorf("pack %s: %w", name, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		h := &tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: links[name], Mode: 0o777}
+		if err := w.WriteHeader(h); err != nil {
 			return nil, fmt.Errorf("pack %s: %w", name, err)
 		}
 	}
@@ -103,22 +109,23 @@ func imageFor(idx v1.ImageIndex, arch string) (v1.Image, error) {
 	return nil, fmt.Errorf("index has no image for linux/%s", arch)
 }
 
-// readFiles reads the regular files of an image; a later layer's file hides an earlier one's.
-func readFiles(img v1.Image) (map[string][]byte, error) {
+// readFiles reads the regular files of an image and the targets of its symbolic links; what a
+// later layer has hides what an earlier one has.
+func readFiles(img v1.Image) (files map[string][]byte, links map[string]string, err error) {
 	layers, err := img.Layers()
 	if err != nil {
-		return nil, fmt.Errorf("read layers: %w", err)
+		return nil, nil, fmt.Errorf("read layers: %w", err)
 	}
-	files := map[string][]byte{}
+	files, links = map[string][]byte{}, map[string]string{}
 	for i, l := range layers {
-		if err := readLayer(l, files); err != nil {
-			return nil, fmt.Errorf("read layer %d: %w", i, err)
+		if err := readLayer(l, files, links); err != nil {
+			return nil, nil, fmt.Errorf("read layer %d: %w", i, err)
 		}
 	}
-	return files, nil
+	return files, links, nil
 }
 
-func readLayer(l v1.Layer, files map[string][]byte) (err error) {
+func readLayer(l v1.Layer, files map[string][]byte, links map[string]string) (err error) {
 	rc, err := l.Uncompressed()
 	if err != nil {
 		return err
@@ -135,13 +142,17 @@ func readLayer(l v1.Layer, files map[string][]byte) (err error) {
 		if err != nil {
 			return err
 		}
-		if h.Typeflag != tar.TypeReg {
-			continue
+		switch h.Typeflag {
+		case tar.TypeReg:
+			b, err := io.ReadAll(r)
+			if err != nil {
+				return err
+			}
+			files[h.Name] = b
+			delete(links, h.Name)
+		case tar.TypeSymlink:
+			links[h.Name] = h.Linkname
+			delete(files, h.Name)
 		}
-		b, err := io.ReadAll(r)
-		if err != nil {
-			return err
-		}
-		files[h.Name] = b
 	}
 }

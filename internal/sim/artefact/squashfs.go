@@ -10,14 +10,21 @@ import (
 	"strings"
 )
 
-// squash makes the squashfs of a tree of regular files, by absolute path: version 4.0
-// of the format (fs/squashfs/squashfs_fs.h of Linux). Nothing in it is compressed,
-// which the format allows: the archive that it lies in is.
-func squash(files map[string][]byte) ([]byte, error) {
+// squash makes the squashfs of a tree of regular files and symbolic links, by absolute path:
+// version 4.0 of the format (fs/squashfs/squashfs_fs.h of Linux). Nothing in it is
+// compressed, which the format allows: the archive that it lies in is.
+func squash(files map[string][]byte, links map[string]string) ([]byte, error) {
 	w := squashWriter{data: make([]byte, squashSuperBytes), next: 1}
+	leaves := map[string]squashLeaf{}
+	for name, content := range files {
+		leaves[name] = squashLeaf{content: content}
+	}
+	for name, target := range links {
+		leaves[name] = squashLeaf{link: target}
+	}
 	root := newSquashDir()
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := root.add(strings.TrimPrefix(name, "/"), files[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(leaves)) {
+		if err := root.add(strings.TrimPrefix(name, "/"), leaves[name]); err != nil {
 			return nil, fmt.Errorf("squashfs: %s: %w", name, err)
 		}
 	}
@@ -42,31 +49,44 @@ const (
 	squashFlags = 0x1 | 0x2 | 0x8 | 0x10 | 0x200
 )
 
+// The types of inodes.
+const (
+	squashTypeDir  = 1
+	squashTypeFile = 2
+	squashTypeLink = 3
+)
+
 type squashDir struct {
-	dirs  map[string]*squashDir
-	files map[string][]byte
+	dirs   map[string]*squashDir
+	leaves map[string]squashLeaf
+}
+
+// squashLeaf is a file, or a symbolic link where link is set.
+type squashLeaf struct {
+	content []byte
+	link    string
 }
 
 func newSquashDir() *squashDir {
-	return &squashDir{dirs: map[string]*squashDir{}, files: map[string][]byte{}}
+	return &squashDir{dirs: map[string]*squashDir{}, leaves: map[string]squashLeaf{}}
 }
 
-func (d *squashDir) add(name string, content []byte) error {
+func (d *squashDir) add(name string, leaf squashLeaf) error {
 	dir, rest, deeper := strings.Cut(name, "/")
-	if _, isFile := d.files[dir]; isFile {
+	if _, isLeaf := d.leaves[dir]; isLeaf {
 		return errors.New("a file is a directory too")
 	}
 	if !deeper {
 		if d.dirs[name] != nil {
 			return errors.New("a directory is a file too")
 		}
-		d.files[name] = content
+		d.leaves[name] = leaf
 		return nil
 	}
 	if d.dirs[dir] == nil {
 		d.dirs[dir] = newSquashDir()
 	}
-	return d.dirs[dir].add(rest, content)
+	return d.dirs[dir].add(rest, leaf)
 }
 
 type squashWriter struct {
@@ -109,11 +129,11 @@ func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	number := w.next
 	w.next++
 	var entries []squashEntry
-	names := slices.Sorted(maps.Keys(d.files))
+	names := slices.Sorted(maps.Keys(d.leaves))
 	names = append(names, slices.Collect(maps.Keys(d.dirs))...)
 	slices.Sort(names)
 	for _, name := range names {
-		e := squashEntry{name: name, kind: 1, number: w.next}
+		e := squashEntry{name: name, kind: squashTypeDir, number: w.next}
 		var ref uint64
 		if sub := d.dirs[name]; sub != nil {
 			var err error
@@ -121,8 +141,7 @@ func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 				return 0, err
 			}
 		} else {
-			e.kind = 2
-			ref = w.file(d.files[name])
+			e.kind, ref = w.leaf(d.leaves[name])
 		}
 		e.block, e.offset = uint32(ref>>16), uint16(ref)
 		entries = append(entries, e)
@@ -134,7 +153,7 @@ func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	}
 	w.listings = append(w.listings, listing...)
 	at, within := w.inodes.ref()
-	w.inode(1, 0o755, number)
+	w.inode(squashTypeDir, 0o755, number)
 	le := binary.LittleEndian
 	w.inodes = le.AppendUint32(w.inodes, block)
 	w.inodes = le.AppendUint32(w.inodes, uint32(2+len(d.dirs)))
@@ -176,9 +195,29 @@ func (w *squashWriter) inode(kind, mode uint16, number uint32) {
 	w.inodes = le.AppendUint32(w.inodes, number)
 }
 
-func (w *squashWriter) file(content []byte) uint64 {
+// leaf writes the inode of a file or link, and returns its type and reference.
+func (w *squashWriter) leaf(l squashLeaf) (kind uint16, ref uint64) {
 	at, within := w.inodes.ref()
-	w.inode(2, fileMode, w.next)
+	ref = uint64(at)<<16 | uint64(within)
+	if l.link != "" {
+		w.link(l.link)
+		return squashTypeLink, ref
+	}
+	w.file(l.content)
+	return squashTypeFile, ref
+}
+
+func (w *squashWriter) link(target string) {
+	w.inode(squashTypeLink, 0o777, w.next)
+	w.next++
+	le := binary.LittleEndian
+	w.inodes = le.AppendUint32(w.inodes, 1) // name
+	w.inodes = le.AppendUint32(w.inodes, uint32(len(target)))
+	w.inodes = append(w.inodes, target...)
+}
+
+func (w *squashWriter) file(content []byte) {
+	w.inode(squashTypeFile, fileMode, w.next)
 	w.next++
 	le := binary.LittleEndian
 	w.inodes = le.AppendUint32(w.inodes, uint32(len(w.data)))
@@ -189,7 +228,6 @@ func (w *squashWriter) file(content []byte) uint64 {
 		w.inodes = le.AppendUint32(w.inodes, uint32(len(block))|squashDataRaw)
 		w.data = append(w.data, block...)
 	}
-	return uint64(at)<<16 | uint64(within)
 }
 
 func (w *squashWriter) finish(root uint64) []byte {

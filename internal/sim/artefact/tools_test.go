@@ -51,6 +51,8 @@ zstd -dc < rest > all
 { cpio -i --quiet; cpio -i --quiet; } < all
 unsquashfs -n -q -d ext0 0.sqsh > /dev/null
 unsquashfs -n -q -d ext2 2.sqsh > /dev/null
+cd ext0/usr/local/lib/containers/qemu-guest-agent
+readlink lib.so etc > "$OLDPWD/links"
 `
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = dir
@@ -63,6 +65,7 @@ unsquashfs -n -q -d ext2 2.sqsh > /dev/null
 		"ext2/usr/local/share/schematic/ce4c":                 "",
 		"early":                                               "kernel\nkernel/x86\nkernel/x86/microcode\nkernel/x86/microcode/GenuineIntel.bin\n",
 		"init":                                                "init v1.13.9 amd64\n",
+		"links":                                               "lib.so.0\n/etc\n",
 	} {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {

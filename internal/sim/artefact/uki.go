@@ -2,9 +2,10 @@ package artefact
 
 import (
 	"bytes"
-	"errors"
+	"cmp"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"strings"
@@ -15,8 +16,10 @@ import (
 // platformArg is the kernel argument that tells Talos where it runs.
 const platformArg = "talos.platform="
 
-// kernelRelease is `uname -r` of every kernel of the lab.
-const kernelRelease = "6.18.0-talos"
+// labKernel is the release (uname -r) of the kernel that images of the lab have.
+const labKernel = "6.18.0-talos"
+
+func (img Image) kernel() string { return cmp.Or(img.Kernel, labKernel) }
 
 // UKI makes a unified kernel image: kernel, command line and initramfs with the
 // extensions in one file. What was made lately is kept; the bytes are the caller's to read only.
@@ -32,8 +35,8 @@ func UKI(img Image) ([]byte, error) {
 		return portableExecutable(img.Arch, []section{
 			{".osrel", osRelease(img.TalosVersion)},
 			{".cmdline", []byte(img.Cmdline)},
-			{".uname", []byte(kernelRelease)},
-			{".linux", fmt.Appendf(nil, "Linux %s %s\n", kernelRelease, img.Arch)},
+			{".uname", []byte(img.kernel())},
+			{".linux", fmt.Appendf(nil, "Linux %s %s\n", img.kernel(), img.Arch)},
 			{".initrd", initrd},
 		})
 	})
@@ -53,6 +56,9 @@ func ReadUKI(b []byte) (Image, error) {
 // imageOf is what a machine finds when it boots a UKI.
 func imageOf(u *bootimage.UKI) (Image, error) {
 	img := Image{TalosVersion: u.Talos, Arch: u.Arch, Cmdline: u.Cmdline}
+	if u.Uname != labKernel {
+		img.Kernel = u.Uname
+	}
 	for arg := range strings.FieldsSeq(u.Cmdline) {
 		if platform, ok := strings.CutPrefix(arg, platformArg); ok {
 			img.Platform = platform
@@ -70,11 +76,7 @@ func imageOf(u *bootimage.UKI) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("%w: %w", ErrNotBootable, err)
 	}
-	if base, err := baseInitramfs(img); err != nil || sum(base) != initrd.BaseSHA256 {
-		// A kernel would find the damage when it unpacks and runs it.
-		return Image{}, errors.Join(fmt.Errorf("%w: Talos' own part of the initramfs is damaged", ErrNotBootable), err)
-	}
-	img.Loose = files[""]
+	img.Loose = files[""] // imager copies firmware, so that there are no links among it
 	for _, e := range initrd.Extensions {
 		if e.Name == schematicName {
 			img.SchematicID, img.SchematicYAML = e.Version, e.ExtraInfo
@@ -82,7 +84,8 @@ func imageOf(u *bootimage.UKI) (Image, error) {
 			continue
 		}
 		img.Extensions = append(img.Extensions, Extension{
-			Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description, Files: files[e.Image],
+			Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description,
+			Files: files[e.Image], Links: linksOf(e.Files),
 		})
 	}
 	if err := img.validate(); err != nil {
@@ -91,12 +94,27 @@ func imageOf(u *bootimage.UKI) (Image, error) {
 	return img, nil
 }
 
+func linksOf(tree bootimage.Tree) map[string]string {
+	var links map[string]string
+	for name, f := range tree {
+		if f.Mode.Type() != fs.ModeSymlink {
+			continue
+		}
+		if links == nil {
+			links = map[string]string{}
+		}
+		links[name] = f.Link
+	}
+	return links
+}
+
 // clone is an image of which the maps and lists are the caller's own.
 func (img Image) clone() Image {
 	img.Loose = maps.Clone(img.Loose)
 	img.Extensions = append([]Extension(nil), img.Extensions...)
 	for i := range img.Extensions {
-		img.Extensions[i].Files = maps.Clone(img.Extensions[i].Files)
+		e := &img.Extensions[i]
+		e.Files, e.Links = maps.Clone(e.Files), maps.Clone(e.Links)
 	}
 	return img
 }

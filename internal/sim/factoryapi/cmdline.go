@@ -17,7 +17,7 @@ type parameter struct {
 // parseArgs reads "key=value" and "key".
 func parseArgs(list []string) args {
 	var c args
-	for _, arg := range strings.Fields(strings.Join(list, " ")) {
+	for arg := range strings.FieldsSeq(strings.Join(list, " ")) {
 		key, value, _ := strings.Cut(arg, "=")
 		c.append(key, value)
 	}

@@ -20,7 +20,7 @@ func extension(path string) (e artefact.Extension, info string, err error) {
 		return e, "", err
 	}
 	defer f.Close()
-	e.Files = map[string][]byte{}
+	e.Files, e.Links = map[string][]byte{}, map[string]string{}
 	var m struct {
 		Metadata struct {
 			Name, Version, Author, Description string
@@ -45,6 +45,8 @@ func extension(path string) (e artefact.Extension, info string, err error) {
 			err = yaml.Unmarshal(content, &m)
 		case ok && h.Typeflag == tar.TypeReg:
 			e.Files[file] = content
+		case ok && h.Typeflag == tar.TypeSymlink:
+			e.Links[file] = h.Linkname
 		}
 		if err != nil {
 			return e, "", err

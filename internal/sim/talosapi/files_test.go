@@ -234,6 +234,31 @@ func TestLaterExtensionWins(t *testing.T) {
 	})
 }
 
+// TestLinksOfExtensions are links on the node too, and lead to what they led to.
+func TestLinksOfExtensions(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		img := image("old")
+		img.Extensions[0].Files = map[string][]byte{"/usr/local/lib/tool/lib.so.0": []byte("library")}
+		img.Extensions[0].Links = map[string]string{"/usr/local/lib/tool/lib.so": "lib.so.0", "/usr/local/lib/lib": "/usr/local/lib/tool"}
+		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
+		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
+		b.hw.NVRAM.Write(talosapi.NVRAM(img))
+		b.on()
+		defer b.guest.Kill()
+		l.running(cpAddr)
+		c := l.client(cpAddr, role.Admin)
+		want := []string{"./", "lib.so -> lib.so.0", "lib.so.0 7"}
+		if got, err := listed(t.Context(), c, &machineapi.ListRequest{Root: "/usr/local/lib/tool"}); !cmp.Equal(want, got) || err != nil {
+			t.Errorf("list: %q, %v", got, err)
+		}
+		if got, err := readFile(t.Context(), c, "/usr/local/lib/lib/lib.so"); got != "library" || err != nil {
+			t.Errorf("read: %q, %v", got, err)
+		}
+	})
+}
+
 // TestFirmwareIsWhereItBelongs: imager takes firmware out of an extension; the
 // node has it all the same, but for microcode, which is no file any more.
 func TestFirmwareIsWhereItBelongs(t *testing.T) {

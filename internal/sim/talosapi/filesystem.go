@@ -71,6 +71,9 @@ func (b *boot) fixedFiles() nodeFiles {
 		for name, content := range e.Files {
 			t[name] = nodeFile{mode: 0o644, data: content}
 		}
+		for name, target := range e.Links {
+			t[name] = nodeFile{mode: fs.ModeSymlink | 0o777, link: target}
+		}
 	}
 	for name, content := range img.Loose { // what imager took out of the extensions; microcode is gone with the early archive
 		if strings.HasPrefix(name, "/usr/lib/firmware/") {

@@ -220,6 +220,7 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 			return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 		}
 	}
+	// Made anew of what the installer holds: a real one would fill the lab's disks.
 	uki, err := artefact.UKI(img)
 	if err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)

@@ -1,0 +1,36 @@
+package images
+
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+)
+
+// TestHardLinks: imager makes an empty file of a hard link in an extension image
+// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of it alone.
+func TestHardLinks(t *testing.T) {
+	t.Parallel()
+	file, empty, other := content("x"), content(""), content("y")
+	hard := file
+	hard.HardLink = true
+	for name, tc := range map[string]struct {
+		want, got bootimage.File
+		same      bool
+	}{
+		"left empty":      {hard, empty, true},
+		"followed":        {hard, file, true},
+		"something else":  {hard, other, false},
+		"a file, emptied": {file, empty, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
+				t.Errorf("why = %q", why)
+			}
+		})
+	}
+	files := bootimage.Tree{firmwareDir + "/intel-ucode/06-01-01": file, firmwareDir + "/intel-ucode/06-01-02": hard}
+	if _, _, microcode, err := split(files); err != nil || len(microcode[intelMicrocode]) != 1 {
+		t.Errorf("microcode = %v, %v", microcode, err)
+	}
+}
