@@ -1,0 +1,137 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// layerOf is a layer with these entries: "name" for a file, "name/" for a
+// directory, "name -> target" for a symbolic link; a file's content is the layer's name.
+func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: e, Mode: 0o644, Size: int64(len(layer))}
+		if strings.HasSuffix(e, "/") {
+			h.Typeflag, h.Size = tar.TypeDir, 0
+		}
+		if name, target, link := strings.Cut(e, " -> "); link {
+			h.Typeflag, h.Name, h.Linkname, h.Size = tar.TypeSymlink, name, target, 0
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Size > 0 {
+			if _, err := io.WriteString(w, layer); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// flattened lists what a tar has, a line for each entry.
+func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
+	t.Helper()
+	img, err := mutate.AppendLayers(empty.Image, layers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := flatten(img)
+	defer archive.Close()
+	var list []string
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
+		if err != nil {
+			return list, err
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			return list, err
+		}
+		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s%s", h.Name, content, h.Linkname)))
+	}
+}
+
+func TestFlatten(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		lower, upper []string
+		want         []string
+		err          string
+	}{
+		"both":                     {lower: []string{"a/", "a/x"}, upper: []string{"a/", "a/y"}, want: []string{"a", "a/y upper", "a/x lower"}},
+		"the upper one counts":     {lower: []string{"./a"}, upper: []string{"/a"}, want: []string{"a upper"}},
+		"a file hides a directory": {lower: []string{"a/", "a/x"}, upper: []string{"a"}, want: []string{"a upper"}},
+		"a link hides a directory": {lower: []string{"a/x"}, upper: []string{"a -> ../../b"}, want: []string{"a ../../b"}},
+		"taken away":               {lower: []string{"a/", "a/x", "b"}, upper: []string{".wh.a"}, want: []string{"b lower"}},
+		"taken away and put back":  {lower: []string{"a/x"}, upper: []string{".wh.a", "a/", "a/y"}, want: []string{"a", "a/y upper"}},
+		"only this directory":      {lower: []string{"a/x", "b"}, upper: []string{"a/.wh..wh..opq", "a/y"}, want: []string{"a/y upper", "b lower"}},
+		"nothing but this":         {lower: []string{"a/x", "b"}, upper: []string{".wh..wh..opq", "c"}, want: []string{"c upper"}},
+		"not in its own layer":     {lower: []string{".wh.b", "b"}, upper: []string{"c"}, want: []string{"c upper", "b lower"}},
+		"a directory twice":        {lower: []string{"a/", "a/"}, upper: []string{"c"}, want: []string{"c upper", "a"}},
+		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a is there twice"},
+		"out of the image":         {lower: []string{"a/../../b"}, upper: []string{"c"}, want: []string{"c upper"}, err: `"a/../../b" leads out of the image`},
+		"a long path":              {lower: []string{strings.Repeat("a", 4097)}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 4097 bytes"},
+		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
+			if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("error %v, want %q", err, tc.err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the one between says.
+func TestFlattenThreeLayers(t *testing.T) {
+	t.Parallel()
+	got, err := flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"a upper", "b", "b/y upper"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestFlattenIsBounded: an image that is small on the wire can't make us remember much.
+func TestFlattenIsBounded(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 4000)
+	names := make([]string, maxNamesBytes/4000+1)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s%08d", long, i)
+	}
+	if _, err := flattened(t, layerOf(t, "", names...)); err == nil || !strings.Contains(err.Error(), "bytes of paths") {
+		t.Errorf("error %v", err)
+	}
+}
