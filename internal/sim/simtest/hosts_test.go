@@ -42,6 +42,7 @@ func hostsRefused(t *testing.T, what string, do func() error, want ...string) {
 // TestAHostIsDown with a node on it: what can be said of the others is said, and
 // nothing is rolled.
 func TestAHostIsDown(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")

@@ -62,9 +62,7 @@ func (l *Lab) parkingsByHost() string {
 func TestANodeThatWasMoved(t *testing.T) {
 	for name, shared := range map[string]bool{"local storage": false, "shared storage": true} {
 		t.Run(name, func(t *testing.T) {
-			if shared {
-				long(t)
-			}
+			long(t)
 			inLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: shared}, func(t *testing.T, lab *Lab) {
 				roll := func(run string) {
 					t.Helper()

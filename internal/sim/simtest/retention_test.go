@@ -22,9 +22,7 @@ import (
 func TestRetention(t *testing.T) {
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(strategy), func(t *testing.T) {
-			if strategy == cluster.Reimage {
-				long(t)
-			}
+			long(t)
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(strategy)+"\n")
 				worker := cluster.Policy{Only: []string{"wk1"}}
