@@ -260,15 +260,21 @@ func TestExplicitInBuild(t *testing.T) {
 	}
 	fork := frrImage("1.7")
 	images.put("ghcr.io/fork/frr", "1.7", digestOf("fork"), fork)
-	for reason, l := range map[string]Lock{
-		"extension frr: 1.7 " + frr + "@" + digestOf("frr") + " → 1.7 ghcr.io/fork/frr@" + digestOf("fork"): lock(Explicit{Repository: "ghcr.io/fork/frr", Tag: "1.7"}, b),
-		"its own extensions are in another order":                                                           lock(b, a),
-		"extension bgp 2 removed":                                                                           lock(a),
-		"extension frr 1.7 → 1.8: " + digestOf("frr") + " → " + digestOf("frr 8"):                           lock(Explicit{Repository: frr, Tag: "1.8"}, b),
+	for _, tc := range []struct {
+		lock   Lock
+		reason string
+	}{
+		{lock(b, a), "its own extensions are in another order"},
+		{lock(a), "extension bgp 2 removed"},
+		{lock(Explicit{Repository: frr, Tag: "1.8"}, b), "extension frr 1.7 → 1.8: " + digestOf("frr") + " → " + digestOf("frr 8")},
+		{
+			lock(Explicit{Repository: "ghcr.io/fork/frr", Tag: "1.7"}, b),
+			"extension frr: 1.7 " + frr + "@" + digestOf("frr") + " → 1.7 ghcr.io/fork/frr@" + digestOf("fork"),
+		},
 	} {
-		changes := Compare(lock(a, b), l)
-		if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{reason}) {
-			t.Errorf("changes %+v, want one for %q", changes, reason)
+		changes := Compare(lock(a, b), tc.lock)
+		if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{tc.reason}) {
+			t.Errorf("changes %+v, want one for %q", changes, tc.reason)
 		}
 	}
 	order, err := base.BuildOrder()
