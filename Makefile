@@ -8,6 +8,9 @@ SLICE ?= 10
 SEED ?= 1
 SCHEDULES ?= 200
 
+# The packages of which make test leaves something out.
+LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster images internal pipeline schematics | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
@@ -26,8 +29,8 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
 	@go test -race -short -json $(PKG) | bin/tools/testsummary -name test
 
-stories: bin/tools/testsummary ## the long stories: whole clusters in the lab, what a person types, an upload of 4 GiB
-	@go test -json -timeout 60m ./internal/sim/simtest ./cmd/recast ./internal/pve | bin/tools/testsummary -name stories
+stories: bin/tools/testsummary ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB
+	@go test -json -timeout 60m $(LONG) | bin/tools/testsummary -name stories
 
 race: bin/tools/testsummary ## every third of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
 	@go test -race -json -timeout 60m ./internal/sim/simtest -stories.slice=$(if $(filter all,$(SLICE)),1,3) -stories.seed=$(SEED) | bin/tools/testsummary -name race
