@@ -8,13 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/metrics"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -46,7 +43,7 @@ func BenchmarkVerify(b *testing.B) {
 	b.SetBytes(2 * largeBytes)
 	for b.Loop() {
 		v := NewVerifier(largeImages(dir), b.TempDir())
-		peak := peakHeap(b.Context(), func() { verifyLarge(b, v, lock, id, dir) })
+		peak := heap.Peak(b.Context(), func() { verifyLarge(b, v, lock, id, dir) })
 		if err := v.Close(); err != nil {
 			b.Fatal(err)
 		}
@@ -138,23 +135,3 @@ func (dir largeImages) Extract(context.Context, string, string) (io.ReadCloser, 
 }
 
 func (dir largeImages) Signatures(context.Context, string) ([]Signature, error) { return nil, nil }
-
-// peakHeap is the most that was in use while f ran, as far as looks every few
-// milliseconds tell.
-func peakHeap(ctx context.Context, f func()) (peak uint64) {
-	runtime.GC()
-	ctx, done := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-		for ctx.Err() == nil {
-			metrics.Read(sample)
-			peak = max(peak, sample[0].Value.Uint64())
-			time.Sleep(2 * time.Millisecond)
-		}
-	})
-	f()
-	done()
-	watch.Wait()
-	return peak
-}

@@ -107,10 +107,11 @@ var table = []row{
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},
+	{pkg: "internal/heap"},
 
 	// tests may use the lab, and the lab's own tests the clients of what it simulates
 	{pkg: "...", files: tests, allow: []string{
-		"internal/sim/...", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
+		"internal/sim/...", "internal/heap", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
 	}},
 	{pkg: "internal/sim/...", files: tests, allow: []string{
 		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,

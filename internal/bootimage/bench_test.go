@@ -10,13 +10,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime/metrics"
 	"testing"
-	"time"
 
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/heap"
 )
 
 const (
@@ -55,31 +54,15 @@ func readLarge(t testing.TB, path string) float64 {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	done, peak := make(chan struct{}), make(chan float64)
-	go func() { peak <- watchHeap(done) }()
-	got, err := bootimage.ReadInitrd(f, t.TempDir())
-	close(done)
-	most := <-peak
+	var got bootimage.Initrd
+	peak := heap.Peak(t.Context(), func() { got, err = bootimage.ReadInitrd(f, t.TempDir()) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	if large := got.Extensions[0].Files["/large"]; large.SizeBytes != largeImageBytes {
 		t.Fatalf("files = %v", got.Extensions[0].Files)
 	}
-	return most
-}
-
-func watchHeap(done <-chan struct{}) (mib float64) {
-	s := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"}}
-	for {
-		metrics.Read(s)
-		mib = max(mib, float64(s[0].Value.Uint64()+s[1].Value.Uint64())/(1<<20))
-		select {
-		case <-done:
-			return mib
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
+	return float64(peak) / (1 << 20)
 }
 
 // largeInitrd writes an initramfs that can't be compressed, without holding it.

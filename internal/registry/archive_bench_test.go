@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -43,7 +44,7 @@ func BenchmarkArchives(b *testing.B) {
 	for b.Loop() {
 		c := check(New(Options{Keychain: authn.NewMultiKeychain()}))(b)
 		to := serveDisk(b, b.TempDir())
-		peak := peakHeap(b.Context(), func() {
+		peak := heap.Peak(b.Context(), func() {
 			digest, err := c.PushArchive(b.Context(), images.ArchivePush{File: archive, Repository: to + "/talos", Arch: "amd64", Base: ref.String()})
 			if err == nil {
 				err = c.AttachISO(b.Context(), to+"/talos@"+digest, file, iso, nil)

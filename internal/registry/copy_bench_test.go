@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -13,17 +12,15 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/metrics"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/recast-sh/recast/internal/heap"
 )
 
 const maxPeakMiB = 128
@@ -38,7 +35,7 @@ func BenchmarkCopy(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		peak := peakHeap(b.Context(), func() {
+		peak := heap.Peak(b.Context(), func() {
 			if err := c.Copy(b.Context(), from+"/installer@"+digest, to+"/talos", func(int64, int64) {}); err != nil {
 				b.Fatal(err)
 			}
@@ -51,26 +48,6 @@ func BenchmarkCopy(b *testing.B) {
 			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
 		}
 	}
-}
-
-// peakHeap is the most that was in use while f ran, as far as looks every few
-// milliseconds tell.
-func peakHeap(ctx context.Context, f func()) (peak uint64) {
-	runtime.GC()
-	ctx, done := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-		for ctx.Err() == nil {
-			metrics.Read(sample)
-			peak = max(peak, sample[0].Value.Uint64())
-			time.Sleep(2 * time.Millisecond)
-		}
-	})
-	f()
-	done()
-	watch.Wait()
-	return peak
 }
 
 // largeImage is an image of so many layers in a registry of its own.

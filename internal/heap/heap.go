@@ -1,0 +1,36 @@
+// Package heap measures memory for tests and benchmarks.
+package heap
+
+import (
+	"context"
+	"runtime"
+	"runtime/metrics"
+	"sync"
+	"time"
+)
+
+// Peak is the most bytes that the heap's objects took while f ran, as far as looks
+// every two milliseconds tell.
+func Peak(ctx context.Context, f func()) (peak uint64) {
+	runtime.GC()
+	ctx, done := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			metrics.Read(sample)
+			peak = max(peak, sample[0].Value.Uint64())
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	f()
+	done()
+	watch.Wait()
+	return peak
+}
