@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"archive/tar"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -73,7 +75,7 @@ func check[T any](v T, err error) func(*testing.B) T {
 	}
 }
 
-// fileOfNoise writes 300 MiB, packed or not.
+// fileOfNoise writes 300 MiB: as they are, or packed as the layer of an installer.
 func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.ISO) {
 	b.Helper()
 	const size = 300 << 20
@@ -84,8 +86,10 @@ func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.ISO
 	noise := io.LimitReader(rand.NewChaCha8([32]byte{1}), size)
 	if packed {
 		z := check(gzip.NewWriterLevel(to, gzip.NoCompression))(b)
-		check(io.Copy(z, noise))(b)
-		if err := z.Close(); err != nil {
+		t := tar.NewWriter(z)
+		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Mode: 0o644, Size: size})
+		check(io.Copy(t, noise))(b)
+		if err := errors.Join(err, t.Close(), z.Close()); err != nil {
 			b.Fatal(err)
 		}
 	} else {
