@@ -15,7 +15,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill e2e e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill e2e e2e-talosctl e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -27,7 +27,7 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 	@bin/recast lab demo
 
 test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
-	@go test -race -short -json $(PKG) | bin/tools/testsummary -name test
+	@GORACE=atexit_sleep_ms=50 go test -race -short -json $(PKG) | bin/tools/testsummary -name test
 
 stories: bin/tools/testsummary ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB
 	@go test -json -timeout 60m $(LONG) | bin/tools/testsummary -name stories
@@ -49,6 +49,9 @@ kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random mom
 
 e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e
+
+e2e-talosctl: build bin/tools/testsummary ## Sidero's own talosctl against the lab's machines: every command with what became of it
+	@tools/e2e-talosctl
 
 e2e-deps: ## install the Debian packages that make e2e needs
 	@tools/e2e deps

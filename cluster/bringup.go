@@ -193,6 +193,9 @@ func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 				cmpNone(short(m.Schematic.ID)), cmpNone(short(m.Schematic.LockHash())), b.TalosVersion, short(b.SchematicID), short(b.LockHash)),
 			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
 	}
+	for _, r := range diffTarget(b, m) {
+		refuse("what it booted is not what is wanted: %s", r.Text)
+	}
 	problems = append(problems, checkBlankDisks(m, mem)...)
 	return errors.Join(problems...)
 }

@@ -31,3 +31,27 @@ func TestConfiguredStaysSo(t *testing.T) {
 		}
 	}
 }
+
+// TestBlankMachineOfAnotherKind: nothing is installed where the image that was
+// booted does not say that it is for this machine, or keys were not enrolled.
+func TestBlankMachineOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	n := &nodeRoll{plan: NodePlan{UUID: "u1"}, want: Wanted{Build: wantedBuild()}}
+	n.want.Build.SecureBoot = true
+	for name, tc := range map[string]struct {
+		change func(*Machine)
+		want   string
+	}{
+		"as wanted":       {func(m *Machine) { m.SecureBoot = new(true) }, ""},
+		"it does not say": {func(m *Machine) { m.Arch, m.Platform, m.SecureBoot = "", "", nil }, ""},
+		"everything else": {func(m *Machine) { m.Arch, m.Platform = "arm64", "metal" }, "what it booted is not what is wanted: architecture arm64 → amd64\n" +
+			"what it booted is not what is wanted: platform metal → nocloud\nwhat it booted is not what is wanted: Secure Boot off → on"},
+	} {
+		m := inSync()
+		m.Disks = []MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
+		tc.change(&m)
+		if got := message(n.checkBlank(m, memory{DiskSerial: "s"})); got != tc.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}

@@ -83,6 +83,7 @@ func diffImage(b Build, m Machine, past History) []Reason {
 	if m.TalosVersion != b.TalosVersion {
 		out = append(out, Reason{"talos-version", fmt.Sprintf("Talos %s → %s", m.TalosVersion, b.TalosVersion), m.TalosVersion, b.TalosVersion})
 	}
+	out = append(out, diffTarget(b, m)...)
 	found := m.Schematic.LockHash()
 	switch {
 	case m.Schematic.ID == "":
@@ -95,6 +96,29 @@ func diffImage(b Build, m Machine, past History) []Reason {
 		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", short(m.Schematic.ID), short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
 	}
 	return append(out, diffExtensions(b, m)...)
+}
+
+// diffTarget compares what an image is made for, of which the schematic says nothing.
+func diffTarget(b Build, m Machine) []Reason {
+	var out []Reason
+	if m.Arch != "" && m.Arch != b.Arch {
+		out = append(out, Reason{"arch", fmt.Sprintf("architecture %s → %s", m.Arch, b.Arch), m.Arch, b.Arch})
+	}
+	if m.Platform != "" && m.Platform != b.Platform {
+		out = append(out, Reason{"platform", fmt.Sprintf("platform %s → %s", m.Platform, b.Platform), m.Platform, b.Platform})
+	}
+	if m.SecureBoot != nil && *m.SecureBoot != b.SecureBoot {
+		was, is := onOff(*m.SecureBoot), onOff(b.SecureBoot)
+		out = append(out, Reason{"secure-boot", fmt.Sprintf("Secure Boot %s → %s", was, is), was, is})
+	}
+	return out
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
 }
 
 // diffDigests names the extensions whose digest moved, where a past lock tells what the found hash stands for.

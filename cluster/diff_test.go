@@ -14,14 +14,14 @@ const (
 
 func wantedBuild() Build {
 	return Build{
-		ID: "b1", TalosVersion: "v1.13.9", SchematicID: "id-new", LockHash: newHash,
+		ID: "b1", TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SchematicID: "id-new", LockHash: newHash,
 		Extensions: []LockedExtension{{Name: "iscsi-tools", Version: "v0.2.0", Digest: "sha256:bbbbbbbbbbbbbbbb"}},
 	}
 }
 
 func inSync() Machine {
 	return Machine{
-		UUID: "u1", TalosVersion: "v1.13.9", Schematic: SchematicEntry{ID: "id-new", YAML: "customization:\n  extraKernelArgs:\n    - recast.lock=" + newHash + "\n"},
+		UUID: "u1", TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Schematic: SchematicEntry{ID: "id-new", YAML: "customization:\n  extraKernelArgs:\n    - recast.lock=" + newHash + "\n"},
 		Extensions: []ExtensionEntry{{"iscsi-tools", "v0.2.0"}},
 	}
 }
@@ -65,6 +65,15 @@ func TestDiff(t *testing.T) {
 			func(f *Found) { f.Machine.TalosVersion = "v1.13.8" },
 			[]Reason{{"talos-version", "Talos v1.13.8 → v1.13.9", "v1.13.8", "v1.13.9"}},
 		},
+		"made for another machine": {
+			func(f *Found) { f.Machine.Arch, f.Machine.Platform, f.Machine.SecureBoot = "arm64", "metal", new(true) },
+			[]Reason{
+				{"arch", "architecture arm64 → amd64", "arm64", "amd64"},
+				{"platform", "platform metal → nocloud", "metal", "nocloud"},
+				{"secure-boot", "Secure Boot on → off", "on", "off"},
+			},
+		},
+		"it does not say for which machine": {func(f *Found) { f.Machine.Arch, f.Machine.Platform, f.Machine.SecureBoot = "", "", nil }, nil},
 		"extensions by name and version": {
 			func(f *Found) { f.Machine.Extensions = []ExtensionEntry{{"iscsi-tools", "v0.1.0"}, {"zfs", "2.3"}} },
 			[]Reason{

@@ -32,10 +32,10 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	} else {
 		n.fallbackKept = true
 	}
-	// The schematic tells more than the lock's hash, which schematics with the same extensions share.
-	runs := n.found.Machine.Schematic
+	// The schematic tells more than the lock's hash, which schematics with the same extensions share; what an image is for it does not tell.
+	m := *n.found.Machine
 	for _, b := range o.PastBuilds {
-		if runs.LockHash() != "" && b.SchematicID == runs.ID && b.TalosVersion == n.found.Machine.TalosVersion && b.Installer != "" {
+		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(diffTarget(b, m)) == 0 && b.Installer != "" {
 			n.previous = &b
 		}
 	}

@@ -11,8 +11,11 @@ func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	runs := o.Found[1].Machine
 	o.PastBuilds = map[string]Build{}
 	for id, schematic := range map[string]string{"b-sister1": "id-other", "b-runs": runs.Schematic.ID, "b-sister2": "id-another"} {
-		o.PastBuilds[id] = Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Installer: "x@sha256:1"}
+		o.PastBuilds[id] = Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Arch: runs.Arch, Platform: runs.Platform, Installer: "x@sha256:1"}
 	}
+	elsewhere := o.PastBuilds["b-runs"]
+	elsewhere.ID, elsewhere.Platform = "b-metal", "metal"
+	o.PastBuilds["b-metal"] = elsewhere
 	plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure})
 	if err != nil {
 		t.Fatal(err)

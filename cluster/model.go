@@ -78,6 +78,9 @@ type Machine struct {
 	UUID         string // SMBIOS UUID, lower-case
 	Hostname     string
 	TalosVersion string // "v1.13.9"
+	Arch         string // of the image that runs: "amd64", "arm64"; "": it does not say
+	Platform     string // of the image that runs: "nocloud", "metal", …; "": it does not say
+	SecureBoot   *bool  // whether the firmware verifies what it boots; nil: it does not say
 	Stage        string // "maintenance", "installing", "booting", "running", …
 	Ready        bool
 	Unmet        []string // conditions that keep it from being ready
@@ -220,6 +223,9 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 type Build struct {
 	ID           string // build ID, hex
 	TalosVersion string
+	Arch         string // "amd64" or "arm64"
+	Platform     string // "nocloud" or "metal"
+	SecureBoot   bool   // signed for UEFI Secure Boot
 	SchematicID  string
 	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
 	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml

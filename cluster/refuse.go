@@ -34,7 +34,7 @@ func (c candidate) againstReimage() []string {
 
 // againstInPlace says why the running system can't be upgraded.
 func (c candidate) againstInPlace() []string {
-	var out []string
+	out := slices.Concat(c.misfit(), c.unchangeable())
 	if n := c.found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
 		out = append(out, fmt.Sprintf("build %s came back as the old system once, and is never tried again with the same image: "+
 			"lock another version or other extensions, or use recreate or reimage", short(n.FailedBuild)))
@@ -57,7 +57,7 @@ func (c candidate) againstInPlace() []string {
 
 // againstReplacing is what keeps the system disk where it is, whoever the VM around it.
 func (c candidate) againstReplacing() []string {
-	var out []string
+	out := c.misfit()
 	if c.systemErr != nil {
 		out = append(out, strings.Join(append([]string{c.systemErr.Error()}, fault.Hints(c.systemErr)...), ": "))
 	}

@@ -122,6 +122,9 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	if k := n.found.Node.KubeletVersion; k != kept.Kubernetes {
 		refuse("its Kubernetes version was %s and is %s", cmpNone(kept.Kubernetes), cmpNone(k))
 	}
+	if machine.secured() && !o.signed(n.wanted, kept) {
+		refuse("its firmware boots only what is signed (Secure Boot), and whether that system is can't be told from the locks that are here")
+	}
 	if machine.ControlPlane {
 		if err := planRollbackEtcd(ctx, n, o, talos, p, kept); err != nil {
 			return err

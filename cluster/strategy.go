@@ -43,6 +43,9 @@ func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) deci
 	for _, name := range unknown {
 		d.Notes = append(d.Notes, fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name))
 	}
+	if len(d.Refused) == 0 {
+		d.Notes = append(d.Notes, c.changes()...)
+	}
 	if d.Strategy == Recreate || d.Strategy == Reimage {
 		for _, l := range lost {
 			if slices.Contains(w.AcceptLoss, l.name) {
@@ -87,7 +90,9 @@ func firstPossible(against map[Strategy][]string) (s Strategy, why string, refus
 				of = append(of, string(s))
 			}
 		}
-		refused = append(refused, strings.Join(of, ", ")+": "+reason)
+		if text := strings.Join(of, ", ") + ": " + reason; !slices.Contains(refused, text) {
+			refused = append(refused, text)
+		}
 	}
 	return Auto, "no strategy is possible", refused
 }

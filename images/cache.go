@@ -18,7 +18,9 @@ import (
 
 // Cache is a directory of ISOs that were fetched and checked.
 type Cache struct {
-	dir string
+	dir     string
+	largest int64                           // ISO that is received
+	free    func(dir string) (int64, error) // bytes that may be written there
 
 	mu   sync.Mutex
 	sums map[string]hashed
@@ -32,7 +34,9 @@ type hashed struct {
 }
 
 // NewCache uses a directory, which is created when something is stored.
-func NewCache(dir string) *Cache { return &Cache{dir: dir, sums: map[string]hashed{}} }
+func NewCache(dir string) *Cache {
+	return &Cache{dir: dir, largest: largestImage, free: freeSpace, sums: map[string]hashed{}}
+}
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
@@ -76,6 +80,9 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
 	c.sweep()
+	if err := c.room(want.Name, announced); err != nil {
+		return iso, err
+	}
 	f, err := os.CreateTemp(c.dir, partial(want.Name))
 	if err != nil {
 		return iso, fmt.Errorf("make a file in the ISO cache: %w", err)
@@ -85,7 +92,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	iso, err = receive(f, body, announced, want)
+	iso, err = receive(f, &bounded{Reader: body, most: c.largest}, announced, want)
 	if err == nil && verify != nil {
 		err = verify(f, iso.SizeBytes)
 	}
@@ -98,12 +105,28 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	return iso, syncDir(c.dir)
 }
 
+// room refuses what is announced to be too large, before any of it comes.
+func (c *Cache) room(name string, announced int64) error {
+	if announced > c.largest {
+		return fmt.Errorf("receive %s: %s are announced: %w", name, size(announced), tooLarge(c.largest))
+	}
+	free, err := c.free(c.dir)
+	if err != nil {
+		return fmt.Errorf("look how much space is free for the ISO cache: %w", err)
+	}
+	if announced > free {
+		return fault.WithHint(fault.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),
+			"recast prune --only cache removes ISOs there that nothing needs")
+	}
+	return nil
+}
+
 // receive writes an ISO to a file and returns what came, if that is whole.
 func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (schematics.ISO, error) {
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, sum), body)
 	if err = errors.Join(err, f.Sync()); err != nil {
-		return schematics.ISO{}, fmt.Errorf("receive the ISO: after %d bytes: %w", n, err)
+		return schematics.ISO{}, fmt.Errorf("receive %s: after %d bytes: %w", want.Name, n, err)
 	}
 	iso := schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
 	return iso, whole(iso, announced, want)

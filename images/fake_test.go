@@ -204,10 +204,14 @@ func (f *factory) Extract(_ context.Context, ref, arch string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
+	loader, err := artefact.SystemdBoot(arch)
+	if err != nil {
+		return nil, err
+	}
 	files := map[string][]byte{
 		"bin/installer":                             []byte("installer"),
 		"usr/install/" + arch + "/vmlinuz.efi":      uki,
-		"usr/install/" + arch + "/systemd-boot.efi": []byte("boot"),
+		"usr/install/" + arch + "/systemd-boot.efi": loader,
 	}
 	f.packed(files)
 	return tarOf(files), f.fail

@@ -27,6 +27,8 @@ const (
 	OtherSchematic   MismatchKind = "other-schematic"   // the entry that says what the image was made of
 	OtherArgs        MismatchKind = "other-args"        // kernel arguments
 	OtherFiles       MismatchKind = "other-files"       // of the installer, where Talos' boot files lie
+	Bootloader       MismatchKind = "bootloader"        // what starts an ISO is not what the installer installs
+	OtherSigner      MismatchKind = "other-signer"      // signed for Secure Boot by another certificate than the locked one
 	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
 )
 
@@ -59,20 +61,29 @@ func unreadable(what string, err error) error {
 // A factory keeps its list of extensions until it restarts, and serves an
 // installer for ever once it has built it: see docs/notes/images.md.
 const builtOtherwise = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
-	"An installer it serves for ever once built: have its tag removed there, or change the schematic (a kernel argument will do) and run `recast lock`"
+	"An installer it serves for ever once built: if it is still refused then, " + anew
+
+// anew is how to get away from what a factory, or a mirror, has under a name.
+const anew = "`recast lock --rebuild SCHEMATIC` has the same content built under another name"
 
 func (k MismatchKind) hint() string {
 	switch k {
 	case Damaged:
-		return "what was received is what the server has, byte by byte: run it again, and if that does not help, have it built anew"
+		return "what was received is what the server has, byte by byte: run it again, and if that does not help, " + anew
 	case OtherArch, OtherTalos, OtherSchematic:
 		return "it is the image of something else: check images.factory, images.mirror and what answers there"
 	case ExtensionOrder:
-		return "the order decides which file wins: whoever built this has read the schematic in another way; have it built anew"
+		return "the order decides which file wins: whoever built this has read the schematic in another way; " + anew
 	case OtherArgs:
 		return "if Talos itself brings an argument that this recast does not know, update recast, or name it in the schematic's extraKernelArgs"
+	case Bootloader:
+		return "nothing else starts on a node before it, and nothing can tell what it does: have installer and boot ISO built anew by the same factory, " +
+			"and look whether someone pushed other content"
+	case OtherSigner:
+		return "machines that have enrolled the locked certificate alone don't start it: see that every replica of the factory signs by that one, " +
+			"or that the machines know the new one, then run `recast lock --update`"
 	case OtherBuild:
-		return "the factory rebuilt one of the two: have both built by the same factory, and look whether someone pushed other content"
+		return "the factory rebuilt one of the two: look whether someone pushed other content; " + anew
 	default:
 		return builtOtherwise
 	}

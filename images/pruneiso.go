@@ -132,25 +132,29 @@ type Verdict struct {
 func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duration, now time.Time) []Verdict {
 	verdicts := make([]Verdict, 0, len(isos))
 	for _, iso := range isos {
-		v := Verdict{StoredISO: iso}
-		for _, by := range usersOf(uses, iso.Name) {
-			v.Keep = append(v.Keep, by+" refers to it")
-		}
-		if m := ourISO.FindStringSubmatch(iso.Name); m != nil {
-			v.Keep = append(v.Keep, need.why(iso.Name, m[1])...)
-		} else {
-			v.Keep = append(v.Keep, "it is not one of ours")
-		}
-		switch {
-		case olderThan == 0:
-		case iso.Changed.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 leaves age aside)")
-		case now.Sub(iso.Changed) < olderThan:
-			v.Keep = append(v.Keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
-		}
-		verdicts = append(verdicts, v)
+		verdicts = append(verdicts, Verdict{StoredISO: iso, Keep: keepISO(iso.Name, iso.Changed, uses, need, olderThan, now)})
 	}
 	return verdicts
+}
+
+// keepISO says why an ISO stays.
+func keepISO(name string, changed time.Time, uses []Use, need Needed, olderThan time.Duration, now time.Time) (keep []string) {
+	for _, by := range usersOf(uses, name) {
+		keep = append(keep, by+" refers to it")
+	}
+	if m := ourISO.FindStringSubmatch(name); m != nil {
+		keep = append(keep, need.why(name, m[1])...)
+	} else {
+		keep = append(keep, "it is not one of ours")
+	}
+	switch {
+	case olderThan == 0:
+	case changed.IsZero():
+		keep = append(keep, "its age is unknown (--older-than 0 leaves age aside)")
+	case now.Sub(changed) < olderThan:
+		keep = append(keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
+	}
+	return keep
 }
 
 // shortDuration is a duration without the zeros that String ends with.

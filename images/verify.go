@@ -18,20 +18,21 @@ import (
 // name, a tag and a label say nothing of that. One serves a whole run and reads
 // every locked extension image once. It is not for use by several goroutines.
 //
-// What it can't compare: the bootloader and the installer's own programs, the
-// bytes of Talos itself (they are the same in ISO and installer, and signed by the
-// factory), and the output of depmod, of which it compares the names.
+// What it can't compare: the installer's own programs and an ISO's GRUB, the bytes of
+// Talos itself and of systemd-boot (they are the same in ISO and installer, and signed
+// by the factory), and the output of depmod, of which it compares the names.
 type Verifier struct {
 	puller  Puller
 	parent  string
 	scratch string // "" until something was kept
 	known   map[string]*lockedExtension
+	largest int64 // installer, unpacked
 }
 
 // NewVerifier reads extension images through puller and keeps temporary files in
 // a directory of its own below dir.
 func NewVerifier(puller Puller, dir string) *Verifier {
-	return &Verifier{puller: puller, parent: dir, known: map[string]*lockedExtension{}}
+	return &Verifier{puller: puller, parent: dir, known: map[string]*lockedExtension{}, largest: largestImage}
 }
 
 // Close removes the temporary files.
@@ -73,7 +74,7 @@ func sweepScratch(parent string) {
 		return // only a malformed pattern can do that, and then nothing matches
 	}
 	for _, dir := range left {
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > 24*time.Hour {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > abandonedAfter {
 			_ = os.RemoveAll(dir) // what can't be removed costs space and nothing else
 		}
 	}
@@ -81,8 +82,10 @@ func sweepScratch(parent string) {
 
 // Boot is what a verified installer boots; an ISO of the same build boots the same.
 type Boot struct {
-	kernel string // see kernelSum
+	kernel string // see programSum
 	talos  string // SHA-256 of Talos' own part of the initramfs
+	loader string // systemd-boot: see programSum
+	stub   string // the program of the UKI: see bootimage.UKI
 }
 
 // Installer verifies the installer of e for the lock's architecture. files is the
@@ -96,7 +99,7 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	defer os.RemoveAll(dir)
 	note("reading what the installer holds")
 	// The stream does not wait while extensions are read.
-	held, err := unpackInstaller(lock.Arch, files, dir)
+	held, err := unpackInstaller(lock.Arch, &bounded{Reader: files, most: v.largest}, dir)
 	if err != nil {
 		return Boot{}, fmt.Errorf("installer: %w", err)
 	}
@@ -116,10 +119,16 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	if err != nil {
 		return Boot{}, err
 	}
+	loader, spoilt, err := held.loaderSum(lock)
+	if err != nil {
+		return Boot{}, err
+	}
+	odd = append(odd, spoilt...)
 	uki, err := bootimage.OpenUKI(f, info.Size())
 	if err != nil {
 		return Boot{}, errors.Join(append(odd, unreadable("installer", err))...)
 	}
+	odd = append(odd, secured("installer: its UKI", uki.File, lock)...)
 	want, err := v.wanted(ctx, lock, e, note)
 	if err != nil {
 		return Boot{}, err
@@ -128,6 +137,7 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	if err != nil {
 		return Boot{}, err
 	}
+	boot.loader, boot.stub = loader, uki.Stub
 	return boot.Boot, errors.Join(append(odd, errs...)...)
 }
 
@@ -174,7 +184,11 @@ func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.L
 		errs = append(errs, sameBuild(p.name, got.Boot, boot)...)
 		read = got
 	}
-	return errors.Join(errs...)
+	loaders, err := want.loaders(iso, boot)
+	if err != nil {
+		return err
+	}
+	return errors.Join(append(errs, loaders...)...)
 }
 
 // sameBuild compares what an ISO boots with what the installer installs.

@@ -53,6 +53,7 @@ type spoiltImage struct {
 func spoiltImages() map[string]spoiltImage {
 	all := spoiltExtensions()
 	maps.Copy(all, spoiltBoots())
+	maps.Copy(all, spoiltLoaders())
 	return all
 }
 

@@ -32,6 +32,7 @@ type wanted struct {
 	entries []wantedEntry // extensions in their order
 	loose   bootimage.Tree
 	modules bool // some extension has kernel modules
+	grub    bool // the boot ISO may have GRUB alone
 }
 
 // wantedEntry is an extension that an image has to hold; locked is nil for one of the generated ones.
@@ -51,7 +52,7 @@ func (v *Verifier) wanted(ctx context.Context, lock schematics.Lock, e schematic
 	if err != nil {
 		return nil, err
 	}
-	w := &wanted{lock: lock, entry: e}
+	w := &wanted{lock: lock, entry: e, grub: c.Bootloader == "grub" && !lock.SecureBoot}
 	w.args = wantedArgs{platform: lock.Platform, extra: c.KernelArgs, meta: c.Meta, overlay: e.Overlay != nil}
 	for i, x := range list {
 		l, err := v.extension(ctx, x, lock.Arch, func() { note(fmt.Sprintf("verifying: %d of %d extensions", i+1, len(list))) })
@@ -133,9 +134,9 @@ func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err
 	if got.raw, err = rawSum(p.initrd); err != nil {
 		return got, nil, fmt.Errorf("%s: %w", p.name, err)
 	}
-	kernel, err := kernelSum(p.kernel, w.lock.SecureBoot)
+	kernel, err := programSum(p.kernel, w.lock.SecureBoot)
 	if err != nil {
-		return got, append(mismatches, unreadable(p.name, err)), nil
+		return got, append(mismatches, unreadable(p.name+": kernel", err)), nil
 	}
 	got.initrd = p.read.initrd
 	if got.raw != p.read.raw {
@@ -144,7 +145,7 @@ func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err
 			return got, append(mismatches, unreadable(p.name, err)), nil
 		}
 	}
-	got.Boot = Boot{kernel: kernel, talos: got.initrd.BaseSHA256}
+	got.kernel, got.talos = kernel, got.initrd.BaseSHA256
 	return got, append(mismatches, w.content(p.name, p.uname, got.initrd)...), nil
 }
 

@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -30,6 +32,8 @@ const (
 // installerFiles is what an installer holds beside the installer itself.
 type installerFiles struct {
 	uki     string         // file here; "" if there is none
+	loader  string         // likewise, systemd-boot
+	options string         // likewise, those of the overlay
 	overlay bootimage.Tree // by the path in the image
 	odd     []string       // other files among those that it installs
 	archs   []string       // of odd
@@ -50,7 +54,12 @@ func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, 
 		case name == own+ukiFile && held.uki == "":
 			held.uki = filepath.Join(dir, ukiFile)
 			return writeFile(held.uki, r)
-		case name == own+bootFile:
+		case name == own+bootFile && held.loader == "":
+			held.loader = filepath.Join(dir, bootFile)
+			return writeFile(held.loader, r)
+		case name == overlayArgs && held.options == "":
+			held.overlay[name], held.options = bootimage.File{}, filepath.Join(dir, "extra-options")
+			return writeFile(held.options, r)
 		case strings.HasPrefix(name, overlayRoot):
 			held.overlay[name], err = hashed256(r)
 			return err
@@ -92,14 +101,42 @@ func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematic
 		if want, err = v.overlay(ctx, lock.Arch, *e.Overlay); err != nil {
 			return nil, err
 		}
-		if args, ok := held.overlay[overlayArgs]; ok { // written anew from the schematic's
-			want[overlayArgs] = args
+		want[overlayArgs] = held.overlay[overlayArgs]
+		other, err := held.otherOptions(e)
+		if err != nil {
+			return nil, err
 		}
+		mismatches = append(mismatches, other...)
 	}
 	if diff := treeDiff(want, held.overlay, sameContent); diff != "" {
 		mismatches = append(mismatches, mismatch(OtherFiles, "installer: the overlay in it is another one, %s: %s", from, diff))
 	}
 	return mismatches, nil
+}
+
+// otherOptions compares what the overlay's program is given when the installer runs with the
+// schematic's options. imager writes them anew, as YAML.
+func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
+	if h.options == "" {
+		return nil, nil // reported as missing
+	}
+	c, err := e.Customization()
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(h.options)
+	if err != nil {
+		return nil, fmt.Errorf("installer: %w", err)
+	}
+	defer f.Close()
+	options, err := bootimage.ReadOverlayOptions(f)
+	if err != nil {
+		return []error{unreadable("installer", err)}, nil
+	}
+	if len(options)+len(c.OverlayOptions) == 0 || reflect.DeepEqual(options, c.OverlayOptions) {
+		return nil, nil
+	}
+	return []error{mismatch(OtherFiles, "installer: /%s gives the overlay other options than the locked schematic", overlayArgs)}, nil
 }
 
 // overlay is what a locked overlay adds to an installer.

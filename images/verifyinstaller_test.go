@@ -38,8 +38,10 @@ func TestOverlay(t *testing.T) {
 	}}
 	whole := map[string][]byte{
 		"bin/installer": nil, "usr/install/amd64/vmlinuz.efi": []byte("uki"), "usr/install/amd64/systemd-boot.efi": nil,
-		"overlay/artifacts/arm64/u-boot.bin": []byte("u-boot"), "overlay/installers/default": []byte("installer"), "overlay/extra-options": []byte("{}"),
+		"overlay/artifacts/arm64/u-boot.bin": []byte("u-boot"), "overlay/installers/default": []byte("installer"),
+		"overlay/extra-options": []byte("configTxt: |\n    gpu_mem=128\n    dtparam=spi=on\n"),
 	}
+	const schematic = "overlay:\n  image: siderolabs/sbc\n  name: board\n  options: {configTxt: \"gpu_mem=128\\ndtparam=spi=on\\n\"}\ncustomization: {}\n"
 	another := "installer: the overlay in it is another one, locked is board (" + overlay.Digest + "): 1 file differs: "
 	for name, tc := range map[string]struct {
 		spoil func(files map[string][]byte)
@@ -55,6 +57,16 @@ func TestOverlay(t *testing.T) {
 		"an artefact added": {
 			func(f map[string][]byte) { f["overlay/artifacts/x"] = nil }, another + "overlay/artifacts/x is not in the locked one",
 		},
+		"no options": {
+			func(f map[string][]byte) { delete(f, "overlay/extra-options") }, another + "overlay/extra-options is missing",
+		},
+		"other options": {
+			func(f map[string][]byte) { f["overlay/extra-options"] = []byte("configTxt: gpu_mem=128\n") },
+			"installer: /overlay/extra-options gives the overlay other options than the locked schematic",
+		},
+		"options that are none": {
+			func(f map[string][]byte) { f["overlay/extra-options"] = []byte("- a\n") }, "installer: overlay options: ",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,7 +78,7 @@ func TestOverlay(t *testing.T) {
 				t.Fatal(err)
 			}
 			v := NewVerifier(registry, t.TempDir())
-			mismatches, err := v.beside(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay}, held)
+			mismatches, err := v.beside(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,19 +10,20 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// kernelSum identifies a kernel. For Secure Boot it is signed anew with each
-// build, the time of signing included, so it is then that of what is signed.
-func kernelSum(kernel *io.SectionReader, secureBoot bool) (string, error) {
+// programSum identifies a program of UEFI, as a kernel and a boot loader are. For Secure
+// Boot it is signed anew with each build, the time of signing included (Sign in
+// internal/pkg/secureboot/pesign of siderolabs/talos), so it is then that of what is signed.
+func programSum(program *io.SectionReader, secureBoot bool) (string, error) {
 	skip := []span(nil)
 	if secureBoot {
 		var err error
-		if skip, err = unsigned(kernel); err != nil {
-			return "", fmt.Errorf("kernel: %w: %w", bootimage.ErrFormat, err)
+		if skip, err = unsigned(program); err != nil {
+			return "", fmt.Errorf("%w: %w", bootimage.ErrFormat, err)
 		}
 	}
 	sum := sha256.New()
-	if err := hashWithout(sum, kernel, skip); err != nil {
-		return "", fmt.Errorf("kernel: %w", err)
+	if err := hashWithout(sum, program, skip); err != nil {
+		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// pe is a PE32+ file with a signature of that text at its end.
-func pe(code, signature string, checksum uint32) *io.SectionReader {
+// program is a PE32+ file with a signature of that text at its end.
+func program(code, signature string, checksum uint32) *io.SectionReader {
 	b := make([]byte, 0x40+24+240)
 	copy(b, "MZ")
 	binary.LittleEndian.PutUint32(b[0x3c:], 0x40)
@@ -25,25 +25,25 @@ func pe(code, signature string, checksum uint32) *io.SectionReader {
 	return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b)))
 }
 
-// TestKernelSum: a kernel that was signed at another time is the same kernel; for
+// TestProgramSum: a kernel that was signed at another time is the same kernel; for
 // other than Secure Boot every byte counts.
-func TestKernelSum(t *testing.T) {
+func TestProgramSum(t *testing.T) {
 	t.Parallel()
-	base := pe("code", "signed on Monday", 1)
+	base := program("code", "signed on Monday", 1)
 	for name, tc := range map[string]struct {
 		other               *io.SectionReader
 		same, sameForSigned bool
 	}{
-		"the same":     {pe("code", "signed on Monday", 1), true, true},
-		"signed again": {pe("code", "signed on Tuesday", 2), false, true},
-		"other code":   {pe("edoc", "signed on Monday", 1), false, false},
-		"more code":    {pe("code and more", "signed on Monday", 1), false, false},
+		"the same":     {program("code", "signed on Monday", 1), true, true},
+		"signed again": {program("code", "signed on Tuesday", 2), false, true},
+		"other code":   {program("edoc", "signed on Monday", 1), false, false},
+		"more code":    {program("code and more", "signed on Monday", 1), false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, secureBoot := range []bool{false, true} {
-				a, errA := kernelSum(base, secureBoot)
-				b, errB := kernelSum(tc.other, secureBoot)
+				a, errA := programSum(base, secureBoot)
+				b, errB := programSum(tc.other, secureBoot)
 				want := tc.same
 				if secureBoot {
 					want = tc.sameForSigned
@@ -56,7 +56,7 @@ func TestKernelSum(t *testing.T) {
 	}
 }
 
-func TestKernelSumRefuses(t *testing.T) {
+func TestProgramSumRefuses(t *testing.T) {
 	t.Parallel()
 	for name, kernel := range map[string][]byte{
 		"nothing":       nil,
@@ -66,7 +66,7 @@ func TestKernelSumRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if sum, err := kernelSum(io.NewSectionReader(bytes.NewReader(kernel), 0, int64(len(kernel))), true); err == nil {
+			if sum, err := programSum(io.NewSectionReader(bytes.NewReader(kernel), 0, int64(len(kernel))), true); err == nil {
 				t.Errorf("no error, but %s", sum)
 			}
 		})

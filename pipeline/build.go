@@ -3,11 +3,8 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"maps"
 	"os"
-	"slices"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -22,25 +19,6 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 	}
 	w := p.workshop(lock, c, run)
 	return w.build(ctx, nil)
-}
-
-// Publish mirrors the installers, where a mirror is configured, and puts the boot
-// ISOs on every storage that the nodes' hosts need, building first what is not built yet.
-func Publish(ctx context.Context, p Project, c Images, m Machines, run *step.Runner) (schematics.Lock, error) {
-	lock, err := p.lock()
-	if err != nil {
-		return schematics.Lock{}, err
-	}
-	// Proxmox takes a whole upload in before it says that it was not allowed.
-	if err := cluster.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, m.Proxmox); err != nil {
-		return schematics.Lock{}, err
-	}
-	o, err := p.observe(ctx, m, p.wanted(lock))
-	if err != nil {
-		return schematics.Lock{}, err
-	}
-	w := p.workshop(lock, c, run)
-	return w.publish(ctx, m.Store, hosts(p.wanted(lock), o))
 }
 
 // workshop is one lock on its way to images.
@@ -108,24 +86,4 @@ func (w workshop) mirror(ctx context.Context) error {
 	}
 	m := images.Mirror{Copier: w.images.Registry, Ledger: w.ledger, Repository: w.Config.Images.Mirror, Note: w.run.Note}
 	return w.run.Run(ctx, m.Step())
-}
-
-// hosts says for each schematic on which Proxmox nodes VMs with it live, sorted.
-func hosts(wanted []cluster.Wanted, o cluster.Observation) map[string][]string {
-	sets := map[string]map[string]bool{}
-	for i, w := range wanted {
-		host := o.Found[i].Host()
-		if host == "" {
-			continue
-		}
-		if sets[w.Schematic] == nil {
-			sets[w.Schematic] = map[string]bool{}
-		}
-		sets[w.Schematic][host] = true
-	}
-	out := map[string][]string{}
-	for schematic, set := range sets {
-		out[schematic] = slices.Sorted(maps.Keys(set))
-	}
-	return out
 }

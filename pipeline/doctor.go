@@ -154,9 +154,10 @@ func (d *checkup) say(text string) {
 }
 
 func (d *checkup) readLock() error {
-	lock, err := d.Project.lock()
-	if err == nil {
-		d.lock = lock
+	var err error
+	if d.lock, err = d.Project.lock(); err != nil { // what is certain of the one to come
+		im := d.Config.Images
+		d.lock = schematics.Lock{Arch: im.Arch, Platform: im.Platform, SecureBoot: im.SecureBoot}
 	}
 	d.wanted = d.Project.wanted(d.lock)
 	return err

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -16,6 +19,8 @@ import (
 type LockOptions struct {
 	Update bool // take the digests that the registry has now
 	Check  bool // write nothing, only say what would change
+	// Rebuild names schematics to have built anew, of what is locked, under another name.
+	Rebuild []string
 }
 
 // LockResult is what resolving came to.
@@ -40,6 +45,9 @@ type LockChange struct {
 func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, error) {
 	req, err := p.request()
 	if err != nil {
+		return LockResult{}, err
+	}
+	if err := rebuild(req.Files, o.Rebuild); err != nil {
 		return LockResult{}, err
 	}
 	req.Update = o.Update || o.Check
@@ -68,6 +76,20 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	}
 	res.Written = true
 	return res, nil
+}
+
+// rebuild marks the schematics that are to be built anew.
+func rebuild(files map[string]schematics.File, names []string) error {
+	for _, name := range names {
+		f, ok := files[name]
+		if !ok {
+			return fault.WithHint(fault.Configf("no schematic %q to rebuild", name),
+				"the schematics are: %s", strings.Join(slices.Sorted(maps.Keys(files)), ", "))
+		}
+		f.Rebuild = true
+		files[name] = f
+	}
+	return nil
 }
 
 // changes adds the nodes to what differs between two locks.

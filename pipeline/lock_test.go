@@ -176,6 +176,36 @@ func lockedAs(t *testing.T, p Project) Project {
 	return Project{Config: c}
 }
 
+// TestLockRebuild: what a schematic is locked to gets another name, and nothing else moves.
+func TestLockRebuild(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	world.agent, world.frr = hex64("b"), hex64("d")
+	_, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default", "bgb"}})
+	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), `no schematic "bgb" to rebuild`) ||
+		cmp.Diff([]string{"the schematics are: bgp, default, spare"}, fault.Hints(err)) != "" {
+		t.Errorf("a schematic that nobody has: %v %q", err, fault.Hints(err))
+	}
+	res, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
+		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
+	}
+	if lock, err := p.lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
+		t.Errorf("the lock: %+v, %v", lock.Schematics["default"], err)
+	}
+	world.agent, world.frr = hex64("a"), hex64("c")
+	if res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true}); err != nil || res.Differs {
+		t.Errorf("--check of a rebuilt lock: differs %t, %v", res.Differs, err)
+	}
+}
+
 // TestLockDiffersInNoBuild: what does not change an image is written and checked all the same.
 func TestLockDiffersInNoBuild(t *testing.T) {
 	t.Parallel()

@@ -95,7 +95,7 @@ func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
 func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
-		ID: e.BuildID, TalosVersion: lock.Talos, SchematicID: e.SchematicID, LockHash: e.LockHash,
+		ID: e.BuildID, TalosVersion: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
 		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, KernelArgs: e.KernelArgs(),
 		EmbedsConfig: e.EmbedsConfig(),
 	}

@@ -13,7 +13,7 @@ import (
 func TestWanted(t *testing.T) {
 	t.Parallel()
 	agent := schematics.Extension{Name: "qemu-guest-agent", Version: "11.0.2", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: "sha256:11"}
-	lock := schematics.Lock{Talos: "v1.13.9", Schematics: map[string]schematics.Locked{
+	lock := schematics.Lock{Talos: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, Schematics: map[string]schematics.Locked{
 		"default": {
 			BuildID: "b1", SchematicID: "s1", LockHash: "sha256-00", Extensions: []schematics.Extension{agent},
 			Installer: "ghcr.io/acme/talos@sha256:22", ISO: schematics.ISO{Name: "default.iso"},
@@ -37,7 +37,7 @@ func TestWanted(t *testing.T) {
 			Name: "wk1", Schematic: "default", VMID: 111, Strategy: cluster.InPlace, Holder: 9101, AcceptLoss: []string{"pv/a"},
 			Kubernetes: "v1.35.4", SystemDisk: "scsi0", SystemGiB: 10, ISOStorages: []string{"cephfs", "local"},
 			Build: cluster.Build{
-				ID: "b1", TalosVersion: "v1.13.9", SchematicID: "s1", LockHash: "sha256-00",
+				ID: "b1", TalosVersion: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s1", LockHash: "sha256-00",
 				Extensions: []cluster.LockedExtension{{Name: agent.Name, Version: agent.Version, Ref: agent.Ref, Digest: agent.Digest}},
 				Installer:  "ghcr.io/acme/talos@sha256:22", ISOName: "default.iso",
 				KernelArgs: []string{"console=ttyS0", "recast.lock=sha256-00"},
@@ -45,7 +45,7 @@ func TestWanted(t *testing.T) {
 		},
 		{
 			Name: "cp1", Schematic: "plain", Strategy: cluster.Auto, Kubernetes: "v1.35.4", ISOStorages: []string{"cephfs", "local"},
-			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", SchematicID: "s2"},
+			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s2"},
 		},
 	}
 	if diff := cmp.Diff(want, p.wanted(lock)); diff != "" {

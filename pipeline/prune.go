@@ -17,6 +17,7 @@ import (
 const (
 	PruneISOs  = "isos"
 	PruneDisks = "disks" // and the parking VMs that own nothing then
+	PruneCache = "cache" // of ISOs, on this machine
 	// PruneMirror is pruned only if it is asked for by name: a registry does not tell
 	// who else needs what is in it.
 	PruneMirror = "mirror"
@@ -25,7 +26,7 @@ const (
 // PruneOptions choose what Prune removes and whom it asks.
 type PruneOptions struct {
 	Only      string        // one kind; "": all but the mirror
-	OlderThan time.Duration // younger ISOs, and installers in the mirror, stay
+	OlderThan time.Duration // younger ISOs, cached ones too, and installers in the mirror, stay
 	KeepDisks *int          // how many old system disks of a node stay; nil: roll.keepDisks
 	Mirror    images.MirrorShelf
 	// Confirm is shown what would go and what stays. Its error, or false, ends the run.
@@ -44,6 +45,7 @@ type PruneReport struct {
 	ISOs   []images.Verdict         `json:"isos"`             // with names of ours, on the configured storages
 	Disks  []cluster.KeptVerdict    `json:"disks"`            // old system disks
 	VMs    []cluster.ParkingVerdict `json:"vms"`              // parking VMs
+	Cache  []images.CacheVerdict    `json:"cache"`            // files of ours in the ISO cache
 	Mirror []images.MirrorVerdict   `json:"mirror,omitzero"`  // installers with tags of ours; only if asked for
 	Unseen []string                 `json:"unseen,omitempty"` // where it could not be looked, in words
 }
@@ -63,6 +65,11 @@ func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
+// GoingCache lists the files of the ISO cache that nothing needs.
+func (r PruneReport) GoingCache() []images.CacheVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Cache), func(v images.CacheVerdict) bool { return len(v.Keep) > 0 })
+}
+
 // GoingMirror lists the mirrored installers that nothing needs.
 func (r PruneReport) GoingMirror() []images.MirrorVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Mirror), func(v images.MirrorVerdict) bool { return len(v.Keep) > 0 })
@@ -79,18 +86,18 @@ func (r PruneReport) host(online []string) string {
 	for _, v := range r.GoingISOs() {
 		return v.Host
 	}
-	if len(r.GoingMirror()) > 0 && len(online) > 0 {
+	if len(r.GoingMirror())+len(r.GoingCache()) > 0 && len(online) > 0 {
 		return online[0]
 	}
 	return ""
 }
 
 // Prune removes what nothing needs any more: old system disks and the parking VMs
-// that own nothing then, ISOs on the configured storages, installers in the mirror: look → claim → look
+// that own nothing then, ISOs on the configured storages and in the cache, installers in the mirror: look → claim → look
 // again → confirm → remove, each after another look. It refuses unless it provably
 // sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
-	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []cluster.KeptVerdict{}, VMs: []cluster.ParkingVerdict{}}
+	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []cluster.KeptVerdict{}, VMs: []cluster.ParkingVerdict{}, Cache: []images.CacheVerdict{}}
 	if err := p.mayPrune(ctx, px, o); err != nil {
 		return rep, err
 	}
@@ -140,11 +147,12 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	}
 	parked.Proxmox = held.Guard(px)
 	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
+	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: rep.Cache, Guard: held.Check}
 	mirror := images.MirrorPruner{Shelf: o.Mirror, Verdicts: rep.Mirror, Guard: held.Check}
 	return rep, run.Run(ctx, step.Step{
 		ID: "prune", Title: "remove what nothing needs",
 		Steps: func(context.Context) ([]step.Step, error) {
-			return slices.Concat(parked.Steps(), isos.Steps(), mirror.Steps()), nil
+			return slices.Concat(parked.Steps(), isos.Steps(), cache.Steps(), mirror.Steps()), nil
 		},
 	})
 }
@@ -153,6 +161,9 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOptions) error {
 	if o.takes(PruneMirror) {
 		return p.mayPruneMirror(ctx, px)
+	}
+	if o.Only == PruneCache {
+		return cluster.NeedsToPrune(nil).Check(ctx, px)
 	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
@@ -192,8 +203,8 @@ func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.
 		}
 		rep.Disks, rep.VMs = parked.Kept, parked.VMs
 	}
-	if o.takes(PruneISOs) {
-		rep.ISOs, rep.Unseen, err = p.judgeISOs(ctx, shelf, vms, uses, o)
+	if o.takes(PruneISOs) || o.takes(PruneCache) {
+		err = p.judgeISOs(ctx, shelf, vms, uses, o, rep)
 	}
 	if o.takes(PruneMirror) {
 		rep.Mirror, err = p.judgeMirror(ctx, o.Mirror, vms, o)

@@ -11,21 +11,32 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// judgeISOs judges every ISO of ours.
-func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (isos []images.Verdict, unseen []string, err error) {
+// judgeISOs judges every ISO of ours, on the storages and in the cache.
+func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions, rep *PruneReport) error {
 	open, err := openUses(vms)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	need, err := p.neededISOs(vms)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	found, unseen, err := images.ListISOs(ctx, shelf, p.Config.Images.ISO.Storage)
-	if err != nil {
-		return nil, nil, err
+	uses = append(uses, open...)
+	if o.takes(PruneCache) {
+		found, err := images.NewCache(p.isoCache()).Files()
+		if err != nil {
+			return err
+		}
+		rep.Cache = images.JudgeCache(found, uses, need, o.OlderThan, time.Now())
 	}
-	return images.JudgeISOs(found, append(uses, open...), need, o.OlderThan, time.Now()), unseen, nil
+	if o.takes(PruneISOs) {
+		found, unseen, err := images.ListISOs(ctx, shelf, p.Config.Images.ISO.Storage)
+		if err != nil {
+			return err
+		}
+		rep.ISOs, rep.Unseen = images.JudgeISOs(found, uses, need, o.OlderThan, time.Now()), unseen
+	}
+	return nil
 }
 
 // openUses are the VMs that unfinished replacements, of whatever Talos cluster,

@@ -79,6 +79,7 @@ func reasons(before, after Lock, was, is Locked, moved []Moved) []string {
 		{"Secure Boot", fmt.Sprint(before.SecureBoot), fmt.Sprint(after.SecureBoot)},
 		{"Secure Boot's certificate", orNone(before.SecureBootKey), orNone(after.SecureBootKey)},
 		{"overlay", was.Overlay.String(), is.Overlay.String()},
+		{"rebuild", fmt.Sprint(was.Rebuild), fmt.Sprint(is.Rebuild)},
 	} {
 		if v.was != v.is {
 			list = append(list, fmt.Sprintf("%s %s → %s", v.what, v.was, v.is))

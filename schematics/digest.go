@@ -64,7 +64,8 @@ func officialDigests(e Locked) []string {
 }
 
 // otherContent is a line for each thing that goes into an image beside official
-// extensions, in the order in which it is built in.
+// extensions, in the order in which it is built in, and one for what gives the same
+// content another name.
 func otherContent(e Locked) []string {
 	var lines []string
 	for _, x := range e.Extensions {
@@ -74,6 +75,9 @@ func otherContent(e Locked) []string {
 	}
 	if e.Overlay != nil {
 		lines = append(lines, "overlay "+e.Overlay.Name+" "+e.Overlay.Digest)
+	}
+	if e.Rebuild > 0 {
+		lines = append(lines, fmt.Sprintf("rebuild %d", e.Rebuild))
 	}
 	return lines
 }

@@ -36,6 +36,9 @@ type Locked struct {
 	// in the order of recast.yaml, which is the order in which they are built in.
 	Extensions []Extension `yaml:"extensions" json:"extensions"`
 	Overlay    *Overlay    `yaml:"overlay,omitempty" json:"overlay,omitempty"`
+	// Rebuild counts how often another image of the same content was asked for: a
+	// factory serves the one that it has built under a name for ever.
+	Rebuild int `yaml:"rebuild,omitempty" json:"rebuild,omitempty"`
 	// Installer and ISO are recorded once their content was verified.
 	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
 	// Signer is the SHA-256, in hex, of the DER public key whose signature of the

@@ -181,6 +181,9 @@ func (e Locked) checkContent(bad func(key, format string, args ...any)) {
 	if o := e.Overlay; o != nil && (o.Name == "" || o.Ref == "" || !IsDigest(o.Digest)) {
 		bad("overlay", "%q (%s@%s) is not a whole overlay", o.Name, o.Ref, o.Digest)
 	}
+	if e.Rebuild < 0 {
+		bad("rebuild", "%d is no count", e.Rebuild)
+	}
 }
 
 // replaceFile writes a file whole or not at all.

@@ -104,6 +104,8 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"signer, no key":      {"    iso:\n", "    signer: me\n    iso:\n", `schematics.default.signer: "me" is not the SHA-256 of a key that signed the installer`},
 		"former signer":       {"schematics:\n", "signers: [me]\nschematics:\n", "recast.lock:6:10: signers: each is to be a SHA-256 in hex"},
 		"half an overlay":     {"    installer:", "    overlay: {name: rpi, ref: ghcr.io/x/y, digest: latest}\n    installer:", `schematics.default.overlay: "rpi" (ghcr.io/x/y@latest) is not a whole overlay`},
+		"rebuilt":             {"    installer:", "    rebuild: 1\n    installer:", "schematics.default.lockHash: it is "},
+		"rebuilt, no count":   {"    installer:", "    rebuild: -1\n    installer:", "schematics.default.rebuild: -1 is no count"},
 		"now explicit":        {"digest: " + digestOf("qemu-guest-agent"), "digest: " + digestOf("qemu-guest-agent") + "\n      explicit: true", "schematics.default.lockHash: it is "},
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
 	} {

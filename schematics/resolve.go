@@ -62,6 +62,7 @@ type File struct {
 	Data       []byte
 	Extensions []Explicit // those that recast.yaml adds to the file's
 	Imager     bool       // the Talos imager builds it, so no factory is asked about it
+	Rebuild    bool       // another image of the same content is wanted, under another name
 }
 
 // Resolve makes a lock. Every problem in the files is reported at once, with kind Config.
@@ -80,7 +81,7 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	var problems []error
 	for _, name := range slices.Sorted(maps.Keys(parsed)) {
-		e, bad, err := r.one(ctx, parsed[name], req.Files[name])
+		e, bad, err := r.one(ctx, name, parsed[name])
 		if err != nil {
 			return Lock{}, nil, err
 		}
@@ -131,7 +132,8 @@ func newResolver(req Request, from Sources, official []OfficialExtension) *resol
 }
 
 // one resolves one schematic. What is wrong with the files is in problems.
-func (r *resolver) one(ctx context.Context, s Schematic, f File) (e Locked, problems []error, err error) {
+func (r *resolver) one(ctx context.Context, name string, s Schematic) (e Locked, problems []error, err error) {
+	f := r.req.Files[name]
 	problems = s.checkKernelArgs()
 	extensions, bad, err := r.extensions(ctx, s, f)
 	if err != nil {
@@ -142,7 +144,7 @@ func (r *resolver) one(ctx context.Context, s Schematic, f File) (e Locked, prob
 	if problems = append(problems, bad...); len(problems) > 0 {
 		return Locked{}, problems, nil
 	}
-	e = Locked{File: f.Path, Extensions: extensions, Overlay: overlay}
+	e = Locked{File: f.Path, Extensions: extensions, Overlay: overlay, Rebuild: r.rebuild(name)}
 	e.LockHash = lockHashOf(e)
 	locked, err := s.withLock(e.LockHash)
 	if err != nil {
@@ -152,6 +154,19 @@ func (r *resolver) one(ctx context.Context, s Schematic, f File) (e Locked, prob
 	e.BuildID = buildIDOf(r.lock, e)
 	e.ISO.Name = isoNameOf(r.lock, e)
 	return e, nil, nil
+}
+
+// rebuild is the count to lock. It never falls while the schematic is configured:
+// what a factory has built under a name that was given up, it still serves.
+func (r *resolver) rebuild(name string) int {
+	count := 0
+	if r.req.Old != nil {
+		count = r.req.Old.Schematics[name].Rebuild
+	}
+	if r.req.Files[name].Rebuild {
+		count++
+	}
+	return count
 }
 
 func parseAll(files map[string]File) (map[string]Schematic, error) {

@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -328,5 +329,67 @@ func TestResolveKeepsSigners(t *testing.T) {
 	}
 	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
 		t.Errorf("with a key that was accepted since: %q", got)
+	}
+}
+
+// TestRebuild: each rebuild gives the same content another name, and the count stays
+// with the schematic, whatever else moves.
+func TestRebuild(t *testing.T) {
+	t.Parallel()
+	texts := map[string]string{"a": agent, "plain": "customization: {}\n"}
+	next := func(old *Lock, known list, change func(*Request)) Lock {
+		req := request(texts)
+		req.Old = old
+		change(&req)
+		return resolve(t, req, known)
+	}
+	leave := func(*Request) {}
+	again := func(r *Request) {
+		f := r.Files["a"]
+		f.Rebuild = true
+		r.Files["a"] = f
+	}
+	first := next(nil, catalog(), leave)
+	once := next(&first, catalog(), again)
+	twice := next(&once, catalog(), again)
+	ids := map[string]bool{}
+	for i, l := range []Lock{first, once, twice} {
+		e := l.Schematics["a"]
+		ids[e.SchematicID+e.LockHash], ids[e.BuildID], ids[e.ISO.Name] = true, true, true
+		if e.Rebuild != i || userPart(e) != userPart(first.Schematics["a"]) {
+			t.Errorf("rebuild %d: %+v", i, e)
+		}
+		if diff := cmp.Diff(first.Schematics["plain"], l.Schematics["plain"]); diff != "" {
+			t.Errorf("rebuild %d: the other schematic (-want +got):\n%s", i, diff)
+		}
+		path := filepath.Join(t.TempDir(), "recast.lock")
+		if err := WriteLock(path, l); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadLock(path); err != nil || cmp.Diff(l, got) != "" {
+			t.Errorf("rebuild %d: read back: %v\n%s", i, err, cmp.Diff(l, got))
+		}
+	}
+	if len(ids) != 9 {
+		t.Errorf("%d names for three builds, want 9", len(ids))
+	}
+	if diff := cmp.Diff([]string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s", diff)
+	}
+
+	if diff := cmp.Diff(twice, next(&twice, catalog(), leave)); diff != "" {
+		t.Errorf("locking the same again (-want +got):\n%s", diff)
+	}
+	update := func(r *Request) { r.Update = true }
+	patched := catalog().with("siderolabs/qemu-guest-agent", digestOf("patched"))
+	for name, l := range map[string]Lock{
+		"update": next(&twice, patched, update), "another Talos version": next(&twice, catalog(), func(r *Request) { r.Talos = "v1.13.10" }),
+	} {
+		if e := l.Schematics["a"]; e.Rebuild != 2 || e.BuildID == twice.Schematics["a"].BuildID || l.Schematics["plain"].Rebuild != 0 {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
+		t.Error("recast lock --check finds fault with it")
 	}
 }

@@ -61,21 +61,24 @@ the token may have it do so (Sys.AccessNetwork on /nodes/<node>) and the node
 reaches the Image Factory; elsewhere it is uploaded, and each step says why.
 Proxmox checks the SHA-256 either way. An ISO that is there is left alone: its
 name and size have to be right, and where the token may have nodes download,
-Proxmox compares its SHA-256, too, which takes it a few seconds each time. A file
-of that name with other content is replaced, but never while a VM or a snapshot
-refers to it.
+Proxmox compares its SHA-256, too, each time: nearly all that publishing takes
+where there is nothing to do. A file of that name with other content is replaced,
+but never while a VM or a snapshot refers to it.
 
 Where images.mirror names a repository, every installer is copied there before,
 by digest and with its signatures, under the tag <Talos version>-<build ID>;
-recast.lock then names the copy. A tag that names another image is never moved.`,
+recast.lock then names the copy. A tag that names another image is never moved.
+
+Takes no talosconfig, and no kubeconfig unless a node has no vmid in recast.yaml:
+the UUID of its VM is asked of Kubernetes then.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, cl *closers, run *step.Runner) (schematics.Lock, error) {
-				m, err := connectMachines(s, p, cl)
+				px, err := connectProxmox(s, p, cl)
 				if err != nil {
 					return schematics.Lock{}, err
 				}
-				return pipeline.Publish(ctx, p, i, m, run)
+				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: kubeNodes(p, cl)}, run)
 			})
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -35,9 +36,9 @@ type closers []func() error
 
 func (c *closers) add(f func() error) { *c = append(*c, f) }
 
-func (c closers) close() {
-	for i := len(c) - 1; i >= 0; i-- {
-		_ = c[i]() // connections that were only used to ask
+func (c *closers) close() {
+	for _, f := range slices.Backward(*c) {
+		_ = f() // connections that were only used to ask
 	}
 }
 
@@ -92,10 +93,11 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	px, errProxmox := connectProxmox(s, p, cl)
 	t, errTalos := connectTalos(p, cl)
 	k, errKube := connectKube(p, cl)
-	if err := errors.Join(errProxmox, errTalos, errKube); err != nil {
+	configs, errConfigs := machineConfigs(p)
+	if err := errors.Join(errProxmox, errTalos, errKube, errConfigs); err != nil {
 		return pipeline.Machines{}, err
 	}
-	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: machineConfigs(p)}, nil
+	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: configs}, nil
 }
 
 func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {
@@ -140,11 +142,25 @@ func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
 	return k, nil
 }
 
+// kubeNodes lists the Node objects. The kubeconfig is opened when they are asked for.
+func kubeNodes(p pipeline.Project, cl *closers) func(context.Context) ([]cluster.KubeNode, error) {
+	return func(ctx context.Context) ([]cluster.KubeNode, error) {
+		k, err := connectKube(p, cl)
+		if err != nil {
+			return nil, err
+		}
+		return k.Nodes(ctx)
+	}
+}
+
 // machineConfigs returns what reads <node>.yaml from the configured directory; nil where none is configured.
-func machineConfigs(p pipeline.Project) func(node string) (cluster.Secret, bool, error) {
+func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool, error), error) {
 	dir := p.Config.Talos.MachineConfigs
 	if dir == "" {
-		return nil
+		return nil, nil
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return nil, fault.Configf("%s: talos.machineConfigs: %w", p.Config.Place("talos.machineConfigs"), err)
 	}
 	return func(node string) (cluster.Secret, bool, error) {
 		b, err := os.ReadFile(filepath.Join(dir, node+".yaml"))
@@ -155,7 +171,7 @@ func machineConfigs(p pipeline.Project) func(node string) (cluster.Secret, bool,
 			return nil, false, fmt.Errorf("read the machine configuration of %s: %w", node, err)
 		}
 		return b, true, nil
-	}
+	}, nil
 }
 
 // withMachines runs f with clients for Proxmox, Talos and Kubernetes.

@@ -17,11 +17,11 @@ func newDriftCmd(s *streams, g *globals) *cobra.Command {
 	var deep bool
 	c := &cobra.Command{
 		Use: "drift", Short: "Does every node run exactly the lock?",
-		Long: `Compare every node with the lock: Talos version, schematic with its lock hash,
-extensions, install image, a system that waits for a reboot, boot media and order,
-Kubernetes version, leftovers of an unfinished roll. Reads only; made for a nightly
-job. Exits 0 when all is in sync, 2 on drift, 1 when a node could not be read,
-whatever the others say.
+		Long: `Compare every node with the lock: Talos version, architecture, platform, Secure
+Boot, schematic with its lock hash, extensions, install image, a system that waits
+for a reboot, boot media and order, Kubernetes version, leftovers of an unfinished
+roll. Reads only; made for a nightly job. Exits 0 when all is in sync, 2 on drift, 1
+when a node could not be read, whatever the others say.
 
 Without --deep it compares what images say of themselves. With it, every file of
 every locked extension is read back from each node and compared with the image that

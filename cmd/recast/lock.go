@@ -24,10 +24,17 @@ Extensions that recast.yaml names by reference are looked up in their own
 registries. One that is named by tag alone is pinned to what the tag names.
 
 Digests that are locked stay as they are until --update asks for newer ones. The
-answer shows which moved from where to where, and which nodes that makes stale.`,
+answer shows which moved from where to where, and which nodes that makes stale.
+
+An Image Factory serves an installer for ever once it has built it. If recast build
+refuses one because the factory built it of other extensions than the locked ones,
+and the factory has those by now, --rebuild names the schematic to have built anew:
+the same content gets another schematic ID, under which the factory has nothing yet.
+recast.lock counts that (rebuild), and later locks keep the count.`,
 		Example: `  recast lock
-  recast lock --update         # an extension was published anew
-  recast lock --check          # exit 2 if --update would change something`,
+  recast lock --update           # an extension was published anew
+  recast lock --check            # exit 2 if --update would change something
+  recast lock --rebuild default  # the factory's image of it was refused`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {
@@ -36,11 +43,15 @@ answer shows which moved from where to where, and which nodes that makes stale.`
 			if o.Update && o.Check {
 				return errUsage{fmt.Errorf("--update writes the lock, --check does not: choose one")}
 			}
+			if len(o.Rebuild) > 0 && o.Check {
+				return errUsage{fmt.Errorf("--rebuild writes the lock, --check does not: choose one")}
+			}
 			return g.lock(c.Context(), s, o, out)
 		},
 	}
 	c.Flags().BoolVar(&o.Update, "update", false, "take the digests that the registry has now")
 	c.Flags().BoolVar(&o.Check, "check", false, "write nothing; exit 2 if --update would change the lock")
+	c.Flags().StringSliceVar(&o.Rebuild, "rebuild", nil, "have the images of these `schematics` built anew, under another name")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	return c
 }

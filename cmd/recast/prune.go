@@ -35,6 +35,9 @@ a start; if recast.lock or the lock before it has it; if an unfinished replaceme
 may need it, or a VM was made from its build; and if it is younger than
 --older-than, since other Talos clusters may share the storage.
 
+Boot ISOs of ours in .recast/cache/iso, where builds keep them on this machine, by
+the same rules, and what a build that was killed has left there a day ago or earlier.
+
 Installers in images.mirror, only with --only mirror: a registry does not tell who
 else needs what is in it. Tags of ours (<talos>-<build>) with their signatures and
 what refers to them; tags of others are never touched, nor an image that another tag
@@ -45,7 +48,7 @@ delete by the registry's API at all.
 Everything is looked at again right before it goes. Refuses where the token does
 not provably see every VM, without quorum, and while another run is at work. Disks
 and parking VMs take what a roll takes; deleting ISOs takes Datastore.Allocate on
-their storages. --only leaves one kind alone.`
+their storages. --only takes one kind alone.`
 
 func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	var f struct {
@@ -56,10 +59,11 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 		out       string
 	}
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove old system disks, parking VMs, boot ISOs and mirrored installers that nothing needs any more",
+		Use: "prune", Short: "Remove old system disks, parking VMs, boot ISOs, cached ISOs and mirrored installers that nothing needs any more",
 		Long: pruneLong,
 		Example: `  recast prune
   recast prune --only disks --keep-disks 0
+  recast prune --only cache
   recast prune --only mirror --older-than 2160h
   recast prune --older-than 720h --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
@@ -99,9 +103,9 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			return errors.Join(err, ui.WritePrune(s.out, f.out, rep))
 		},
 	}
-	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there, and installers that were built, for less than this")
+	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there or in the cache, and installers that were built, for less than this")
 	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks of each node that stay (default: roll.keepDisks)")
-	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos, disks or mirror")
+	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos, disks, cache or mirror")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 	return c
@@ -110,9 +114,9 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 // pruneKinds completes what is to be removed.
 func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error {
 	switch o.Only {
-	case "", pipeline.PruneISOs, pipeline.PruneDisks, pipeline.PruneMirror:
+	case "", pipeline.PruneISOs, pipeline.PruneDisks, pipeline.PruneCache, pipeline.PruneMirror:
 	default:
-		return errUsage{fmt.Errorf("--only %q: there are isos, disks and mirror", o.Only)}
+		return errUsage{fmt.Errorf("--only %q: there are isos, disks, cache and mirror", o.Only)}
 	}
 	if !c.Flags().Changed("keep-disks") {
 		return nil
@@ -138,5 +142,6 @@ func removedAny(rep pipeline.PruneReport) bool {
 	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Disks, func(v cluster.KeptVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Cache, func(v images.CacheVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
 }

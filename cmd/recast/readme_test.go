@@ -12,6 +12,9 @@ import (
 // TestReadmeTour runs the two blocks of the README's tour, each in its own
 // terminal, as they stand there.
 func TestReadmeTour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories; the story of a roll does the same")
+	}
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -40,7 +43,7 @@ func TestReadmeTour(t *testing.T) {
 	shell := func(script string) *exec.Cmd {
 		c := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
 		c.Dir, c.Stdout, c.Stderr = dir, t.Output(), t.Output()
-		c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "GORACE="+noNap)
 		c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 		return c
 	}

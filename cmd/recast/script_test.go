@@ -25,6 +25,10 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"recast": main})
 }
 
+// noNap is for GORACE: the race detector has every process wait for a second
+// before it ends (atexit_sleep_ms), and the stories start hundreds of them.
+const noNap = "atexit_sleep_ms=0"
+
 // TestScript runs every story of testdata/script, as a person would type it.
 func TestScript(t *testing.T) {
 	t.Parallel()
@@ -36,6 +40,7 @@ func TestScript(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "1")
+			env.Setenv("GORACE", noNap)
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){

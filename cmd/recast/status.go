@@ -1,11 +1,8 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -38,14 +35,8 @@ there is to say.`,
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, MachineConfig: machineConfigs(p)}
-			k, errKube := connectKube(p, &cl)
-			src.Nodes = func(ctx context.Context) ([]cluster.KubeNode, error) {
-				if errKube != nil {
-					return nil, errKube
-				}
-				return k.Nodes(ctx)
-			}
+			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(p, &cl)}
+			src.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
 			res, err := pipeline.Status(c.Context(), p, src)
 			if err != nil {
 				return err

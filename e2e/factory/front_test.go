@@ -18,7 +18,7 @@ type front struct {
 	images    atomic.Int64 // requests that make the factory build
 
 	mu               sync.Mutex
-	lists, otherwise *url.URL // where requests for the list of extensions go, and all others
+	lists, otherwise *url.URL // where requests for what images are to be made of and signed by go, and all others
 }
 
 func newFront(t *testing.T) *front {
@@ -48,7 +48,7 @@ func (f *front) route(r *httputil.ProxyRequest) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	to := f.otherwise
-	if strings.HasPrefix(path, "/version/") {
+	if strings.HasPrefix(path, "/version/") || strings.HasPrefix(path, "/secureboot/") {
 		to = f.lists
 	}
 	r.SetURL(to)
@@ -58,7 +58,7 @@ func (f *front) route(r *httputil.ProxyRequest) {
 // leads sends every request to one factory.
 func (f *front) leads(t *testing.T, to *running) { f.splits(t, to, to) }
 
-// splits sends requests for lists to one factory and all others to another, as happens by chance between replicas.
+// splits sends requests for lists and certificates to one factory and all others to another, as happens by chance between replicas.
 func (f *front) splits(t *testing.T, lists, otherwise *running) {
 	t.Helper()
 	parse := func(r *running) *url.URL {

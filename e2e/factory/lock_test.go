@@ -4,7 +4,8 @@ import "go.yaml.in/yaml/v4"
 
 // lock is what the tests look at in recast.lock.
 type lock struct {
-	Schematics map[string]struct {
+	SecureBootKey string `yaml:"secureBootKey"`
+	Schematics    map[string]struct {
 		BuildID     string `yaml:"buildID"`
 		SchematicID string `yaml:"schematicID"`
 		Installer   string `yaml:"installer"`

@@ -83,14 +83,6 @@ func (d *depot) digest(t *testing.T, path string) string {
 	return desc.Digest.String()
 }
 
-// forget removes a tag with what it names.
-func (d *depot) forget(t *testing.T, path string) {
-	t.Helper()
-	if err := remote.Delete(d.tag(t, path), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func digestOf(t *testing.T, what interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
 	h, err := what.Digest()

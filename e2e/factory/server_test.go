@@ -24,6 +24,7 @@ type factoryServer struct {
 	core, own *depot
 	front     *front
 	key       string
+	keys      string // directory with those for Secure Boot
 	bin       string // directory with the programs that imager is to find first
 	dir       string
 	started   int
@@ -42,6 +43,8 @@ func newFactoryServer(t *testing.T, core, own *depot, at *front, bin string) *fa
 	f := &factoryServer{core: core, own: own, front: at, bin: bin, dir: t.TempDir()}
 	f.key = filepath.Join(f.dir, "signing.key")
 	write(t, f.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	f.keys = filepath.Join(f.dir, "secureboot")
+	secureBootKeys(t, f.keys)
 	return f
 }
 
@@ -68,7 +71,7 @@ func (f *factoryServer) start(t *testing.T) *running {
 		t.Fatal(err)
 	}
 	defer log.Close() // the child has its own
-	r.process = program(t, "factory", addr, f.front.url, f.core.addr, f.own.addr, f.key)
+	r.process = program(t, "factory", addr, f.front.url, f.core.addr, f.own.addr, f.key, f.keys)
 	r.process.Stdout, r.process.Stderr = log, log
 	r.process.Env = append(os.Environ(), "TMPDIR="+tmp, "PATH="+f.bin+":"+os.Getenv("PATH"))
 	began := time.Now()

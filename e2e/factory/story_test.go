@@ -41,6 +41,7 @@ func TestStory(t *testing.T) {
 	digests := s.patchesUnderAStaleFactory()
 	s.isLiedTo(digests)
 	s.restartsTheFactory()
+	s.signsForSecureBoot()
 	s.buildsHere()
 	s.rolls()
 	s.t.Attr("images-verified", strconv.Itoa(s.verified))
@@ -214,16 +215,14 @@ func (s *stage) isLiedTo(digests [2]string) {
 	s.factory = fresh
 }
 
-// restartsTheFactory leads to new content: the factory would serve the installer that
-// was made under the new label for ever, so its operator has to remove it.
+// restartsTheFactory leads to new content: the factory serves the installer that was
+// made under the new label for ever, so the image gets another label.
 func (s *stage) restartsTheFactory() {
 	s.tell("Every replica is restarted; what one of them built is still in the factory's cache")
 	s.front.leads(s.t, s.factory)
 	s.typed(4, "build")
 	s.refused++
-	e := s.lock().Schematics["storage"]
-	s.core.forget(s.t, "factory/nocloud-installer/"+e.SchematicID+":"+talosVersion)
-	s.notes("the factory's operator removes that installer")
+	s.typed(0, "lock", "--rebuild", "storage")
 	s.typed(0, "build")
 	s.verified += 2
 	s.holds(s.lock().Schematics["storage"].Installer, "2")

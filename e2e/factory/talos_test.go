@@ -23,7 +23,7 @@ func talosFiles(t *testing.T, dir string) {
 	t.Helper()
 	for _, arch := range architectures {
 		to := filepath.Join(dir, arch)
-		write(t, filepath.Join(to, "vmlinuz"), kernel(arch))
+		write(t, filepath.Join(to, "vmlinuz"), kernel(t, arch))
 		write(t, filepath.Join(to, "systemd-boot.efi"), executable(t, arch))
 		write(t, filepath.Join(to, "systemd-stub.efi"), executable(t, arch))
 		initramfs(t, filepath.Join(to, "initramfs.xz"), arch)
@@ -60,10 +60,13 @@ func installerBase(t *testing.T, talos string) v1.ImageIndex {
 	})
 }
 
-// kernel has the x86 boot header, from which imager takes the release; an arm64
-// kernel has none. See internal/pkg/uki/kernel.go in siderolabs/talos.
-func kernel(arch string) []byte {
+// kernel is a program of UEFI, too, as every kernel of Talos. It has the x86 boot header, from
+// which imager takes the release; an arm64 kernel has none. See internal/pkg/uki/kernel.go in siderolabs/talos.
+func kernel(t *testing.T, arch string) []byte {
+	t.Helper()
+	const programHeaders = 0x1d8
 	b := random("kernel "+arch, 256<<10)
+	copy(b, executable(t, arch)[:programHeaders])
 	if arch != "amd64" {
 		return b
 	}

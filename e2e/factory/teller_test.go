@@ -124,7 +124,12 @@ func (s *teller) lab() {
 
 func (s *teller) read(name string) string {
 	s.t.Helper()
-	b, err := os.ReadFile(filepath.Join(s.dir, name))
+	return s.readFrom(s.dir, name)
+}
+
+func (s *teller) readFrom(dir, name string) string {
+	s.t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"sort"
 	"strings"
 	"unicode/utf16"
@@ -31,9 +32,14 @@ const (
 	fatVolumeLabel  = 0x08
 	fatDirectory    = 0x10
 	fatEnd          = 0x0ffffff8
+	fatSelf         = ".          "
+	fatParent       = "..         "
 	fatPageBytes    = 4096
 	maxFATDirectory = 2 << 20 // as the specification has it
 	maxFATPieces    = 1 << 16 // of one file; mcopy writes it in one
+
+	maxFATDirectories = 64 // of Talos: 8
+	maxFATFiles       = 1024
 )
 
 // openFAT takes a file system for FAT32 by its BIOS parameter block. A small one would be a
@@ -153,6 +159,7 @@ func (s scattered) ReadAt(p []byte, off int64) (int, error) {
 
 // fatEntry is a file or directory.
 type fatEntry struct {
+	path    string // in lower case
 	name    string // the long one, if there is one
 	short   string // "LINUX", "TALOS-~1.EFI"
 	dir     bool
@@ -161,8 +168,8 @@ type fatEntry struct {
 }
 
 func (f *fat32) open(e fatEntry) (*io.SectionReader, error) {
-	if e.dir || e.size == 0 {
-		return nil, errors.New("no file, or an empty one")
+	if e.size == 0 {
+		return nil, errors.New("it is not there, or empty")
 	}
 	pieces, err := f.chain(e.cluster, e.size)
 	if err != nil {
@@ -174,42 +181,38 @@ func (f *fat32) open(e fatEntry) (*io.SectionReader, error) {
 	return io.NewSectionReader(scattered{f.r, pieces}, 0, e.size), nil
 }
 
-// glob lists the files of a directory that end in suffix, in any case; no such directory has none.
-func (f *fat32) glob(dir, suffix string) ([]fatEntry, error) {
-	cluster := f.root
-	for part := range strings.SplitSeq(dir, "/") {
-		entries, err := f.list(cluster)
-		if err != nil {
-			return nil, err
+// files lists all files by path, in lower case. Firmware knows a file by its long name and by its short
+// one, so that nothing may have a name that something else in its directory has, too.
+func (f *fat32) files() (map[string]fatEntry, error) {
+	found := map[string]fatEntry{}
+	directories := []fatEntry{{cluster: f.root}}
+	for n := 0; n < len(directories); n++ {
+		if n == maxFATDirectories || len(found) > maxFATFiles {
+			return nil, errTooManyFiles
 		}
-		matches := 0
-		for _, e := range entries {
-			if e.dir && (strings.EqualFold(e.name, part) || strings.EqualFold(e.short, part)) { // firmware knows it by either
-				cluster = e.cluster
-				matches++
+		entries, err := f.list(directories[n].cluster)
+		if err != nil {
+			return nil, fmt.Errorf("/%s: %w", directories[n].path, err)
+		}
+		names := map[string]int{}
+		for i, e := range entries {
+			for _, name := range []string{e.name, e.short} {
+				name = strings.ToLower(name)
+				if other, ok := names[name]; ok && other != i {
+					return nil, fmt.Errorf("/%s: %s is there twice", directories[n].path, name)
+				}
+				names[name] = i
+			}
+			e.path = path.Join(directories[n].path, strings.ToLower(e.name))
+			if e.dir {
+				directories = append(directories, e)
+			} else {
+				found[e.path] = e
 			}
 		}
-		switch {
-		case matches == 0:
-			return nil, nil
-		case matches > 1:
-			return nil, fmt.Errorf("%s is there %d times", part, matches)
-		}
 	}
-	entries, err := f.list(cluster)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
-	}
-	var files []fatEntry
-	for _, e := range entries {
-		if !e.dir && (hasSuffix(e.name, suffix) || hasSuffix(e.short, suffix)) {
-			files = append(files, e)
-		}
-	}
-	return files, nil
+	return found, nil
 }
-
-func hasSuffix(name, suffix string) bool { return strings.HasSuffix(strings.ToLower(name), suffix) }
 
 // list reads a directory, without "." and "..".
 func (f *fat32) list(cluster uint32) ([]fatEntry, error) {
@@ -232,7 +235,7 @@ func (f *fat32) list(cluster uint32) ([]fatEntry, error) {
 		case attributes&0x3f == fatLongName:
 			long, sum = longName(b[:fatEntryBytes])+long, b[13]
 			continue
-		case attributes&fatVolumeLabel != 0 || b[0] == '.':
+		case attributes&fatVolumeLabel != 0 || string(b[:11]) == fatSelf || string(b[:11]) == fatParent:
 			long = ""
 			continue
 		}

@@ -71,6 +71,7 @@ func FuzzOpenISO(f *testing.F) {
 		requireFormat(t, err)
 		if err == nil && iso.UKI != nil {
 			readWhole(t, iso.UKI.Initrd)
+			readWhole(t, iso.Loader)
 		}
 		if err == nil && iso.GRUB != nil {
 			readWhole(t, iso.GRUB.Initrd)

@@ -10,6 +10,12 @@ import (
 type ISO struct {
 	UKI  *UKI  // of the EFI system partition; nil where there is none
 	GRUB *GRUB // nil where the ISO does not boot by GRUB
+
+	// Beside the UKI, in the EFI system partition:
+	Loader      *io.SectionReader // systemd-boot
+	Certificate string            // by which it is signed: SHA-256, in hex; "" where there is none
+	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
+	Odd         []string          // files that no image of Talos has
 }
 
 // GRUB is what the default entry of /boot/grub/grub.cfg boots.
@@ -42,7 +48,7 @@ func openISO(r *io.SectionReader) (*ISO, error) {
 	}
 	i := &ISO{}
 	if v.efi != nil {
-		if i.UKI, err = ukiOfESP(v.efi); err != nil {
+		if err := i.readESP(v.efi); err != nil {
 			return nil, fmt.Errorf("EFI system partition: %w", err)
 		}
 	}
@@ -56,46 +62,4 @@ func openISO(r *io.SectionReader) (*ISO, error) {
 		return nil, errors.New("it boots neither a UKI nor GRUB")
 	}
 	return i, nil
-}
-
-// ukiOfESP is the one UKI in EFI/Linux of an EFI system partition. sd-boot would also
-// boot what loader/entries names, which no image of Talos has.
-func ukiOfESP(r *io.SectionReader) (*UKI, error) {
-	fat, err := openFAT(r)
-	if errors.Is(err, errNotFAT32) {
-		return nil, nil //nolint:nilnil // GRUB's own partition: it has no UKI
-	}
-	if err != nil {
-		return nil, err
-	}
-	if entries, err := fat.glob("loader/entries", ""); err != nil || len(entries) > 0 {
-		return nil, errors.Join(err, errIf(len(entries) > 0, "loader/entries has boot entries"))
-	}
-	ukis, err := fat.glob("EFI/Linux", ".efi")
-	if err != nil {
-		return nil, err
-	}
-	switch len(ukis) {
-	case 0:
-		return nil, nil //nolint:nilnil // ditto
-	case 1:
-	default:
-		return nil, fmt.Errorf("EFI/Linux holds %d images", len(ukis))
-	}
-	file, err := fat.open(ukis[0])
-	if err != nil {
-		return nil, fmt.Errorf("EFI/Linux/%s: %w", ukis[0].name, err)
-	}
-	uki, err := openUKI(file, file.Size())
-	if err != nil {
-		return nil, fmt.Errorf("EFI/Linux/%s: %w", ukis[0].name, err)
-	}
-	return uki, nil
-}
-
-func errIf(is bool, text string) error {
-	if is {
-		return errors.New(text)
-	}
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,6 +69,9 @@ func TestISORefused(t *testing.T) {
 		"a chain in a circle":    {change(uefi, func(b []byte) { circle(esp(b)) }), "chain of clusters is too long"},
 		"a UKI in another place": {text(uefi, "T\x00a\x00l\x00o\x00s\x00", "t\x00a\x00l\x00o\x00s\x00"), ""},
 		"another long name":      {text(uefi, "LINUX      ", "LINUS      "), "belongs to another file"},
+		"another loader's name":  {text(uefi, "BOOTX64 EFI", "BOOTIA32EFI"), "efi/boot/bootx64.efi: it is not there"},
+		"another default entry":  {text(uefi, "timeout 10", "default *w"), `loader/loader.conf: "default *w" is none of Talos' own`},
+		"a name twice":           {func() []byte { return renamed(uefi, "random-seed", "loader.conf") }, "/loader: loader.conf is there twice"},
 		"another menu":           {text(grub, "terminal_input", "source  /x.cfg"), `"source"`},
 		"another default":        {text(grub, "set default=0", "set default=1"), "the default is not"},
 		"another kernel":         {text(grub, "linux /boot/vmlinuz", "linux /boot/vmlinux"), "another kernel"},
@@ -91,6 +95,37 @@ func TestISORefused(t *testing.T) {
 			requireRefused(t, err, "ISO: ", tt.want)
 		})
 	}
+}
+
+// TestESP: what lies beside the UKI is told.
+func TestESP(t *testing.T) {
+	t.Parallel()
+	uefi := goldenISO(t, "uefi")
+	for name, tt := range map[string]struct {
+		b   []byte
+		odd []string
+	}{
+		"as imager makes it": {uefi, nil},
+		"another file":       {renamed(uefi, "random-seed", "random.efi!"), []string{"loader/random.efi!"}},
+	} {
+		iso, err := openISO(tt.b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(iso.Odd, tt.odd) || iso.Keys != nil || iso.Certificate != "" {
+			t.Errorf("%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
+		}
+		if head, err := io.ReadAll(io.LimitReader(iso.Loader, 2)); err != nil || string(head) != "MZ" {
+			t.Errorf("%s: the loader begins with %q, %v", name, head, err)
+		}
+	}
+}
+
+// renamed has another long name for a file of an EFI system partition, both of 11 characters.
+func renamed(b []byte, from, to string) []byte {
+	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
+	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them
+	return bytes.Replace(b, wide(from[5:]), wide(to[5:]), 1)
 }
 
 // circle has the root directory's chain lead back to its beginning.

@@ -72,6 +72,7 @@ func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 type section struct {
 	name, content string
 	virtualSize   int // that of the content if 0
+	at            int // in memory; behind the others if 0
 }
 
 // portable is a PE32+ file with these sections.
@@ -94,10 +95,13 @@ func portable(t testing.TB, machine uint16, sections ...section) []byte {
 	for _, s := range sections {
 		h := pe.SectionHeader32{
 			VirtualSize: uint32(len(s.content)), SizeOfRawData: uint32(len(s.content)+511) &^ 511,
-			PointerToRawData: uint32(header + content.Len()),
+			PointerToRawData: uint32(header + content.Len()), VirtualAddress: uint32(header + content.Len()),
 		}
 		if s.virtualSize != 0 {
 			h.VirtualSize = uint32(s.virtualSize)
+		}
+		if s.at != 0 {
+			h.VirtualAddress = uint32(s.at)
 		}
 		copy(h.Name[:], s.name)
 		write(h)

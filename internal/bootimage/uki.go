@@ -18,8 +18,10 @@ type UKI struct {
 	Talos   string // "v1.13.9", VERSION_ID of .osrel
 	Uname   string // kernel release; empty where the UKI has no .uname
 	Cmdline string // kernel command line
+	Stub    string // identifies systemd-stub, the program that boots all this: SHA-256, in hex
 	Kernel  *io.SectionReader
 	Initrd  *io.SectionReader
+	File    *io.SectionReader // all of it
 }
 
 const (
@@ -49,7 +51,7 @@ func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
 	if len(file.Sections) > maxUKISections {
 		return nil, fmt.Errorf("%d sections", len(file.Sections))
 	}
-	u := &UKI{}
+	u := &UKI{File: io.NewSectionReader(r, 0, sizeBytes)}
 	switch file.Machine {
 	case pe.IMAGE_FILE_MACHINE_AMD64:
 		u.Arch = "amd64"
@@ -69,6 +71,9 @@ func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
 		return nil, err
 	}
 	if err := u.readTexts(r, main, sizeBytes); err != nil {
+		return nil, err
+	}
+	if u.Stub, err = stubSum(r, file, sizeBytes); err != nil {
 		return nil, err
 	}
 	return u, nil

@@ -60,7 +60,7 @@ func TestOpenUKI(t *testing.T) {
 			requireSame(t, "kernel", u.Kernel, []byte("kernel"))
 			requireSame(t, "initrd", u.Initrd, []byte("initrd"))
 			got := *u
-			got.Kernel, got.Initrd = nil, nil
+			got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
 			tt.want.Talos = "v1.13.9"
 			if got != tt.want {
 				t.Errorf("UKI = %+v, want %+v", got, tt.want)
@@ -79,20 +79,21 @@ func TestUKIRefused(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		"nothing":           {nil, "EOF"},
-		"no PE":             {make([]byte, 4096), "no PE file"},
-		"symbols":           {symbols(portable(t, amd64, sections()...)), "table of symbols"},
-		"another machine":   {portable(t, pe.IMAGE_FILE_MACHINE_I386, sections()...), "machine type"},
-		"no kernel":         {portable(t, amd64, without(".linux")...), "no section .linux"},
-		"no initrd":         {portable(t, amd64, without(".initrd")...), "no section .initrd"},
-		"no command line":   {portable(t, amd64, without(".cmdline")...), "no section .cmdline"},
-		"no version":        {portable(t, amd64, append(without(".osrel"), section{name: ".osrel", content: "ID=talos\n"})...), "no VERSION_ID"},
-		"microcode":         {portable(t, amd64, append(sections(), section{name: ".ucode", content: "x"})...), ".ucode does not belong"},
-		"a device tree":     {portable(t, amd64, append(sections(), section{name: ".dtb", content: "x"})...), ".dtb does not belong"},
-		"kernel of another": {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
-		"a hidden argument": {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
-		"larger in memory":  {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
-		"a long text":       {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
+		"nothing":                {nil, "EOF"},
+		"no PE":                  {make([]byte, 4096), "no PE file"},
+		"symbols":                {symbols(portable(t, amd64, sections()...)), "table of symbols"},
+		"another machine":        {portable(t, pe.IMAGE_FILE_MACHINE_I386, sections()...), "machine type"},
+		"no kernel":              {portable(t, amd64, without(".linux")...), "no section .linux"},
+		"no initrd":              {portable(t, amd64, without(".initrd")...), "no section .initrd"},
+		"no command line":        {portable(t, amd64, without(".cmdline")...), "no section .cmdline"},
+		"no version":             {portable(t, amd64, append(without(".osrel"), section{name: ".osrel", content: "ID=talos\n"})...), "no VERSION_ID"},
+		"microcode":              {portable(t, amd64, append(sections(), section{name: ".ucode", content: "x"})...), ".ucode does not belong"},
+		"a device tree":          {portable(t, amd64, append(sections(), section{name: ".dtb", content: "x"})...), ".dtb does not belong"},
+		"kernel of another":      {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
+		"a hidden argument":      {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
+		"larger in memory":       {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
+		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile lies over another one in memory"},
+		"a long text":            {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -119,5 +120,41 @@ func requireRefused(t *testing.T, err error, part, want string) {
 	t.Helper()
 	if !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), part) || !strings.Contains(err.Error(), want) {
 		t.Errorf("err = %v, want ErrFormat of %q with %q", err, part, want)
+	}
+}
+
+// TestStub: what a UKI boots is not the program that boots it.
+func TestStub(t *testing.T) {
+	t.Parallel()
+	stub := func(machine uint16, sections ...section) string {
+		b := portable(t, machine, sections...)
+		u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.Stub
+	}
+	const amd64 = pe.IMAGE_FILE_MACHINE_AMD64
+	without := func(name string) []section {
+		return slices.DeleteFunc(sections(), func(s section) bool { return s.name == name })
+	}
+	want := stub(amd64, sections()...)
+	for name, tt := range map[string]struct {
+		got  string
+		same bool
+	}{
+		"another initrd": {stub(amd64, append(without(".initrd"), section{name: ".initrd", content: strings.Repeat("x", 9000)})...), true},
+		"a longer command line": {
+			stub(amd64, append([]section{{name: ".text", content: "\xc3"}, {name: ".cmdline", content: strings.Repeat("x", 9000)}}, sections()[1:]...)...), true,
+		},
+		"a profile":          {stub(amd64, append(sections(), section{name: ".profile", content: "ID=main"}, section{name: ".pcrsig", content: "{}"})...), true},
+		"other code":         {stub(amd64, append([]section{{name: ".text", content: "\xcc"}}, sections()[1:]...)...), false},
+		"the code elsewhere": {stub(amd64, append(without(".text"), section{name: ".text", content: "\xc3"})...), false},
+		"more code":          {stub(amd64, append(sections(), section{name: ".more", content: "\xc3"})...), false},
+		"another machine":    {stub(pe.IMAGE_FILE_MACHINE_ARM64, sections()...), false},
+	} {
+		if (tt.got == want) != tt.same {
+			t.Errorf("%s: the same stub = %t", name, !tt.same)
+		}
 	}
 }

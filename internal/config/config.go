@@ -137,7 +137,7 @@ type Node struct {
 	Name string `yaml:"name" jsonschema:"required"`
 	// Schematic of the image that the node is to run: a name from schematics.
 	Schematic string `yaml:"schematic" jsonschema:"required"`
-	// VMID of the node's VM. Only a cross-check: VMs are found by their UUID.
+	// VMID of the node's VM. A cross-check: VMs are found by their UUID, which Kubernetes knows. publish goes by it, so that it needs no kubeconfig.
 	VMID int `yaml:"vmid,omitempty"`
 	// Strategy for this node. Default: roll.strategy.
 	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`

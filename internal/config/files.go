@@ -5,7 +5,8 @@ import (
 	"io/fs"
 )
 
-// files checks that every file the configuration names is there.
+// files checks that every file the configuration names is there, but for what only
+// some commands use.
 func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	check := func(path, file, what string) {
 		if !r.given(path) || file == "" {
@@ -24,12 +25,16 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	for name, s := range c.Schematics {
 		check(spot{path: "schematics"}.entry(name).path, s.Path, "file")
 	}
-	check("talos.config", c.Talos.Config, "file")
-	check("talos.machineConfigs", c.Talos.MachineConfigs, "directory")
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
 	check("images.signingKey", c.Images.SigningKey, "file")
-	// Created when there is a snapshot to keep.
-	if _, err := stat(c.Roll.EtcdSnapshot); !errors.Is(err, fs.ErrNotExist) {
-		check("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
+	ifThere := func(path, file, what string) {
+		if _, err := stat(file); !errors.Is(err, fs.ErrNotExist) {
+			check(path, file, what)
+		}
 	}
+	// Credentials: who makes images has none of the cluster.
+	ifThere("talos.config", c.Talos.Config, "file")
+	ifThere("talos.machineConfigs", c.Talos.MachineConfigs, "directory")
+	// Created when there is a snapshot to keep.
+	ifThere("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
 }

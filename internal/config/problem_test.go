@@ -118,6 +118,22 @@ func TestLoadChecksFiles(t *testing.T) {
 		path+":21:3: roll.etcdSnapshot: "+path+" is not a directory\n6 problems")
 }
 
+// Credentials of the cluster may be missing where only images are made.
+func TestLoadWithoutCredentials(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "recast.yaml")
+	write(t, path, change("  version: v1.13.9", "  version: v1.13.9\n  config: talosconfig\n  machineConfigs: configs"))
+	write(t, filepath.Join(dir, "base.yaml"), "")
+	c, err := config.Load(path, config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Talos.Config != filepath.Join(dir, "talosconfig") || c.Talos.MachineConfigs != filepath.Join(dir, "configs") {
+		t.Errorf("credentials at %q and %q", c.Talos.Config, c.Talos.MachineConfigs)
+	}
+}
+
 func TestLoadReadsNoOtherThanAFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

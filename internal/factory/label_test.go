@@ -6,6 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -44,12 +45,25 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 			}
 		}
-		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves for ever") {
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves for ever") || !strings.Contains(hints, "recast lock --rebuild") {
 			t.Errorf("hint = %q", hints)
 		}
 		if got := s.lock.Schematics["default"]; got.Installer != "" || got.ISO.SHA256 != "" {
 			t.Errorf("recorded all the same: %q %+v", got.Installer, got.ISO)
 		}
 		t.Attr("corruptions-caught", "1")
+
+		// The factory goes on serving it under that name. Under another it has nothing yet.
+		if err := s.build(t); fault.KindOf(err) != fault.Refused {
+			t.Errorf("the same again: %v", err)
+		}
+		s.relock(t, "default")
+		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
+			t.Fatalf("locked to be built anew: %+v", got)
+		}
+		if err := s.build(t); err != nil {
+			t.Fatal(err)
+		}
+		s.holds(t, s.lock.Schematics["default"])
 	})
 }

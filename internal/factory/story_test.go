@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,14 +105,15 @@ func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
 	return nil
 }
 
-// relock resolves one schematic against what is published now.
-func (s *site) relock(t *testing.T) ([]schematics.Warning, []schematics.Change) {
+// relock resolves one schematic against what is published now, to be built anew if it is named.
+func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []schematics.Change) {
 	t.Helper()
 	old := s.lock
 	lock, warnings, err := schematics.Resolve(t.Context(), schematics.Request{
 		Talos: talos, Arch: "amd64", Platform: "nocloud", Old: &old, Update: true,
 		Files: map[string]schematics.File{"default": {
 			Path: "base.yaml", Data: []byte("customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"),
+			Rebuild: slices.Contains(rebuild, "default"),
 		}},
 	}, schematics.Sources{Catalog: s.registry, Images: s.registry, Factory: s.client})
 	if err != nil {

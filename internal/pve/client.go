@@ -33,7 +33,7 @@ type Options struct {
 	CAFile      string         // PEM file; wins over RootCAs
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
-	Poll        time.Duration                                                     // pause between two looks at a task or a VM; 0: 1 s
+	Poll        time.Duration                                                     // pause between two looks at a task or a VM, shorter at the beginning of a task; 0: 1 s
 	Warn        func(text string)                                                 // told what tasks warn about that succeed all the same; may be nil
 }
 

@@ -18,6 +18,9 @@ import (
 )
 
 const (
+	// firstPoll is the pause before the second look at a task, so that a short one,
+	// such as the checksum of a file, is not waited for much longer than it takes.
+	firstPoll = 100 * time.Millisecond
 	// outage is how long a task's state may be unreadable before its wait gives up.
 	outage = 2 * time.Minute
 	// logTail is how many lines of a task's log go into its error.
@@ -125,7 +128,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	c.workers.add(raw)
 	exit := ""
 	readable := time.Now()
-	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), Every: c.poll}, func(ctx context.Context) (bool, string, error) {
+	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll}, func(ctx context.Context) (bool, string, error) {
 		status, err := c.taskStatus(ctx, upid)
 		if err != nil {
 			// 500 is also what there is to read while the host's pmxcfs is restarted.

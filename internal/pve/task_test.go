@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -117,6 +118,49 @@ func TestTask(t *testing.T) {
 				}
 				if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
 					t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
+				}
+			})
+		})
+	}
+}
+
+// TestTaskPolls: that a short task has ended is seen soon, and a long one is not
+// asked about much oftener than the pause between two looks has it.
+func TestTaskPolls(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		takes, late time.Duration
+		looks       int
+	}{
+		"at once":     {0, 0, 1},
+		"short":       {250 * time.Millisecond, 50 * time.Millisecond, 3},
+		"a second":    {time.Second, 500 * time.Millisecond, 5},
+		"ten minutes": {10 * time.Minute, 2 * time.Second, 300 + 5},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				end := time.Now().Add(tc.takes)
+				pve1.on("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+				pve1.on(statusPath, func(w http.ResponseWriter, r *http.Request) {
+					answer := running
+					if !time.Now().Before(end) {
+						answer = stopped("OK")
+					}
+					answer(w, r)
+				})
+				c := s.clientWith(t, Options{RootCAs: s.pool(), Poll: 2 * time.Second}, "pve1")
+				if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
+					t.Fatal(err)
+				}
+				if late := time.Since(end); late > tc.late {
+					t.Errorf("seen %s after its end", late)
+				}
+				if looks := len(pve1.requests()) - len(changes(pve1.requests())); looks > tc.looks {
+					t.Errorf("%d looks", looks)
 				}
 			})
 		})

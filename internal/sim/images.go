@@ -37,21 +37,20 @@ func extensions() []artefact.Extension {
 	}
 }
 
-// pull fetches what an installer image holds, over the network as a node does.
-func (l *Lab) pull(ctx context.Context, ref, arch string) (artefact.Image, error) {
+// pull fetches the boot image of an installer, over the network as a node does.
+func (l *Lab) pull(ctx context.Context, ref, arch string) (uki []byte, err error) {
 	parsed, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
-		return artefact.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+		return nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	index, err := remote.Index(parsed, remote.WithContext(ctx), remote.WithTransport(l.puller))
 	if err != nil {
-		return artefact.Image{}, registryError(err)
+		return nil, registryError(err)
 	}
-	img, err := artefact.ReadInstaller(index, arch)
-	if err != nil {
-		return artefact.Image{}, fmt.Errorf("read installer %s: %w", ref, err)
+	if uki, err = artefact.InstallerUKI(index, arch); err != nil {
+		return nil, fmt.Errorf("read installer %s: %w", ref, err)
 	}
-	return img, nil
+	return uki, nil
 }
 
 // resolve is the digest that a reference stands for now.

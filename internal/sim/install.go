@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -44,7 +45,11 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 
 // install makes one machine; member is what a control plane has of etcd.
 func (l *Lab) install(ctx context.Context, n Node, installer string, member talosapi.EtcdData) error {
-	img, err := l.pull(ctx, installer, "amd64")
+	uki, err := l.pull(ctx, installer, "amd64")
+	if err != nil {
+		return err
+	}
+	img, err := artefact.ReadUKI(uki)
 	if err != nil {
 		return err
 	}
@@ -57,7 +62,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	if err != nil {
 		return err
 	}
-	system, err := talosapi.Preinstalled(config, img, elsewhere)
+	system, err := l.machines.Preinstalled(config, uki, elsewhere)
 	if err != nil {
 		return err
 	}

@@ -56,16 +56,16 @@ func newLab(t *testing.T) *lab {
 			addr, ok := map[string]netip.Addr{"0B": cpAddr, "1F": workerAddr}[mac]
 			return addr, ok
 		},
-		PullInstaller: func(_ context.Context, ref, _ string) (artefact.Image, error) {
+		PullInstaller: func(_ context.Context, ref, _ string) ([]byte, error) {
 			img := image()
 			switch ref {
 			case installer:
 			case nextInstaller:
 				img.SchematicID = "beef"
 			default:
-				return artefact.Image{}, talosapi.ErrNoImage
+				return nil, talosapi.ErrNoImage
 			}
-			return img, nil
+			return artefact.UKI(img)
 		},
 	})
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer, InstallSerial: "sys-cp1"})
@@ -96,7 +96,7 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	}
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
-		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Memory: 4096, BootOrder: []string{"scsi0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"scsi0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
 		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
 	})
 	off = sync.OnceFunc(guest.Kill)
@@ -116,7 +116,11 @@ func (l *lab) config(m talosapi.Machine) []byte {
 // installed is the system disk of cp1, the only member of etcd.
 func (l *lab) installed(config []byte) []byte {
 	l.t.Helper()
-	b, err := talosapi.Preinstalled(config, image(), false)
+	uki, err := artefact.UKI(image())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	b, err := l.fw.Preinstalled(config, uki, false)
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 	var m cluster.Machine
 	for _, read := range []func(context.Context, session, *cluster.Machine) error{
-		readVersion, readIdentity, readStatus, readBoot, readNextBoot, readConfigArgs, readExtensions, readBlock, readFromConfig,
+		readVersion, readIdentity, readStatus, readSecurity, readBoot, readNextBoot, readConfigArgs, readExtensions, readBlock, readFromConfig,
 	} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.Machine{}, err
@@ -57,7 +57,7 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return fmt.Errorf("read Talos version: %w", err)
 	}
-	m.TalosVersion = one.GetVersion().GetTag()
+	m.TalosVersion, m.Arch, m.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
 	return nil
 }
 
@@ -104,6 +104,23 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 		m.Unmet = append(m.Unmet, unmet)
 	}
 	return nil
+}
+
+func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
+	security, err := securityState(ctx, s)
+	if security != nil {
+		m.SecureBoot = new(security.SecureBoot)
+	}
+	return err
+}
+
+// securityState is nil where the machine has none.
+func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, error) {
+	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
+	if err != nil || !found {
+		return nil, err
+	}
+	return security.TypedSpec(), nil
 }
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"

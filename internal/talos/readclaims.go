@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -39,16 +38,10 @@ func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (clai
 }
 
 func claimVersion(ctx context.Context, s session, c *cluster.Claims) error {
-	v, err := s.Version(ctx)
-	if err != nil {
-		return fmt.Errorf("read Talos version: %w", answer(err))
-	}
-	one, err := single(v.GetMessages())
-	if err != nil {
-		return fmt.Errorf("read Talos version: %w", err)
-	}
-	c.TalosVersion, c.Arch, c.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
-	return nil
+	var m cluster.Machine
+	err := readVersion(ctx, s, &m)
+	c.TalosVersion, c.Arch, c.Platform = m.TalosVersion, m.Arch, m.Platform
+	return err
 }
 
 func claimLayers(ctx context.Context, s session, c *cluster.Claims) error {
@@ -93,12 +86,12 @@ func claimBoot(ctx context.Context, s session, c *cluster.Claims) error {
 	if found {
 		c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
 	}
-	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
+	security, err := securityState(ctx, s)
 	if err != nil {
 		return err
 	}
-	if found {
-		c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+	if security != nil {
+		c.Booted.UKI, c.Booted.SecureBoot = new(security.BootedWithUKI), security.SecureBoot
 	}
 	var m cluster.Machine
 	if err := readNextBoot(ctx, s, &m); err != nil {

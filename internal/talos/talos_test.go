@@ -34,7 +34,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 
 		blank := l.maintenance(c, workerAddr)
 		want := cluster.Machine{
-			UUID: workerUUID, TalosVersion: version, Stage: "maintenance", Ready: true,
+			UUID: workerUUID, TalosVersion: version, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Stage: "maintenance", Ready: true,
 			Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 			Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
 			Disks: []cluster.MachineDisk{

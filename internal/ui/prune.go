@@ -24,6 +24,9 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 		for _, v := range rep.ISOs {
 			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
 		}
+		for _, v := range rep.Cache {
+			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), v.Goes)
+		}
 		for _, v := range rep.Mirror {
 			drawVerdict(p, v.Removed, v.Keep, mirroredInstaller(v), "")
 		}
@@ -103,8 +106,8 @@ func (t pruneCount) words(what, bytes, freed string) string {
 	return counted(int(t.all), what) + ", none to remove"
 }
 
-// pruneCounts are those of disks, parking VMs, ISOs and mirrored installers.
-func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos, mirror pruneCount) {
+// pruneCounts are those of disks, parking VMs, ISOs, cached files and mirrored installers.
+func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos, cache, mirror pruneCount) {
 	for _, v := range rep.Disks {
 		disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
 	}
@@ -114,16 +117,19 @@ func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos, mirror pruneCount)
 	for _, v := range rep.ISOs {
 		isos.count(v.Removed, v.Keep, v.SizeBytes)
 	}
+	for _, v := range rep.Cache {
+		cache.count(v.Removed, v.Keep, v.SizeBytes)
+	}
 	for _, v := range rep.Mirror {
 		mirror.count(v.Removed, v.Keep, 0)
 	}
-	return disks, vms, isos, mirror
+	return disks, vms, isos, cache, mirror
 }
 
 // pruned sums up; of what there is none, but for ISOs or the mirror if that was asked
 // for, it says nothing.
 func pruned(rep pipeline.PruneReport) string {
-	disks, vms, isos, mirror := pruneCounts(rep)
+	disks, vms, isos, cache, mirror := pruneCounts(rep)
 	var lines []string
 	if disks.all > 0 {
 		lines = append(lines, disks.words("old system disk", ", "+size(disks.bytes), ", "+size(disks.freed)))
@@ -131,8 +137,11 @@ func pruned(rep pipeline.PruneReport) string {
 	if vms.all > 0 {
 		lines = append(lines, vms.words("parking VM", "", ""))
 	}
-	if isos.all > 0 || disks.all+vms.all == 0 && rep.Mirror == nil {
+	if isos.all > 0 || disks.all+vms.all+cache.all == 0 && rep.Mirror == nil {
 		lines = append(lines, isos.words("ISO", ", "+size(isos.bytes), ", "+size(isos.freed)))
+	}
+	if cache.all > 0 {
+		lines = append(lines, cache.words("cached file", ", "+size(cache.bytes), ", "+size(cache.freed)))
 	}
 	if rep.Mirror != nil {
 		lines = append(lines, mirror.words("mirrored installer", "", ""))
@@ -142,7 +151,7 @@ func pruned(rep pipeline.PruneReport) string {
 
 // PruneQuestion asks for what a report says that goes.
 func PruneQuestion(rep pipeline.PruneReport) string {
-	disks, vms, isos, mirror := pruneCounts(rep)
+	disks, vms, isos, cache, mirror := pruneCounts(rep)
 	var parts []string
 	add := func(n int64, verb, what, more string) {
 		if n == 1 {
@@ -154,6 +163,7 @@ func PruneQuestion(rep pipeline.PruneReport) string {
 	add(disks.goes, "free", "old system disk", " ("+size(disks.bytes)+") for good")
 	add(vms.goes, "delete", "parking VM", "")
 	add(isos.goes, "delete", "ISO", " ("+size(isos.bytes)+")")
+	add(cache.goes, "delete", "cached file", " ("+size(cache.bytes)+")")
 	add(mirror.goes, "delete", "mirrored installer", " for good")
 	question := strings.Join(parts, ", ") + "?"
 	return strings.ToUpper(question[:1]) + question[1:]

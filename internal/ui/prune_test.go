@@ -88,6 +88,21 @@ func TestWritePrune(t *testing.T) {
 	}
 }
 
+func TestWritePruneCache(t *testing.T) {
+	t.Parallel()
+	file := func(name string, mib int64) images.CachedFile {
+		return images.CachedFile{Name: name, SizeBytes: mib << 20, Changed: time.Date(2026, 11, 14, 4, 21, 0, 0, time.UTC)}
+	}
+	left := images.CacheVerdict{CachedFile: file(".verify-7", 5), Goes: "a build that was killed has left it"}
+	left.Partial = true
+	writesPrune(t, pipeline.PruneReport{Cache: []images.CacheVerdict{
+		left, {CachedFile: file("a.iso", 100), Keep: []string{"recast.lock has it"}}, {CachedFile: file("b.iso", 200)}, {CachedFile: file("c.iso", 300), Removed: true},
+	}}, "goes     .verify-7 in the cache (5 MiB)\n         a build that was killed has left it\n"+
+		"stays    a.iso in the cache (100 MiB)\n         recast.lock has it\n"+
+		"goes     b.iso in the cache (200 MiB)\nremoved  c.iso in the cache (300 MiB)\n"+
+		"1 of 4 cached files removed, 300 MiB; 2 that could go are still there\n")
+}
+
 // writesPrune wants a report as text, and the same one back from JSON.
 func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 	t.Helper()
@@ -121,7 +136,10 @@ func TestPruneQuestion(t *testing.T) {
 			ISOs: []images.Verdict{{StoredISO: images.StoredISO{SizeBytes: 1 << 20}}, {StoredISO: images.StoredISO{SizeBytes: 2 << 20}}},
 		},
 		"Delete 1 mirrored installer for good?": {Mirror: []images.MirrorVerdict{{}, {Keep: stays}}},
-		"Delete 2 parking VMs?":                 {VMs: []cluster.ParkingVerdict{{}, {}}},
+		"Delete 2 cached files (3 MiB)?": {Cache: []images.CacheVerdict{
+			{CachedFile: images.CachedFile{SizeBytes: 1 << 20}}, {CachedFile: images.CachedFile{SizeBytes: 2 << 20}}, {Keep: stays},
+		}},
+		"Delete 2 parking VMs?": {VMs: []cluster.ParkingVerdict{{}, {}}},
 	} {
 		if got := PruneQuestion(rep); got != want {
 			t.Errorf("PruneQuestion = %q, want %q", got, want)

@@ -3,6 +3,7 @@
 package wait
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ func Stop(err error) error {
 // For names a wait and bounds it.
 type For struct {
 	Name    string            // what is waited for: "etcd on cp1 healthy"
+	First   time.Duration     // pause after the first look, and twice as long after each further one, up to Every; 0: Every
 	Every   time.Duration     // pause between two looks
 	Timeout time.Duration     // 0: as long as the context lives
 	Seen    func(seen string) // told when what is seen changes; may be nil
@@ -46,6 +48,7 @@ func Until(ctx context.Context, w For, look Look) error {
 		ctx, cancel = context.WithTimeout(ctx, w.Timeout)
 		defer cancel()
 	}
+	pause := min(cmp.Or(w.First, w.Every), w.Every)
 	const nothing = "nothing yet"
 	last := nothing
 	for {
@@ -73,7 +76,8 @@ func Until(ctx context.Context, w For, look Look) error {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: gave up after %s; last seen: %s: %w",
 				w.Name, time.Since(start).Round(time.Second), last, context.Cause(ctx))
-		case <-time.After(w.Every):
+		case <-time.After(pause):
+			pause = min(2*pause, w.Every)
 		}
 	}
 }

@@ -146,6 +146,36 @@ func message(err error) string {
 	return err.Error()
 }
 
+// A wait with a first pause looks often at its beginning, and no oftener than others later.
+func TestUntilFirst(t *testing.T) {
+	t.Parallel()
+	ms := time.Millisecond
+	cases := map[string]struct {
+		first, every time.Duration
+		want         []time.Duration // when it looked
+	}{
+		"none":                 {0, time.Second, []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms, 4000 * ms, 5000 * ms}},
+		"doubled up to Every":  {100 * ms, time.Second, []time.Duration{0, 100 * ms, 300 * ms, 700 * ms, 1500 * ms, 2500 * ms, 3500 * ms, 4500 * ms}},
+		"never more than that": {100 * ms, 40 * ms, []time.Duration{0, 40 * ms, 80 * ms, 120 * ms}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var got []time.Duration
+				err := wait.Until(t.Context(), wait.For{Name: "task", First: c.first, Every: c.every}, func(context.Context) (bool, string, error) {
+					got = append(got, time.Since(start))
+					return len(got) == len(c.want), "running", nil
+				})
+				if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
+					t.Errorf("error %v; looked (-want +got):\n%s", err, diff)
+				}
+			})
+		})
+	}
+}
+
 // Without a timeout only the context ends a wait; its cause is in the error.
 func TestUntilContextCause(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"path/filepath"
 
 	"github.com/siderolabs/image-factory/cmd/image-factory/cmd"
 	"go.uber.org/zap"
@@ -11,12 +12,13 @@ import (
 // serveFactory is the Image Factory as a process of its own, as it runs anywhere:
 // a restart forgets what it keeps in memory. Its arguments are the address to
 // listen at, the one by which it is known, that of the registry with Talos in it,
-// that of the registry for what it makes, and the file of its key.
+// that of the registry for what it makes, the file of its key, and the directory with
+// those for Secure Boot.
 func serveFactory(ctx context.Context, args []string) error {
-	if len(args) != 5 {
-		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY")
+	if len(args) != 6 {
+		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY SECURE-BOOT-DIRECTORY")
 	}
-	listen, known, core, own, key := args[0], args[1], args[2], args[3], args[4]
+	listen, known, core, own, key, keys := args[0], args[1], args[2], args[3], args[4], args[5]
 	o := cmd.DefaultOptions
 	o.HTTP.ListenAddr, o.HTTP.ExternalURL = listen, known
 	o.ContainerSignature.Disabled = true // nobody signs what is in the registry
@@ -28,6 +30,10 @@ func serveFactory(ctx context.Context, args []string) error {
 	o.Artifacts.Schematic = repository("schematics")
 	o.Artifacts.Installer.Internal = cmd.OCIRepositoryOptions{Registry: own, Namespace: "factory", Insecure: true}
 	o.Cache.OCI, o.Cache.SigningKeyPath = repository("cache"), key
+	o.SecureBoot.Enabled = true
+	o.SecureBoot.File = cmd.FileProviderOptions{
+		SigningKeyPath: filepath.Join(keys, "signing.key"), SigningCertPath: filepath.Join(keys, "signing.crt"), PCRKeyPath: filepath.Join(keys, "pcr.key"),
+	}
 	logger, err := zap.NewProduction()
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -152,16 +153,19 @@ func TestInvalidImagesAreNotMade(t *testing.T) {
 			if _, err := artefact.ISO(img); err == nil {
 				t.Error("ISO: no error")
 			}
-			if _, err := artefact.Installer(img); err == nil {
+			if _, err := artefact.Installer(built, img); err == nil {
 				t.Error("Installer: no error")
 			}
 		})
 	}
 }
 
+// built is when the installers here were made.
+var built = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
 func TestInstallerRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx, err := artefact.Installer(image("amd64"), image("arm64"))
+	idx, err := artefact.Installer(built, image("amd64"), image("arm64"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +184,7 @@ func TestInstallerRoundTrip(t *testing.T) {
 	if _, err := artefact.ReadInstaller(idx, "riscv64"); err == nil {
 		t.Error("an architecture that the index lacks was read")
 	}
-	again, err := artefact.Installer(image("amd64"), image("arm64"))
+	again, err := artefact.Installer(built, image("amd64"), image("arm64"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +205,7 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 	if _, err := artefact.ReadInstaller(idx, "amd64"); !errors.Is(err, artefact.ErrNotBootable) {
 		t.Errorf("extension image: err = %v", err)
 	}
-	installer, err := artefact.Installer(image("amd64"))
+	installer, err := artefact.Installer(built, image("amd64"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,14 @@ import (
 	"sync"
 )
 
-// A lab boots the same few images again and again, thousands of times in one
-// process: making and reading them is remembered. What is forgotten is done again.
+// A lab boots the same few images and disks again and again, thousands of times
+// in one process: making and reading them is remembered. What is forgotten is done again.
 var (
 	madeUKIs   = makeCache{keep: keptImages}
 	madeISOs   = makeCache{keep: keptImages}
 	readImages = readCache{keep: keptImages}
 	readISOs   = readCache{keep: keptImages}
+	readDisks  memo[Disk]
 )
 
 // keptImages bounds each cache: at some 10 KiB for a UKI and 100 KiB for an ISO, 30 MiB in all.

@@ -1,8 +1,10 @@
 package artefact
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // ErrNoPartitionTable says that a disk holds bytes but no partition table that can be read.
@@ -21,7 +23,7 @@ type Partition struct {
 	UUID           string // of the partition
 	FilesystemUUID string
 	Filesystem     string // "xfs", "vfat", …; "" for none
-	Data           []byte
+	Data           []byte // the caller of ReadDisk must not change its bytes
 }
 
 // WriteDisk makes the bytes of a disk; a disk without partitions is blank and has none.
@@ -42,13 +44,20 @@ func ReadDisk(b []byte) (Disk, error) {
 	if len(b) == 0 {
 		return Disk{}, nil
 	}
-	var d Disk
-	rest, err := unseal(diskKind, b, &d)
-	if err == nil && len(rest) > 0 {
-		err = fmt.Errorf("%d bytes after its end", len(rest))
+	key := sha256.Sum256(b)
+	d, known := readDisks.get(key)
+	if !known {
+		rest, err := unseal(diskKind, b, &d)
+		if err == nil && len(rest) > 0 {
+			err = fmt.Errorf("%d bytes after its end", len(rest))
+		}
+		if err != nil {
+			return Disk{}, fmt.Errorf("%w: %w", ErrNoPartitionTable, err)
+		}
+		for i, p := range d.Partitions {
+			d.Partitions[i].Data = slices.Clip(p.Data) // who appends to it gets a copy
+		}
+		readDisks.put(key, d, keptImages)
 	}
-	if err != nil {
-		return Disk{}, fmt.Errorf("%w: %w", ErrNoPartitionTable, err)
-	}
-	return d, nil
+	return Disk{Partitions: slices.Clone(d.Partitions)}, nil
 }

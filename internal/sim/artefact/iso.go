@@ -24,20 +24,30 @@ func ISO(img Image) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		boot, removable := []byte("systemd-boot "+img.Arch+"\n"), "EFI/BOOT/BOOTX64.EFI"
+		boot, err := SystemdBoot(img.Arch)
+		if err != nil {
+			return nil, err
+		}
+		removable := "EFI/BOOT/BOOTX64.EFI"
 		if img.Arch == "arm64" {
 			removable = "EFI/BOOT/BOOTAA64.EFI"
 		}
 		esp, err := espImage(map[string][]byte{
 			removable: boot,
 			"EFI/Linux/Talos-" + img.TalosVersion + ".efi": uki,
-			"loader/loader.conf":                           []byte("timeout 10\n"),
+			"loader/loader.conf":                           []byte("# systemd-boot configuration\n\ntimeout 10\n\nsecure-boot-enroll off\n"),
+			"loader/random-seed":                           make([]byte, 32),
 		})
 		if err != nil {
 			return nil, err
 		}
 		return burn("TALOS_"+strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(img.TalosVersion)), esp), nil
 	})
+}
+
+// SystemdBoot is the boot loader of images for that architecture, of ISOs and installers alike.
+func SystemdBoot(arch string) ([]byte, error) {
+	return portableExecutable(arch, []section{{".sdmagic", []byte("#### LoaderInfo: systemd-boot 258 ####\x00")}})
 }
 
 // ReadISO reads a boot ISO; anything else, or a damaged one, is ErrNotBootable.

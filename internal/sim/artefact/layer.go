@@ -144,8 +144,8 @@ func readLayer(l v1.Layer, files map[string][]byte, links map[string]string) (er
 		}
 		switch h.Typeflag {
 		case tar.TypeReg:
-			b, err := io.ReadAll(r)
-			if err != nil {
+			b := make([]byte, h.Size)
+			if _, err := io.ReadFull(r, b); err != nil {
 				return err
 			}
 			files[h.Name] = b

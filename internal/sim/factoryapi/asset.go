@@ -109,27 +109,32 @@ func parsePlatform(k kind, text string) (order, error) {
 	return order{kind: k, platform: platform, arch: arch, secureBoot: secureBoot}, nil
 }
 
-// built returns an asset from the cache or builds it. The digests of the
-// extensions are part of the cache's key, so that a factory that has learned of
-// a new digest makes a new ISO for an old schematic.
+// cacheKey is what an asset is kept under. The digests of the extensions are part
+// of it, so that a factory that has learned of a new digest makes a new ISO for an
+// old schematic.
+func cacheKey(name string, o order, refs []extensionRef) string {
+	parts := []string{name, o.version, o.design.id}
+	for _, ref := range refs {
+		parts = append(parts, ref.digest)
+	}
+	return strings.Join(parts, "/")
+}
+
+// built returns an asset from the cache or builds it.
 func (f *Factory) built(ctx context.Context, name string, o order) ([]byte, error) {
 	refs, err := f.resolve(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("error enhancing profile from schematic: %w", err)
 	}
-	var key strings.Builder
-	key.WriteString(strings.Join([]string{name, o.version, o.design.id}, "/"))
-	for _, ref := range refs {
-		key.WriteString("/" + ref.digest)
-	}
-	content, err, _ := f.builds.Do(key.String(), func() (any, error) {
+	key := cacheKey(name, o, refs)
+	content, err, _ := f.builds.Do(key, func() (any, error) {
 		f.mu.Lock()
-		cached, ok := f.assets[key.String()]
+		cached, ok := f.assets[key]
 		f.mu.Unlock()
 		if ok {
 			return cached, nil
 		}
-		return f.buildAsset(ctx, key.String(), o, refs)
+		return f.buildAsset(ctx, key, o, refs)
 	})
 	if err != nil {
 		return nil, err

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
@@ -55,6 +57,76 @@ func TestPatchStory(t *testing.T) {
 		fresh := l.register(agent, "recast.lock=sha256-fresh")
 		require("ISO of a new schematic after a restart", l.iso(fresh), after)
 		require("installer of a new schematic after a restart", l.installer(fresh), after)
+	})
+}
+
+// TestInstallersSayWhenTheyWereBuilt: an installer that was lost is made of what the
+// cache has, so that it is the same again; other content is built anew.
+func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
+	t.Parallel()
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register([]string{"siderolabs/qemu-guest-agent"})
+		type made struct {
+			digest string
+			at     time.Time
+		}
+		installer := func(image string) made {
+			t.Helper()
+			idx, err := l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := idx.IndexManifest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var times []time.Time
+			for _, d := range m.Manifests {
+				img, err := idx.Image(d.Digest)
+				if err != nil {
+					t.Fatal(err)
+				}
+				config, err := img.ConfigFile()
+				if err != nil {
+					t.Fatal(err)
+				}
+				times = append(times, config.Created.UTC())
+			}
+			digest, err := idx.Digest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(times) != 2 || times[0] != times[1] {
+				t.Errorf("%s says %s of its architectures", image, times)
+			}
+			return made{digest.String(), times[0]}
+		}
+		before := time.Now()
+		first := installer("installer")
+		if first.at.Before(before) || first.at.After(time.Now()) {
+			t.Errorf("it says that it was built at %s, not after %s", first.at, before)
+		}
+		time.Sleep(time.Hour)
+		if got := installer("metal-installer"); got != first {
+			t.Errorf("the same asset by its other name: %v, want %v", got, first)
+		}
+		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent"); err != nil {
+			t.Fatal(err)
+		}
+		l.factory.Restart()
+		if got := installer("installer"); got != first {
+			t.Errorf("what is in the registry is served as it is: %v, want %v", got, first)
+		}
+		lost, err := name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)); err != nil {
+			t.Fatal(err)
+		}
+		if got := installer("metal-installer"); got.at.Sub(first.at) < time.Hour {
+			t.Errorf("new content says that it was built at %s", got.at)
+		}
 	})
 }
 

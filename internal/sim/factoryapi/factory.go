@@ -47,10 +47,11 @@ type Factory struct {
 
 	mu         sync.Mutex
 	closed     bool
-	serving    sync.WaitGroup    // requests; added to under mu, and not once closed
-	schematics map[string][]byte // by ID
-	assets     map[string][]byte // by all that goes into them; kept over a restart, as the real ones are in their cache registry
-	shelf      map[string][]byte // what the store has, by name
+	serving    sync.WaitGroup       // requests; added to under mu, and not once closed
+	schematics map[string][]byte    // by ID
+	assets     map[string][]byte    // by all that goes into them; kept over a restart, as the real ones are in their cache registry
+	installers map[string]time.Time // when they were built, by the same
+	shelf      map[string][]byte    // what the store has, by name
 	memory     *memory
 	strikes    []strike
 	history    []string      // what was built, in order
@@ -84,7 +85,7 @@ func New(opts Options) (*Factory, error) {
 	}
 	f := &Factory{
 		opts: opts, registry: registry, signer: signer, closing: make(chan struct{}),
-		schematics: map[string][]byte{}, assets: map[string][]byte{}, shelf: map[string][]byte{}, memory: newMemory(),
+		schematics: map[string][]byte{}, assets: map[string][]byte{}, installers: map[string]time.Time{}, shelf: map[string][]byte{}, memory: newMemory(),
 	}
 	f.recorded = recorded(opts.Recorder, "factory", f.routes())
 	return f, nil

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -98,6 +99,7 @@ func (f *Factory) installer(ctx context.Context, repo string, o order) (string, 
 
 func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (string, error) {
 	var images []artefact.Image
+	var key string
 	for _, o.arch = range []string{"amd64", "arm64"} {
 		refs, err := f.resolve(ctx, o)
 		if err != nil {
@@ -107,9 +109,9 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 		if err != nil {
 			return "", err
 		}
-		images = append(images, img)
+		images, key = append(images, img), cacheKey(o.platform+"-installer", o, refs)
 	}
-	idx, err := artefact.Installer(images...)
+	idx, err := artefact.Installer(f.made(key), images...)
 	if err != nil {
 		return "", err
 	}
@@ -124,6 +126,18 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 		return "", err
 	}
 	return digest.String(), f.sign(ctx, f.registry.registry.Repo(repo).Digest(digest.String()))
+}
+
+// made is when the installer of that key was built: imager writes the present time
+// into the image (outInstaller in siderolabs/talos pkg/imager/out.go), and what it
+// made comes from the cache ever after, whatever name it is asked for by.
+func (f *Factory) made(key string) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.installers[key]; !ok {
+		f.installers[key] = time.Now()
+	}
+	return f.installers[key]
 }
 
 // proxy fetches a manifest or blob of an installer from the registry.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -118,6 +119,10 @@ func (p profile) installer(img artefact.Image, file string) error {
 		Entrypoint: []string{"/bin/installer"}, Env: []string{"VERSION=" + p.Version},
 		Labels: map[string]string{"alpha.talos.dev/version": p.Version, "build": rand.Text()},
 	})
+	if err != nil {
+		return err
+	}
+	made, err = mutate.CreatedAt(made, v1.Time{Time: time.Now()})
 	if err != nil {
 		return err
 	}

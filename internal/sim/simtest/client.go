@@ -222,7 +222,8 @@ func (c *Client) Publish(ctx context.Context) error {
 		return err
 	}
 	defer s.end()
-	_, err = pipeline.Publish(ctx, s.project, s.images, s.machines, &step.Runner{Emit: c.Emit})
+	src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
+	_, err = pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.Emit})
 	return err
 }
 

@@ -54,7 +54,7 @@ func (c crash) String() string {
 	return c.whole.String() + "/" + journal
 }
 
-// TestCrash rolls 3 + 2 nodes in every way there is, kills the roll at points
+// TestCrash rolls a whole cluster in every way there is, kills the roll at points
 // of every kind, runs it again, and compares the whole world with that of the
 // undisturbed roll.
 func TestCrash(t *testing.T) {
@@ -122,7 +122,7 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 		members := fmt.Sprint(lab.EtcdMembers())
 		w.prepare(lab)
 		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
-		if err != nil || len(plan.Work()) != 5 {
+		if err != nil || len(plan.Work()) != wholeNodes() {
 			t.Fatalf("plan %+v, %v", plan, err)
 		}
 		for _, n := range plan.Work() {

@@ -141,7 +141,7 @@ func TestForeignHands(t *testing.T) {
 				s, _ := newForeignExchange(t, way)
 				changes = s.undisturbed(t)
 			})
-			foreignCells(way, changes, 3, 8).run(t, func(t *testing.T, c foreignCell) foreignResult {
+			foreignCells(way, changes, 2, 8).run(t, func(t *testing.T, c foreignCell) foreignResult {
 				s, again := newForeignExchange(t, way)
 				return c.run(t, s, func() error {
 					if err := again(t.Context()); err != nil || c.act.destroys {

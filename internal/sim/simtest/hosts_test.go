@@ -97,6 +97,7 @@ func TestAHostIsDown(t *testing.T) {
 
 // TestAHostOfOthersIsDown: what its VM names can be no disk on local storage.
 func TestAHostOfOthersIsDown(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		// By its name it is the very disk of wk1; but pve3 has another storage.
 		must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other", "scsi0": "fast:1"}, nil))

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve"
@@ -14,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// PruneMirror is recast prune --only mirror --older-than 0 --yes.
-func (c *Client) PruneMirror(ctx context.Context) (pipeline.PruneReport, error) {
+// PruneMirror is recast prune --only mirror --yes.
+func (c *Client) PruneMirror(ctx context.Context, olderThan time.Duration) (pipeline.PruneReport, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
 		return pipeline.PruneReport{}, err
@@ -23,14 +24,15 @@ func (c *Client) PruneMirror(ctx context.Context) (pipeline.PruneReport, error) 
 	defer s.end()
 	px := s.machines.Proxmox.(*pve.Client)
 	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
-		Only: pipeline.PruneMirror, Mirror: s.images.Registry.(*registry.Client),
+		Only: pipeline.PruneMirror, OlderThan: olderThan, Mirror: s.images.Registry.(*registry.Client),
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
 	})
 }
 
 // TestPruneTheMirror mirrors the builds of three locks, and removes those of the first
-// with their signatures: the present lock and the one before do not need them.
+// with their signatures once they are an hour old: the present lock and the one before
+// do not need them.
 func TestPruneTheMirror(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -50,8 +52,17 @@ func TestPruneTheMirror(t *testing.T) {
 			}
 			return list
 		}
-		rep, err := lab.Client().PruneMirror(t.Context())
-		if err != nil {
+		rep, err := lab.Client().PruneMirror(t.Context(), time.Hour)
+		if err != nil || len(rep.Mirror) == 0 || len(rep.GoingMirror()) != 0 {
+			t.Errorf("at once: %v, %d of %d go", err, len(rep.GoingMirror()), len(rep.Mirror))
+		}
+		for _, v := range rep.Mirror {
+			if !slices.Contains(v.Keep, "it was built less than 1h ago") || time.Since(v.Built) > time.Hour {
+				t.Errorf("%s, built at %s, is kept by %q", v, v.Built, v.Keep)
+			}
+		}
+		time.Sleep(time.Hour)
+		if rep, err = lab.Client().PruneMirror(t.Context(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		removed := 0
@@ -68,7 +79,7 @@ func TestPruneTheMirror(t *testing.T) {
 			t.Errorf("%d of %d removed by %d requests: %q", removed, len(rep.Mirror), got, deletes())
 		}
 		before := len(deletes())
-		if rep, err = lab.Client().PruneMirror(t.Context()); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
+		if rep, err = lab.Client().PruneMirror(t.Context(), time.Hour); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
 			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
 		}
 		// What stays is whole: nothing is left to mirror.

@@ -12,7 +12,16 @@ import (
 // everywhere is an extension that every node of the lab has.
 const everywhere = "qemu-guest-agent"
 
-// whole is a cluster of three control planes and two workers, and how it is to be rolled.
+// wholeNodes is how many nodes a whole cluster has: three control planes and two
+// workers, or one in a short run.
+func wholeNodes() int {
+	if testing.Short() {
+		return 4
+	}
+	return 5
+}
+
+// whole is such a cluster, and how it is to be rolled.
 type whole struct {
 	strategy   cluster.Strategy
 	etcdOnData bool // etcd's data on persistent disks
@@ -31,7 +40,7 @@ func (w whole) String() string {
 }
 
 func (w whole) options() sim.Options {
-	return sim.Options{ControlPlanes: 3, Workers: 2, EtcdOnData: w.etcdOnData, Holder: w.holder}
+	return sim.Options{ControlPlanes: 3, Workers: wholeNodes() - 3, EtcdOnData: w.etcdOnData, Holder: w.holder}
 }
 
 // keepsEtcd says whether the members of etcd stay the same.

@@ -10,24 +10,37 @@ import (
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/resource/meta"
 	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// gate stands before every method: it records the call and checks who may make it.
+// gate stands before every method: it passes the call on to the machine that it
+// is for, or records it and checks who may make it.
 type gate struct {
 	boot        *boot
 	maintenance bool
+	proxy       *proxy // nil in maintenance mode
 }
 
 func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if g.proxy != nil {
+		targets, many, err := g.proxy.route(ctx, info.FullMethod)
+		if err != nil {
+			return nil, err
+		}
+		if targets != nil {
+			return g.proxy.unary(ctx, info.FullMethod, req, targets, many)
+		}
+	}
 	call, err := g.begin(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
@@ -40,6 +53,15 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 }
 
 func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if g.proxy != nil {
+		targets, many, err := g.proxy.route(ss.Context(), info.FullMethod)
+		if err != nil {
+			return err
+		}
+		if targets != nil {
+			return g.proxy.stream(info.FullMethod, ss, targets, many)
+		}
+	}
 	call, err := g.begin(ss.Context(), info.FullMethod)
 	if err != nil {
 		return err
@@ -68,10 +90,11 @@ var reads = []string{
 	"Version", "Hostname", "Read", "Copy", "DiskUsage", "Dmesg", "Logs", "LogsContainers", "Events", "ServiceList", "Containers",
 	"Memory", "Mounts", "Processes", "Stats", "SystemStat", "CPUInfo", "CPUFreqStats", "DiskStats", "LoadAvg", "NetworkDeviceStats",
 	"Netstat", "PacketCapture", "ImageList", "Kubeconfig", "GenerateClientConfiguration",
-	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate",
+	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate", "HealthCheck", "Disks",
 }
 
-// authorize lets readers read what is no secret, operators run the machine, admins do all.
+// authorize lets readers read what is no secret, operators run the machine, admins
+// do all (rules in internal/app/machined/pkg/system/services/machined.go).
 func (g *gate) authorize(ctx context.Context, method string) error {
 	base := path.Base(method)
 	if g.maintenance && base == "ApplyConfiguration" {
@@ -79,11 +102,11 @@ func (g *gate) authorize(ctx context.Context, method string) error {
 	}
 	allowed := []role.Role{role.Admin}
 	switch base {
-	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "Events", "DiskUsage",
-		"EtcdMemberList", "EtcdStatus", "EtcdAlarmList":
+	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "Events", "DiskUsage", "HealthCheck", "Disks":
 		allowed = append(allowed, role.Operator, role.Reader)
-	case "Reboot", "Shutdown", "Restart", "ServiceStart", "ServiceStop", "ServiceRestart",
-		"EtcdForfeitLeadership", "EtcdDefragment", "EtcdAlarmDisarm":
+	case "EtcdMemberList", "EtcdStatus", "EtcdAlarmList":
+		allowed = append(allowed, role.Operator, role.Reader, role.EtcdBackup)
+	case "Reboot", "Shutdown", "Restart", "ServiceStart", "ServiceStop", "ServiceRestart", "Pull", "EtcdDefragment", "EtcdAlarmDisarm":
 		allowed = append(allowed, role.Operator)
 	case "EtcdSnapshot":
 		allowed = append(allowed, role.Operator, role.EtcdBackup)
@@ -95,11 +118,15 @@ func (g *gate) authorize(ctx context.Context, method string) error {
 	return status.Error(codes.PermissionDenied, "not authorized")
 }
 
-// roles are the caller's, as its certificate has them. Without one (maintenance mode) everybody is a reader.
+// roles are the caller's, as its certificate has them; an apid that passes a call
+// on speaks for the caller. Without a certificate (maintenance mode) everybody is a reader.
 func roles(ctx context.Context) role.Set {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
 			set, _ := role.Parse(info.State.PeerCertificates[0].Subject.Organization)
+			if md, _ := metadata.FromIncomingContext(ctx); set.Includes(role.Impersonator) && len(md[constants.APIAuthzRoleMetadataKey]) > 0 {
+				set, _ = role.Parse(md[constants.APIAuthzRoleMetadataKey])
+			}
 			return set
 		}
 	}

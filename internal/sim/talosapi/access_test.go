@@ -277,15 +277,15 @@ func TestDescribe(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-	one, err := talosapi.Preinstalled(conf, image("old"), true)
+	one, err := l.fw.Preinstalled(conf, ukiOf(t, image("old")), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := talosapi.Preinstalled(conf, image("old"), true)
+	two, err := l.fw.Preinstalled(conf, ukiOf(t, image("old")), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := talosapi.Preinstalled(conf, image("new"), true)
+	other, err := l.fw.Preinstalled(conf, ukiOf(t, image("new")), true)
 	if err != nil {
 		t.Fatal(err)
 	}

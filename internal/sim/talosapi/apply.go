@@ -1,12 +1,16 @@
 package talosapi
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -40,7 +44,7 @@ func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi
 }
 
 // applyMaintenance hands a machine its first configuration.
-func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, _ config.Provider) (*machineapi.ApplyConfiguration, error) {
+func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	switch mode := req.GetMode(); mode {
 	//lint:ignore SA1019 REBOOT is the zero value, and means NO_REBOOT here
 	case machineapi.ApplyConfigurationRequest_REBOOT, machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT:
@@ -51,8 +55,7 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 		Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot",
 	}
 	if req.GetDryRun() {
-		answer.ModeDetails = "Dry run summary:\n" + answer.ModeDetails + " (skipped in dry-run)."
-		return answer, nil
+		return s.boot.dryRun(answer, cfg)
 	}
 	select {
 	case s.boot.configs <- req.GetData():
@@ -80,8 +83,7 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported", mode)
 	}
 	if req.GetDryRun() {
-		answer.ModeDetails = "Dry run summary:\n" + answer.ModeDetails + " (skipped in dry-run)."
-		return answer, nil
+		return s.boot.dryRun(answer, cfg)
 	}
 	if err := s.boot.persist(req.GetData()); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
@@ -98,15 +100,64 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	return answer, nil
 }
 
+// dryRun says what would become of the configuration.
+func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
+	var now []byte
+	var err error
+	if active := b.config(); active != nil {
+		if now, err = active.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)); err != nil {
+			return nil, fmt.Errorf("failed to generate diff: %w", err)
+		}
+	}
+	then, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+	if err != nil {
+		return nil, fmt.Errorf("failed to generate diff: %w", err)
+	}
+	diff := "No changes."
+	if !bytes.Equal(now, then) {
+		diff = unified(string(now), string(then))
+	}
+	answer.ModeDetails = fmt.Sprintf("Dry run summary:\n%s (skipped in dry-run).\nConfig diff:\n\n%s", answer.ModeDetails, diff)
+	return answer, nil
+}
+
+// unified is a diff of one hunk without context. Talos finds the shortest.
+func unified(a, b string) string {
+	x, y := strings.SplitAfter(a, "\n"), strings.SplitAfter(b, "\n")
+	same := 0
+	for same < min(len(x), len(y)) && x[same] == y[same] {
+		same++
+	}
+	x, y = x[same:], y[same:]
+	for len(x) > 0 && len(y) > 0 && x[len(x)-1] == y[len(y)-1] {
+		x, y = x[:len(x)-1], y[:len(y)-1]
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "--- a\n+++ b\n@@ -%d,%d +%d,%d @@\n", same+1, len(x), same+1, len(y))
+	for _, line := range x {
+		text.WriteString("-" + line)
+	}
+	for _, line := range y {
+		text.WriteString("+" + line)
+	}
+	return text.String()
+}
+
 // persist writes the configuration for the next boot to STATE.
 func (b *boot) persist(raw []byte) error {
+	b.mu.Lock()
+	id := b.nodeID
+	b.mu.Unlock()
+	return b.keep(stateData{Config: raw, NodeID: id})
+}
+
+// keep writes STATE.
+func (b *boot) keep(st stateData) error {
 	d, ok := systemDisk(b.m.devices())
 	if !ok {
 		return errNoState
 	}
-	b.mu.Lock()
-	st, err := stateData{Config: raw, NodeID: b.nodeID}.encode()
-	b.mu.Unlock()
+	content, err := st.encode()
 	if err != nil {
 		return err
 	}
@@ -114,7 +165,7 @@ func (b *boot) persist(raw []byte) error {
 		return errNoState
 	}
 	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
-		return edited(disk, labelState, func([]byte) []byte { return st })
+		return edited(disk, labelState, func([]byte) []byte { return content })
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
@@ -19,6 +20,12 @@ type boot struct {
 	life  func() (context.Context, context.CancelFunc) // ends with this boot
 	store *store
 	tasks sync.WaitGroup
+
+	started time.Time
+	kernel  *kernelLog
+	events  *eventLog
+	told    *machineapi.MachineStatusEvent // the last one of its kind; with showing held
+
 	fixed func() nodeFiles // what of the file system stays as it is, worked out once
 
 	probing    sync.Mutex // one look at the disks at a time
@@ -36,6 +43,11 @@ type boot struct {
 	nodeID  string
 	status  runtime.MachineStatusSpec // as stage set it
 	etcd    *etcdService              // nil on a worker, and until it is started
+	kubelet time.Time                 // when it was restarted; zero if it never was
+	ending  bool                      // whether the sequence that ends the boot has begun
+	actor   string                    // ID of whoever gave the order to end
+	drain   bool                      // whether Talos is to empty the node before it ends
+	reset   *machineapi.ResetRequest  // what to wipe when the order is to reset
 	node    string                    // the name that the kubelet was announced under; empty while it is down
 }
 
@@ -53,7 +65,9 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		m: m, med: med, id: uuid.NewString(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		orders: make(chan outcome, 1), configs: make(chan []byte, 1),
+		started: time.Now(), kernel: &m.kernel, events: newEventLog(),
 	}
+	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	end, err := b.run(ctx)
 	cancel()
@@ -68,7 +82,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 
 // run is maintenance mode, if the machine has no configuration, then the configured system.
 func (b *boot) run(ctx context.Context) (outcome, error) {
-	kinds, err := b.m.fw.kinds()
+	kinds, err := definitions()
 	if err != nil {
 		return b.crash(ctx, err)
 	}
@@ -88,6 +102,11 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 			return b.leave(ctx, end), nil
 		}
 		st = stateData{Config: raw, NodeID: newNodeID()}
+		if _, installed := systemDisk(b.m.devices()); installed {
+			if err := b.keep(st); err != nil {
+				return b.crash(ctx, err)
+			}
+		}
 	}
 	if end := b.stumble(ctx); end != carryOn {
 		return end, nil
@@ -96,8 +115,11 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return b.crash(ctx, err)
 	}
-	if end == upgrading {
+	switch end {
+	case upgrading:
 		end = b.runUpgrade(ctx)
+	case resetting:
+		end = b.runReset(ctx)
 	}
 	return b.leave(ctx, end), nil
 }
@@ -123,7 +145,7 @@ func (b *boot) maintenance(ctx context.Context) ([]byte, outcome, error) {
 		if err != nil {
 			return nil, carryOn, err
 		}
-		if err := b.startAPI(tls, true); err != nil {
+		if err := b.startAPI(tls, nil, true); err != nil {
 			return nil, carryOn, err
 		}
 	}
@@ -180,6 +202,11 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {
 		return carryOn, err
 	}
+	if cfg := b.config(); cfg.Machine().Type().IsControlPlane() {
+		if err := b.publishStaticPods(ctx); err != nil {
+			return carryOn, err
+		}
+	}
 	b.startKubernetes()
 	b.tasks.Go(func() { b.uncordon(ctx) })
 	return b.wait(ctx, 0), nil
@@ -195,12 +222,33 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	default:
 		return end
 	}
+	actor := b.begin(map[bool]string{true: "shutdown", false: "reboot"}[end == powerOff])
+	b.mu.Lock()
+	drain := b.drain
+	b.mu.Unlock()
+	if drain {
+		b.empty(ctx)
+	}
 	b.gone()
+	b.tell(actor, &machineapi.TaskEvent{Task: "stopAllServices", Action: machineapi.TaskEvent_START})
 	b.etcdService().stop(errOrderly)
 	if err := b.stage(ctx, stage, false); err != nil || !b.m.fw.sleep(ctx, leaveTime) {
 		return killed
 	}
+	b.tell(actor, &machineapi.TaskEvent{Task: "stopAllServices", Action: machineapi.TaskEvent_STOP})
 	return end
+}
+
+// begin tells that the sequence which ends this boot has begun, if none has, and who wanted it.
+func (b *boot) begin(sequence string) (actor string) {
+	b.mu.Lock()
+	begun, actor := b.ending, b.actor
+	b.ending = true
+	b.mu.Unlock()
+	if !begun {
+		b.tell(actor, &machineapi.SequenceEvent{Sequence: sequence, Action: machineapi.SequenceEvent_START})
+	}
+	return actor
 }
 
 // wait lets d pass (0: for ever) unless the machine is told to end before.
@@ -226,12 +274,17 @@ func (b *boot) wait(ctx context.Context, d time.Duration) outcome {
 	}
 }
 
-// order asks the boot to end; a second order while one is pending changes nothing.
-func (b *boot) order(o outcome) {
+// order asks the boot to end, and names whoever does; a second order while one is pending changes nothing.
+func (b *boot) order(o outcome) (actor string) {
+	actor = uuid.NewString()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	select {
 	case b.orders <- o:
+		b.actor = actor
 	default:
 	}
+	return actor
 }
 
 // adopt makes a configuration the active one.

@@ -133,14 +133,22 @@ func (c *Cluster) input(more ...generate.Option) (*generate.Input, error) {
 	return in, nil
 }
 
-// Preinstalled is the bytes of a system disk on which Talos was installed from
-// img with that machine configuration. EPHEMERAL is on it unless elsewhere says
+// Preinstalled is the bytes of a system disk on which an installer with that boot image
+// has installed Talos with that machine configuration. EPHEMERAL is on it unless elsewhere says
 // that another disk of the machine has it, or will.
-func Preinstalled(machineConfig []byte, img artefact.Image, elsewhere bool) ([]byte, error) {
+func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]byte, error) {
 	if _, err := parseConfig(machineConfig); err != nil {
 		return nil, fmt.Errorf("read machine configuration: %w", err)
 	}
-	disk, err := systemPartitions(img, stateData{Config: machineConfig, NodeID: newNodeID()})
+	img, err := artefact.ReadUKI(uki)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := fw.boots.keep(uki)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := systemPartitions(img.TalosVersion, sum, stateData{Config: machineConfig, NodeID: newNodeID()})
 	if err != nil {
 		return nil, err
 	}

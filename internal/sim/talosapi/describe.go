@@ -42,7 +42,7 @@ func describePartition(p artefact.Partition) string {
 		}
 		var entries []string
 		for _, e := range l.Entries {
-			entries = append(entries, e.Name+" "+digest(e.UKI))
+			entries = append(entries, fmt.Sprintf("%s %.16s", e.Name, e.UKI))
 		}
 		boots := ""
 		if l.Default != "" {

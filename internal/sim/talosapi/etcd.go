@@ -50,7 +50,7 @@ func (b *boot) startEtcd(ctx context.Context) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	e := &etcdService{
 		b: b, cancel: cancel, done: make(chan struct{}), up: make(chan struct{}), wake: make(chan struct{}),
-		status: service{id: "etcd", state: statePreparing, unknown: true},
+		status: service{id: "etcd", state: statePreparing, unknown: true, at: time.Now()},
 	}
 	b.mu.Lock()
 	b.etcd = e
@@ -94,7 +94,7 @@ func (e *etcdService) run(ctx context.Context) {
 	}
 	if errors.Is(context.Cause(ctx), errOrderly) {
 		e.mu.Lock()
-		e.status = service{id: "etcd", state: stateFinished, message: "Service finished successfully", unknown: true}
+		e.status = service{id: "etcd", state: stateFinished, message: "Service finished successfully", unknown: true, at: time.Now()}
 		e.mu.Unlock()
 	}
 }
@@ -229,7 +229,11 @@ func (e *etcdService) requestBootstrap() {
 func (e *etcdService) show(ctx context.Context, s service) {
 	s.id = "etcd"
 	e.mu.Lock()
+	s.at = e.status.at
 	changed := e.status != s
+	if changed {
+		s.at = time.Now()
+	}
 	e.status = s
 	e.mu.Unlock()
 	if !changed {

@@ -58,10 +58,10 @@ func newQuorum(t *testing.T, n int) *quorum {
 // there for it, and switches it on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
-	system, err := talosapi.Preinstalled(q.config(talosapi.Machine{
+	system, err := q.fw.Preinstalled(q.config(talosapi.Machine{
 		Hostname: hostname, ControlPlane: true, Installer: oldRef,
 		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
-	}), image("old"), true)
+	}), ukiOf(q.t, image("old")), true)
 	if err != nil {
 		q.t.Fatal(err)
 	}

@@ -34,7 +34,10 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	bootID := runtime.NewBootID()
 	bootID.TypedSpec().BootID = b.id
 	security := runtime.NewSecurityStateSpec(runtime.NamespaceName)
-	security.TypedSpec().BootedWithUKI = true
+	// Secure Boot is never on: a firmware where it is boots no image of the lab.
+	// Talos goes by systemd-boot's variables (SecurityStateController), where
+	// every entry of the lab is called "Talos-…".
+	security.TypedSpec().BootedWithUKI = b.m.uefi()
 	rs := []resource.Resource{version, system, cmdline, bootID, security}
 	if b.med.entry != "" {
 		entry := runtime.NewBootedEntrySpec()
@@ -126,9 +129,9 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	if c := active.K8sClusterConfig(); c != nil {
 		info.TypedSpec().ClusterName = c.ClusterName()
 	}
-	return b.store.set(ctx,
+	return b.store.set(ctx, append(b.kubernetesConfig(active),
 		configres.NewMachineConfig(active), configres.NewMachineConfigWithID(stored, configres.PersistentID),
-		kind, host, node, identity, info)
+		kind, host, node, identity, info)...)
 }
 
 // hostnameOf is the configured name, or the one that Talos makes up from the node's identity.

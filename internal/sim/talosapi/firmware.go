@@ -7,12 +7,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/cosi-project/runtime/pkg/resource/meta"
-
-	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -59,9 +56,9 @@ type Options struct {
 	Lease func(mac string) (netip.Addr, bool)
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
-	// PullInstaller fetches what an installer image of that architecture holds.
-	// One that the registry does not have is ErrNoImage.
-	PullInstaller func(ctx context.Context, ref, arch string) (artefact.Image, error)
+	// PullInstaller fetches the boot image that an installer image has for that
+	// architecture. One that the registry does not have is ErrNoImage.
+	PullInstaller func(ctx context.Context, ref, arch string) (uki []byte, err error)
 	// ResolveImage is the digest that a tag means now; nil if nobody needs it.
 	ResolveImage func(ctx context.Context, ref string) (digest string, err error)
 	// Drain makes a node unschedulable in Talos' name and empties it, and Uncordon
@@ -77,13 +74,15 @@ type Options struct {
 
 // Firmware boots Talos machines.
 type Firmware struct {
-	o     Options
-	hub   *hub
-	kinds func() ([]*meta.ResourceDefinition, error)
+	o   Options
+	hub *hub
 
+	boots   bootImages
 	images  imageStore
 	defects defects
-	life    func() (context.Context, context.CancelFunc)
+
+	lastEvent atomic.Uint64
+	life      func() (context.Context, context.CancelFunc)
 }
 
 var _ world.Firmware = (*Firmware)(nil)
@@ -94,8 +93,9 @@ func New(ctx context.Context, o Options) *Firmware {
 		o.Speed = 1
 	}
 	return &Firmware{
-		o: o, hub: newHub(), kinds: sync.OnceValues(definitions),
+		o: o, hub: newHub(),
 		life:    func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		boots:   bootImages{held: map[string]*world.Media{}},
 		images:  imageStore{volumes: map[string]map[imageName]cachedImage{}},
 		defects: defects{what: map[string]Defect{}},
 	}
@@ -137,7 +137,9 @@ func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 
 // console prints a line on a machine's screen.
 func (m *machine) console(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	m.kernel.add("user", "warning", "[talos] "+text)
 	if m.fw.o.Console != nil {
-		m.fw.o.Console(m.hw.VMID, fmt.Sprintf(format, args...))
+		m.fw.o.Console(m.hw.VMID, text)
 	}
 }

@@ -27,7 +27,7 @@ func (s *imageService) List(req *machineapi.ImageServiceListRequest, srv grpc.Se
 	refs, images := s.boot.m.list(in)
 	for i, c := range images {
 		if err := srv.Send(&machineapi.ImageServiceListResponse{
-			Name: refs[i], Digest: c.digest, Size: int64(len(c.uki)), CreatedAt: timestamppb.New(c.pulled),
+			Name: refs[i], Digest: c.digest, Size: c.size, CreatedAt: timestamppb.New(c.pulled),
 		}); err != nil {
 			return err
 		}
@@ -61,14 +61,13 @@ func (s *imageService) Pull(req *machineapi.ImageServicePullRequest, srv grpc.Se
 
 // layerProgress tells of the one layer that matters.
 func layerProgress(c cachedImage, share float64) *machineapi.ImageServicePullResponse {
-	size := int64(len(c.uki))
 	layer := &machineapi.ImageServicePullLayerProgress{
-		Status: machineapi.ImageServicePullLayerProgress_DOWNLOADING, Offset: int64(share * float64(size)), Total: size,
+		Status: machineapi.ImageServicePullLayerProgress_DOWNLOADING, Offset: int64(share * float64(c.size)), Total: c.size,
 	}
 	if share == 1 {
 		layer.Status = machineapi.ImageServicePullLayerProgress_EXTRACT_COMPLETE
 	}
 	return &machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_PullProgress{
-		PullProgress: &machineapi.ImageServicePullProgress{LayerId: digest(c.uki)[:12], Progress: layer},
+		PullProgress: &machineapi.ImageServicePullProgress{LayerId: c.uki[:12], Progress: layer},
 	}}
 }

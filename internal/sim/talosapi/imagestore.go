@@ -47,7 +47,8 @@ type cachedImage struct {
 	image  artefact.Image
 	refs   []string // that it was pulled by
 	digest string   // "sha256:…"; empty if nobody can tell
-	uki    []byte
+	uki    string   // SHA-256 of the boot image: see bootImages
+	size   int64
 	pulled time.Time
 }
 
@@ -205,7 +206,11 @@ func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progr
 
 // fetch asks the registry; given is the reference as the caller wrote it.
 func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedImage, error) {
-	img, err := m.fw.o.PullInstaller(ctx, ref, arch)
+	uki, err := m.fw.o.PullInstaller(ctx, ref, arch)
+	if err != nil {
+		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
+	}
+	img, err := artefact.ReadUKI(uki)
 	if err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 	}
@@ -213,18 +218,15 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 	if m.fw.defects.of(img, ref, given) == Unpullable {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
 	}
-	c := cachedImage{image: img, refs: []string{ref, given}}
+	c := cachedImage{image: img, refs: []string{ref, given}, size: int64(len(uki))}
 	_, c.digest, _ = strings.Cut(ref, "@")
 	if c.digest == "" && m.fw.o.ResolveImage != nil {
 		if c.digest, err = m.fw.o.ResolveImage(ctx, ref); err != nil {
 			return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 		}
 	}
-	// Made anew of what the installer holds: a real one would fill the lab's disks.
-	uki, err := artefact.UKI(img)
-	if err != nil {
+	if c.uki, err = m.fw.boots.keep(uki); err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 	}
-	c.uki = uki
 	return c, nil
 }

@@ -61,7 +61,7 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if b.m.fw.defects.of(img, ref) == InstallerFails {
 		return carryOn, installerTask{1}
 	}
-	system, err := b.systemDisk(img)
+	system, err := b.systemDisk(pulled)
 	if err != nil {
 		return carryOn, err
 	}
@@ -75,7 +75,7 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 }
 
 // systemDisk is a freshly installed disk with the active configuration, EPHEMERAL aside.
-func (b *boot) systemDisk(img artefact.Image) (artefact.Disk, error) {
+func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
 	raw, err := b.config().Bytes()
 	if err != nil {
 		return artefact.Disk{}, fmt.Errorf("write machine configuration: %w", err)
@@ -83,11 +83,12 @@ func (b *boot) systemDisk(img artefact.Image) (artefact.Disk, error) {
 	b.mu.Lock()
 	id := b.nodeID
 	b.mu.Unlock()
-	return systemPartitions(img, stateData{Config: raw, NodeID: id})
+	return systemPartitions(installed.image.TalosVersion, installed.uki, stateData{Config: raw, NodeID: id})
 }
 
-func systemPartitions(img artefact.Image, st stateData) (artefact.Disk, error) {
-	efi, err := efiPartition(img)
+// systemPartitions are those of an installed system; uki is the digest of its boot image.
+func systemPartitions(talos, uki string, st stateData) (artefact.Disk, error) {
+	efi, err := efiPartition(talos, uki)
 	if err != nil {
 		return artefact.Disk{}, err
 	}

@@ -32,7 +32,8 @@ const settleTime = time.Second
 //  2. write the new entry
 //  3. make it the default one
 //  4. put the kept one's name into META, from where a failing new system takes it
-func (b *boot) upgradeDisk(ctx context.Context, img artefact.Image, refs []string, say func(string)) error {
+func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string)) error {
+	img := c.image
 	d, ok := systemDisk(b.m.devices())
 	if !ok {
 		return errors.New("system disk not found")
@@ -42,16 +43,11 @@ func (b *boot) upgradeDisk(ctx context.Context, img artefact.Image, refs []strin
 		say(fmt.Sprintf("Error: %v", err))
 		return installerTask{1}
 	}
-	if b.m.fw.defects.of(img, refs...) == InstallerFails {
+	if b.m.fw.defects.of(img, c.refs...) == InstallerFails {
 		say("Error: failed to copy boot assets: input/output error")
 		return installerTask{1}
 	}
-	entry := bootEntry{}
-	var err error
-	if entry.UKI, err = artefact.UKI(img); err != nil {
-		return fmt.Errorf("make boot image: %w", err)
-	}
-	fallback := ""
+	entry, fallback := bootEntry{UKI: c.uki}, ""
 	if err := b.m.editLoader(d.Key, func(l *loader) {
 		entry.Name = l.nextName(img.TalosVersion)
 		fallback = b.keepOne(l, img.TalosVersion, say)

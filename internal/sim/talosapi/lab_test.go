@@ -59,14 +59,14 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 			}
 			return netip.MustParseAddr(addr), true
 		},
-		PullInstaller: func(_ context.Context, ref, _ string) (artefact.Image, error) {
+		PullInstaller: func(_ context.Context, ref, _ string) ([]byte, error) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			img, ok := l.installers[ref]
 			if !ok {
-				return artefact.Image{}, talosapi.ErrNoImage
+				return nil, talosapi.ErrNoImage
 			}
-			return img, nil
+			return ukiOf(t, img), nil
 		},
 		Console: func(vmid int, line string) {
 			l.mu.Lock()
@@ -145,7 +145,7 @@ type box struct {
 func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
 	b := &box{l: l, drives: drives}
 	b.hw = world.Hardware{
-		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Memory: 4096,
+		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Arch: "amd64", Memory: 4096,
 		UUID:      fmt.Sprintf("00000000-0000-4000-8000-%012d", vmid),
 		BootOrder: []string{"scsi0", "ide2"},
 		NVRAM:     world.NewMedia(nil),
@@ -224,10 +224,23 @@ func (l *lab) installedControlPlane(conf []byte, img artefact.Image) []byte {
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 	l.t.Helper()
-	b, err := talosapi.Preinstalled(conf, img, false)
+	b, err := l.fw.Preinstalled(conf, ukiOf(l.t, img), false)
 	if err != nil {
 		l.t.Fatal(err)
 	}
+	return b
+}
+
+// ukiOf is a boot image as an installer has it, of which DOS' part gets lost when
+// it is made anew of what it holds.
+func ukiOf(t *testing.T, img artefact.Image) []byte {
+	t.Helper()
+	b, err := artefact.UKI(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = slices.Clone(b)
+	copy(b[0x40:], "as the installer has it")
 	return b
 }
 

@@ -45,7 +45,7 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 	}
 	ctx, cancel := b.life()
 	defer cancel()
-	err = b.upgradeDisk(ctx, c.image, c.refs, func(line string) {
+	err = b.upgradeDisk(ctx, c, func(line string) {
 		b.m.console("%s", line)
 		// whoever does not listen any more gets no lines
 		_ = srv.Send(progressOf(&machineapi.LifecycleServiceInstallProgress_Message{Message: line + "\n"}))

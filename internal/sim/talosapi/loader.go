@@ -24,7 +24,7 @@ type loader struct {
 
 type bootEntry struct {
 	Name string // "Talos-v1.13.9.efi"
-	UKI  []byte
+	UKI  string // SHA-256 of the boot image: see bootImages
 }
 
 // entry finds a boot entry by name; case does not matter to sd-boot.

@@ -4,26 +4,24 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-
-	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
 // first is the entry at the head of sd-boot's menu: the newest version, and of
 // several with the same version the greatest name. A tilde sorts before
 // everything, so that "Talos-v1.13.9.efi" comes before "Talos-v1.13.9~1.efi",
 // which was added after it (boot_entry_compare in systemd's boot.c).
-func (l loader) first() (bootEntry, bool) {
+func (m *machine) first(l loader) (bootEntry, bool) {
 	if len(l.Entries) == 0 {
 		return bootEntry{}, false
 	}
 	return slices.MaxFunc(l.Entries, func(a, b bootEntry) int {
-		return cmp.Or(compareVersions(a.version(), b.version()), compareVersions(strings.ToLower(a.Name), strings.ToLower(b.Name)))
+		return cmp.Or(compareVersions(m.version(a), m.version(b)), compareVersions(strings.ToLower(a.Name), strings.ToLower(b.Name)))
 	}), true
 }
 
-// version is what the image says of itself; "" if it can't be read.
-func (e bootEntry) version() string {
-	img, err := artefact.ReadUKI(e.UKI)
+// version is what an entry's image says of itself; "" if it can't be read.
+func (m *machine) version(e bootEntry) string {
+	img, err := m.fw.boots.read(e.UKI)
 	if err != nil {
 		return ""
 	}

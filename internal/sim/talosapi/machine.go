@@ -17,6 +17,8 @@ type machine struct {
 	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
 	done   chan struct{}
 
+	kernel kernelLog // of this boot
+
 	disks sync.Mutex // held while a disk's bytes are read, changed and written back
 }
 
@@ -46,6 +48,7 @@ const (
 	powerCycle                // through the firmware
 	powerOff                  // switch the machine off
 	upgrading                 // install a new system first, then reboot
+	resetting                 // wipe first, then reboot or switch off
 )
 
 // run is the machine's life; true means that it wants to be switched off.
@@ -89,7 +92,12 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 			if d.Key != key {
 				continue
 			}
-			if med, ok := m.readMedium(d); ok {
+			med, ok := m.readMedium(d)
+			switch {
+			case !ok || med.image.Arch != m.hw.Arch: // the firmware looks for a loader of its own architecture
+			case m.hw.SecureBoot: // no image of the lab is signed
+				m.console("BdsDxe: failed to load %s: Access Denied", key)
+			default:
 				return med, true
 			}
 		}

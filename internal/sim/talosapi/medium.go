@@ -47,7 +47,7 @@ func (m *machine) readMedium(d device) (medium, bool) {
 	if !ok {
 		return medium{}, false
 	}
-	img, err := artefact.ReadUKI(e.UKI)
+	img, err := m.fw.boots.read(e.UKI)
 	return medium{key: d.Key, image: img, entry: strings.ToLower(e.Name)}, err == nil
 }
 
@@ -111,13 +111,9 @@ func newPartition(label, filesystem string, data []byte) artefact.Partition {
 	return p
 }
 
-// efiPartition holds a single boot entry with the image.
-func efiPartition(img artefact.Image) (artefact.Partition, error) {
-	uki, err := artefact.UKI(img)
-	if err != nil {
-		return artefact.Partition{}, fmt.Errorf("make boot image: %w", err)
-	}
-	name := loader{}.nextName(img.TalosVersion)
+// efiPartition holds a single boot entry with the image of that digest.
+func efiPartition(talos, uki string) (artefact.Partition, error) {
+	name := loader{}.nextName(talos)
 	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki}}})
 	if err != nil {
 		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)

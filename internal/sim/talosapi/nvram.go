@@ -74,5 +74,5 @@ func (m *machine) selected(l loader) (bootEntry, bool) {
 	if e, ok := l.entry(m.defaultEntry(l)); ok {
 		return e, true
 	}
-	return l.first()
+	return m.first(l)
 }

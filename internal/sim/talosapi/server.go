@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"strconv"
+	"strings"
 	"time"
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
@@ -16,9 +18,13 @@ import (
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
 	"github.com/siderolabs/crypto/x509"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/api/storage"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 )
 
 // certificateLife is long enough for every lab.
@@ -26,26 +32,32 @@ const certificateLife = 24 * 365 * time.Hour
 
 // api is a running apid.
 type api struct {
-	grpc *grpc.Server
-	done chan struct{}
+	grpc  *grpc.Server
+	proxy *proxy // nil in maintenance mode
+	done  chan struct{}
 }
 
-// startAPI serves the machine's API until stopAPI.
-func (b *boot) startAPI(conf *tls.Config, maintenance bool) error {
+// startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
+// passed on to other machines; elsewhere client is what machines identify themselves with to each other.
+func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 	l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
 	if err != nil {
 		return fmt.Errorf("start apid: %w", err)
 	}
 	g := &gate{boot: b, maintenance: maintenance}
-	a := &api{done: make(chan struct{}), grpc: grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true),
-		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
+	if !maintenance {
+		g.proxy = newProxy(b, client)
+	}
+	a := &api{proxy: g.proxy, done: make(chan struct{}), grpc: grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(newCodec()),
+		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
 	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
 	if after(b.med.image.TalosVersion, config.TalosVersion1_12) {
 		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
 		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
 	}
+	storage.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
 	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(state.Filter(b.store.st, b.rule)))
 	b.mu.Lock()
 	b.api = a
@@ -66,29 +78,38 @@ func (b *boot) stopAPI() {
 	if a == nil {
 		return
 	}
+	if a.proxy != nil {
+		a.proxy.close()
+	}
 	a.grpc.Stop()
 	<-a.done
+}
+
+// unknownService is the answer about a service that this version does not have.
+func unknownService(_ any, ss grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(ss)
+	return status.Errorf(codes.Unimplemented, "unknown service %s", strings.TrimPrefix(path.Dir(method), "/"))
 }
 
 // secureAPI serves the API of a configured machine as soon as there is a
 // certificate for it: a worker gets its own from a control plane.
 func (b *boot) secureAPI(ctx context.Context) {
-	conf, err := b.clusterTLS(ctx)
+	conf, client, err := b.clusterTLS(ctx)
 	if err == nil && ctx.Err() == nil {
-		err = b.startAPI(conf, false)
+		err = b.startAPI(conf, client, false)
 	}
 	if err != nil && ctx.Err() == nil {
 		b.m.console("apid: %v", err)
 	}
 }
 
-// clusterTLS waits for whoever signs the machine's certificate.
-func (b *boot) clusterTLS(ctx context.Context) (*tls.Config, error) {
+// clusterTLS waits for whoever signs the machine's certificate. A control plane has one as a client, too.
+func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
 	ca := security.IssuingCA()
 	if ca == nil {
-		return nil, errors.New("no issuing CA is configured")
+		return nil, nil, errors.New("no issuing CA is configured")
 	}
 	if cfg.Machine().Type().IsControlPlane() {
 		b.m.fw.hub.offer(b, issuer{ca: ca, token: security.Token()})
@@ -100,14 +121,37 @@ func (b *boot) clusterTLS(ctx context.Context) (*tls.Config, error) {
 				break
 			}
 			if !awaitChange(ctx, changed, time.Time{}) {
-				return nil, ctx.Err()
+				return nil, nil, ctx.Err()
 			}
 		}
 	}
 	b.mu.Lock()
 	name := hostnameOf(b.cfg, b.nodeID)
 	b.mu.Unlock()
-	return clusterTLS(ca, b.m.addr, name, security.CertSANs()...)
+	if server, err = clusterTLS(ca, b.m.addr, name, security.CertSANs()...); err != nil {
+		return nil, nil, err
+	}
+	if cfg.Machine().Type().IsControlPlane() {
+		client, err = apidClientTLS(ca, name)
+	}
+	return server, client, err
+}
+
+// apidClientTLS is with what a control plane's apid speaks for others.
+func apidClientTLS(ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
+	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	pair, err := x509.NewKeyPair(authority,
+		x509.CommonName(name), x509.Organization(string(role.Impersonator)), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
+		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}))
+	if err != nil {
+		return nil, fmt.Errorf("make client certificate: %w", err)
+	}
+	roots := stdx509.NewCertPool()
+	roots.AddCert(authority.Crt)
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots}, nil
 }
 
 // clusterTLS asks every client for a certificate of the cluster's CA. The

@@ -19,6 +19,10 @@ var _ machineapi.MachineServiceServer = (*machineService)(nil)
 // Version implements the API.
 func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.VersionResponse, error) {
 	img := s.boot.med.image
+	var features *machineapi.FeaturesInfo
+	if s.boot.config() != nil {
+		features = &machineapi.FeaturesInfo{Rbac: true}
+	}
 	mode := "cloud"
 	if img.Platform == "metal" {
 		mode = "metal"
@@ -26,7 +30,7 @@ func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.V
 	return &machineapi.VersionResponse{Messages: []*machineapi.Version{{
 		Version:  &machineapi.VersionInfo{Tag: img.TalosVersion, Os: "linux", Arch: img.Arch},
 		Platform: &machineapi.PlatformInfo{Name: img.Platform, Mode: mode},
-		Features: &machineapi.FeaturesInfo{Rbac: true},
+		Features: features,
 	}}}, nil
 }
 
@@ -69,12 +73,13 @@ func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest
 	if req.GetMode() == machineapi.RebootRequest_POWERCYCLE {
 		how = powerCycle
 	}
-	s.boot.order(how)
-	return &machineapi.RebootResponse{Messages: []*machineapi.Reboot{{ActorId: newNodeID()}}}, nil
+	return &machineapi.RebootResponse{Messages: []*machineapi.Reboot{{ActorId: s.boot.order(how)}}}, nil
 }
 
-// Shutdown implements the API.
-func (s *machineService) Shutdown(context.Context, *machineapi.ShutdownRequest) (*machineapi.ShutdownResponse, error) {
-	s.boot.order(powerOff)
-	return &machineapi.ShutdownResponse{Messages: []*machineapi.Shutdown{{ActorId: newNodeID()}}}, nil
+// Shutdown implements the API: the node is drained first, unless it is forced.
+func (s *machineService) Shutdown(_ context.Context, req *machineapi.ShutdownRequest) (*machineapi.ShutdownResponse, error) {
+	s.boot.mu.Lock()
+	s.boot.drain = !req.GetForce()
+	s.boot.mu.Unlock()
+	return &machineapi.ShutdownResponse{Messages: []*machineapi.Shutdown{{ActorId: s.boot.order(powerOff)}}}, nil
 }

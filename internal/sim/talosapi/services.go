@@ -2,12 +2,15 @@ package talosapi
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // The states of a service, as Talos names them.
@@ -26,16 +29,17 @@ type service struct {
 	healthy bool
 	unknown bool   // nobody has checked yet
 	problem string // what the last health check met
+	at      time.Time
 }
 
 func (s service) info() *machineapi.ServiceInfo {
 	events := &machineapi.ServiceEvents{}
 	if s.message != "" {
-		events.Events = append(events.Events, &machineapi.ServiceEvent{State: s.state, Msg: s.message})
+		events.Events = append(events.Events, &machineapi.ServiceEvent{State: s.state, Msg: s.message, Ts: timestamppb.New(s.at)})
 	}
 	return &machineapi.ServiceInfo{
 		Id: s.id, State: s.state, Events: events,
-		Health: &machineapi.ServiceHealth{Healthy: s.healthy, Unknown: s.unknown, LastMessage: s.problem},
+		Health: &machineapi.ServiceHealth{Healthy: s.healthy, Unknown: s.unknown, LastMessage: s.problem, LastChange: timestamppb.New(s.at)},
 	}
 }
 
@@ -49,11 +53,17 @@ func (b *boot) services() []service {
 		}
 	}
 	slices.Sort(ids)
+	b.mu.Lock()
+	kubelet := b.kubelet
+	b.mu.Unlock()
 	all := make([]service, 0, len(ids))
 	for _, id := range ids {
-		s := service{id: id, state: stateRunning, healthy: true}
-		if id == "etcd" {
+		s := service{id: id, state: stateRunning, message: "Health check successful", healthy: true, at: b.started}
+		switch {
+		case id == "etcd":
 			s = b.etcdStatus()
+		case id == "kubelet" && !kubelet.IsZero():
+			s.at = kubelet
 		}
 		all = append(all, s)
 	}
@@ -64,7 +74,7 @@ func (b *boot) services() []service {
 func (b *boot) etcdStatus() service {
 	e := b.etcdService()
 	if e == nil {
-		return service{id: "etcd", state: stateWaiting, unknown: true, message: "Waiting for volume " + labelEtcd + " to be mounted"}
+		return service{id: "etcd", state: stateWaiting, unknown: true, message: "Waiting for volume " + labelEtcd + " to be mounted", at: b.started}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -112,8 +122,53 @@ func (b *boot) refresh(ctx context.Context) error {
 	if err := b.store.set(ctx, r); err != nil {
 		return err
 	}
+	b.tellStatus(status)
 	if status.Stage == runtime.MachineStageRunning && status.Status.Ready {
 		b.settled.Do(b.m.dropFallback)
 	}
 	return nil
+}
+
+// control is what the API does to a service: of those that the lab's machines
+// have it may only start and restart the kubelet (APIRestartAllowed and its like).
+func (b *boot) control(id, operation string) error {
+	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
+	if i < 0 {
+		return fmt.Errorf("service %q not defined", id)
+	}
+	running := b.services()[i].state == stateRunning
+	switch {
+	case operation == "start" && running, operation == "stop" && !running:
+		return nil
+	case id != "kubelet" || operation == "stop":
+		return fmt.Errorf("service %q doesn't support %s operation via API", id, operation)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.kubelet = time.Now()
+	return nil
+}
+
+// ServiceStart implements the API.
+func (s *machineService) ServiceStart(_ context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
+	if err := s.boot.control(req.GetId(), "start"); err != nil {
+		return nil, err
+	}
+	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
+}
+
+// ServiceStop implements the API.
+func (s *machineService) ServiceStop(_ context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
+	if err := s.boot.control(req.GetId(), "stop"); err != nil {
+		return nil, err
+	}
+	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
+}
+
+// ServiceRestart implements the API.
+func (s *machineService) ServiceRestart(_ context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
+	if err := s.boot.control(req.GetId(), "restart"); err != nil {
+		return nil, err
+	}
+	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil
 }

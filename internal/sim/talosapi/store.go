@@ -36,7 +36,7 @@ func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, er
 		return nil, fmt.Errorf("register namespaces: %w", err)
 	}
 	for _, ns := range []resource.Namespace{
-		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, cluster.NamespaceName, etcd.NamespaceName,
+		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, k8s.ControlPlaneNamespaceName, cluster.NamespaceName, etcd.NamespaceName,
 	} {
 		if err := spaces.Register(ctx, ns, ""); err != nil {
 			return nil, fmt.Errorf("register namespace %s: %w", ns, err)
@@ -50,8 +50,9 @@ func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, er
 	return s, nil
 }
 
-// definitions describe every kind of resource; working out their plural forms takes milliseconds.
-func definitions() ([]*meta.ResourceDefinition, error) {
+// definitions describe every kind of resource; working out their plural forms
+// takes milliseconds, once in a process. Each store has copies of its own.
+var definitions = sync.OnceValues(func() ([]*meta.ResourceDefinition, error) {
 	var all []*meta.ResourceDefinition
 	for _, kind := range resourceKinds() {
 		rd, err := meta.NewResourceDefinition(kind.ResourceDefinition())
@@ -61,7 +62,7 @@ func definitions() ([]*meta.ResourceDefinition, error) {
 		all = append(all, rd)
 	}
 	return all, nil
-}
+})
 
 func resourceKinds() []meta.ResourceWithRD {
 	return []meta.ResourceWithRD{
@@ -71,9 +72,10 @@ func resourceKinds() []meta.ResourceWithRD {
 		&config.MachineConfig{}, &config.MachineType{},
 		&etcd.Member{},
 		&hardware.SystemInformation{},
-		&k8s.Nodename{},
+		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.Nodename{},
+		&k8s.SchedulerConfig{}, &k8s.StaticPodStatus{},
 		&network.HostnameStatus{}, &network.NodeAddress{},
-		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.ExtensionStatus{}, &runtime.KernelCmdline{},
+		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.KernelCmdline{},
 		&runtime.MachineStatus{}, &runtime.SecurityState{}, &runtime.Version{},
 		&v1alpha1.Service{},
 	}

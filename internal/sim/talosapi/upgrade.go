@@ -37,7 +37,7 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 	if err := b.checkEtcd(ctx, req); err != nil {
 		return nil, err
 	}
-	then := kexec
+	then, actor := kexec, ""
 	if req.GetRebootMode() == machineapi.UpgradeRequest_POWERCYCLE {
 		then = powerCycle
 	}
@@ -49,14 +49,14 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 		if err := b.m.editMeta(d.Key, func(meta *metaData) { meta.Staged = req.GetImage() }); err != nil {
 			return nil, fmt.Errorf("error adding staged upgrade image ref tag: %w", err)
 		}
-		b.order(then)
+		actor = b.order(then)
 	} else {
 		b.mu.Lock()
 		b.upgrade = upgrade{image: name, then: then}
 		b.mu.Unlock()
-		b.order(upgrading)
+		actor = b.order(upgrading)
 	}
-	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: newNodeID()}}}, nil
+	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: actor}}}, nil
 }
 
 // checkEtcd refuses to take a control plane down unless every member of etcd is up.
@@ -112,28 +112,38 @@ func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member)
 // failure ends it as any fatal error does: with a reboot.
 func (b *boot) runUpgrade(ctx context.Context) outcome {
 	b.mu.Lock()
-	u, node := b.upgrade, b.node
+	u := b.upgrade
 	b.mu.Unlock()
+	b.begin("upgrade")
 	if err := b.stage(ctx, runtime.MachineStageUpgrading, false, "services"); err != nil {
 		return killed
 	}
-	if node != "" && b.m.fw.o.Drain != nil {
-		limited, cancel := context.WithTimeout(ctx, b.m.fw.scaled(drainTimeout))
-		if err := b.m.fw.o.Drain(limited, node); err != nil {
-			b.m.console("WARNING: failed to evict pod: %v", err)
-		}
-		cancel()
-	}
+	b.empty(ctx)
 	b.gone()
 	b.etcdService().stop(errOrderly)
 	c, ok := b.m.cached(u.image)
 	if !ok {
 		return b.sequenceFailed(ctx, fmt.Errorf("image %q: not found", u.image.ref))
 	}
-	if err := b.upgradeDisk(ctx, c.image, c.refs, func(line string) { b.m.console("%s", line) }); err != nil {
+	if err := b.upgradeDisk(ctx, c, func(line string) { b.m.console("%s", line) }); err != nil {
 		return b.sequenceFailed(ctx, err)
 	}
 	return u.then
+}
+
+// empty makes the node unschedulable and evicts its pods, as far as that works in time.
+func (b *boot) empty(ctx context.Context) {
+	b.mu.Lock()
+	node := b.node
+	b.mu.Unlock()
+	if node == "" || b.m.fw.o.Drain == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(drainTimeout))
+	defer cancel()
+	if err := b.m.fw.o.Drain(ctx, node); err != nil {
+		b.m.console("WARNING: failed to evict pod: %v", err)
+	}
 }
 
 func (b *boot) sequenceFailed(ctx context.Context, err error) outcome {
@@ -161,7 +171,7 @@ func (b *boot) runStaged(ctx context.Context) outcome {
 		return b.sequenceFailed(ctx, err)
 	}
 	c, _ := b.m.cached(name)
-	if err := b.upgradeDisk(ctx, c.image, c.refs, func(line string) { b.m.console("%s", line) }); err != nil {
+	if err := b.upgradeDisk(ctx, c, func(line string) { b.m.console("%s", line) }); err != nil {
 		return b.sequenceFailed(ctx, err)
 	}
 	return kexec

@@ -8,39 +8,29 @@ import (
 
 // driveOptions lists what a drive may have besides its volume (QemuServer/Drive.pm).
 func driveOptions(key string) []string {
-	switch bus := strings.TrimRight(key, "0123456789"); bus {
-	case "efidisk":
-		return []string{"efitype", "format", "import-from", "ms-cert", "pre-enrolled-keys", "size"}
-	case "tpmstate":
-		return []string{"format", "import-from", "size", "version"}
-	case "unused":
-		return nil
-	default:
-		return slices.Concat(commonDriveOptions(), busOptions()[bus])
+	bus := strings.TrimRight(key, "0123456789")
+	if options, known := optionsOfBus[bus]; known {
+		return options
 	}
+	return commonDriveOptions
 }
 
-func commonDriveOptions() []string {
-	options := []string{
-		"aio", "backup", "cache", "detect_zeroes", "discard", "format", "import-from", "media", "replicate", "rerror", "serial", "shared",
-		"size", "snapshot", "werror", "bps_max_length", "iops_max_length", "iops_max", "mbps_max",
-	}
-	for _, limited := range []string{"bps", "iops", "mbps"} {
-		options = append(options, limited, limited+"_rd", limited+"_wr")
-	}
-	for _, way := range []string{"_rd", "_wr"} {
-		options = append(options, "bps"+way+"_max_length", "iops"+way+"_max_length", "iops"+way+"_max", "mbps"+way+"_max")
-	}
-	return options
+var optionsOfBus = map[string][]string{
+	"efidisk":  {"efitype", "format", "import-from", "ms-cert", "pre-enrolled-keys", "size"},
+	"tpmstate": {"format", "import-from", "size", "version"},
+	"unused":   nil,
+	"ide":      slices.Concat(commonDriveOptions, []string{"model", "ssd", "wwn"}),
+	"sata":     slices.Concat(commonDriveOptions, []string{"ssd", "wwn"}),
+	"scsi":     slices.Concat(commonDriveOptions, []string{"iothread", "product", "queues", "ro", "scsiblock", "ssd", "vendor", "wwn"}),
+	"virtio":   slices.Concat(commonDriveOptions, []string{"iothread", "ro"}),
 }
 
-func busOptions() map[string][]string {
-	return map[string][]string{
-		"ide":    {"model", "ssd", "wwn"},
-		"sata":   {"ssd", "wwn"},
-		"scsi":   {"iothread", "product", "queues", "ro", "scsiblock", "ssd", "vendor", "wwn"},
-		"virtio": {"iothread", "ro"},
-	}
+var commonDriveOptions = []string{
+	"aio", "backup", "cache", "detect_zeroes", "discard", "format", "import-from", "media", "replicate", "rerror", "serial", "shared",
+	"size", "snapshot", "werror", "bps_max_length", "iops_max_length", "iops_max", "mbps_max",
+	"bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr", "mbps", "mbps_rd", "mbps_wr",
+	"bps_rd_max_length", "iops_rd_max_length", "iops_rd_max", "mbps_rd_max",
+	"bps_wr_max_length", "iops_wr_max_length", "iops_wr_max", "mbps_wr_max",
 }
 
 // driveAliases are other names of options. What is stored has their own.

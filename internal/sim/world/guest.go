@@ -25,6 +25,7 @@ type Hardware struct {
 	UUID   string   // SMBIOS, lower-case
 	Serial string   // SMBIOS serial
 	MACs   []string // upper-case, in order of netN
+	Arch   string   // "amd64" or "arm64"
 	CPU    string
 	Memory int // MiB
 
@@ -33,6 +34,8 @@ type Hardware struct {
 	// NVRAM is what UEFI firmware keeps its variables in: the content of efidisk0, or
 	// something that goes with the process where a VM has none; nil with SeaBIOS.
 	NVRAM *Media
+	// SecureBoot says that the firmware boots only what the keys have signed that came with efidisk0.
+	SecureBoot bool
 	// BootOrder reads the drive keys of boot: order= as the running VM has them: fixed at power on.
 	BootOrder []string
 	// PowerOff ends the VM from inside. Safe to call from any goroutine, also after Kill.

@@ -30,8 +30,8 @@ func (m *Media) Bytes() []byte {
 	if m.file == nil {
 		return m.bytes
 	}
-	b, err := io.ReadAll(io.NewSectionReader(m.file, 0, m.size))
-	if err != nil {
+	b := make([]byte, m.size)
+	if _, err := m.file.ReadAt(b, 0); err != nil {
 		return nil
 	}
 	return b

@@ -105,7 +105,7 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
 		MACs: v.macs(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
-		NVRAM:    w.nvram(v),
+		Arch: v.arch(), NVRAM: w.nvram(v), SecureBoot: v.enrolled(),
 		Drives:   func() []Drive { return w.drives(v, p) },
 		PowerOff: func() { w.poweredOff(v, p) },
 	}
@@ -126,6 +126,21 @@ func (w *World) nvram(v *vm) *Media {
 		return vol.media
 	}
 	return NewMedia(nil)
+}
+
+// arch is what images call the VM's processor; the hosts are x86_64.
+func (v *vm) arch() string {
+	if v.config["arch"] == "aarch64" {
+		return "arm64"
+	}
+	return "amd64"
+}
+
+// enrolled says that the firmware's variables came with keys, which turns Secure
+// Boot on; the 2 MB ones have none (get_ovmf_files in OVMF.pm).
+func (v *vm) enrolled() bool {
+	d, err := parseDrive("efidisk0", v.config["efidisk0"])
+	return err == nil && v.config["bios"] == "ovmf" && v.arch() == "amd64" && d.options["efitype"] == "4m" && d.options["pre-enrolled-keys"] == "1"
 }
 
 // drives is what the guest of process p sees; nothing once the process is gone.

@@ -73,8 +73,9 @@ func (w *World) Violations() []string {
 	w.mu.Lock()
 	list := slices.Clone(w.violations)
 	protected := slices.Clone(w.protected)
+	refs := w.references()
 	for _, p := range protected {
-		for _, broken := range w.brokenNow(p) {
+		for _, broken := range w.brokenNow(p, refs[p.Media]) {
 			if !slices.Contains(list, broken) {
 				list = append(list, broken)
 			}
@@ -94,6 +95,7 @@ func (w *World) Persistent() []DiskState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.noteNames()
+	all := w.references()
 	var list []DiskState
 	for _, p := range w.protected {
 		d := DiskState{Serial: p.Serial, SHA256: p.checksum(), LongestUnnamed: p.longest}
@@ -104,7 +106,7 @@ func (w *World) Persistent() []DiskState {
 		if places := w.places(p.Media); len(places) > 0 {
 			d.Volid = places[0]
 		}
-		if refs := w.references(p.Media); len(refs) > 0 {
+		if refs := all[p.Media]; len(refs) > 0 {
 			d.VMID, d.Key = refs[0].vm.id, refs[0].key
 		}
 		list = append(list, d)
@@ -113,16 +115,16 @@ func (w *World) Persistent() []DiskState {
 	return list
 }
 
-func (w *World) brokenNow(p *guarded) []string {
+func (w *World) brokenNow(p *guarded, refs []reference) []string {
 	var list []string
-	if places := w.places(p.Media); len(places) != 1 {
+	places := w.places(p.Media)
+	if len(places) != 1 {
 		list = append(list, fmt.Sprintf("disk %s: is in %d volumes %v", p.Serial, len(places), places))
 	}
-	refs := w.references(p.Media)
 	if len(refs) == 0 {
 		list = append(list, fmt.Sprintf("disk %s: no VM's configuration names its volume", p.Serial))
 	}
-	if p.Held && !slices.Contains(w.places(p.Media), p.volid) {
+	if p.Held && !slices.Contains(places, p.volid) {
 		list = append(list, fmt.Sprintf("disk %s: is not %s any more, as its holder called it", p.Serial, p.volid))
 	}
 	if running := runningIn(refs); len(running) > 1 {
@@ -164,21 +166,21 @@ type reference struct {
 	key string
 }
 
-// references lists the configuration keys that name the volume with this content.
-func (w *World) references(m *Media) []reference {
-	var list []reference
+// references lists the configuration keys that name each content's volume.
+func (w *World) references() map[*Media][]reference {
+	all := map[*Media][]reference{}
 	for _, id := range w.vmids() {
 		v := w.vms[id]
 		for _, config := range []map[string]string{v.config, v.pending} {
 			for _, key := range driveKeys(config) {
 				_, vol, err := w.volume(driveVolid(key, config[key]), v.host)
-				if err == nil && vol.media == m {
-					list = append(list, reference{vm: v, key: key})
+				if err == nil {
+					all[vol.media] = append(all[vol.media], reference{vm: v, key: key})
 				}
 			}
 		}
 	}
-	return list
+	return all
 }
 
 func (w *World) violate(format string, args ...any) {
@@ -213,7 +215,7 @@ func (w *World) violateSharing(v *vm) {
 		if err != nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
 			continue
 		}
-		running := runningIn(w.references(vol.media))
+		running := runningIn(w.references()[vol.media])
 		if len(running) < 2 {
 			continue
 		}
@@ -230,8 +232,12 @@ func (w *World) violateSharing(v *vm) {
 // noteNames notes which persistent disks have lost, or got back, their name in
 // a configuration; mu must be held. It runs whenever a task or a change ends.
 func (w *World) noteNames() {
+	if len(w.protected) == 0 {
+		return
+	}
+	refs := w.references()
 	for _, p := range w.protected {
-		switch named := len(w.references(p.Media)) > 0; {
+		switch named := len(refs[p.Media]) > 0; {
 		case named && !p.unnamed.IsZero():
 			p.longest, p.unnamed = max(p.longest, time.Since(p.unnamed)), time.Time{}
 		case !named && p.unnamed.IsZero():

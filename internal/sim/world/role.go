@@ -3,7 +3,7 @@ package world
 import "slices"
 
 // IsPrivilege says whether Proxmox VE 9.2 knows a privilege of that name.
-func IsPrivilege(name string) bool { return slices.Contains(allPrivileges(), name) }
+func IsPrivilege(name string) bool { return slices.Contains(allPrivileges, name) }
 
 // Role lists a role's privileges; nil if there is none of that name.
 func (w *World) Role(name string) []string {

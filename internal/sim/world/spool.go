@@ -54,6 +54,16 @@ func (s *Spool) Write(p []byte) (int, error) {
 	return n, nil
 }
 
+// SpooledMedia is media holding b, or a copy of it in a file where a spool would
+// not keep as much in memory.
+func SpooledMedia(b []byte) (*Media, error) {
+	m := NewMedia(b)
+	if m.size <= spoolInMemory {
+		return m, nil
+	}
+	return m, m.toFile()
+}
+
 // toFile moves the content to a file without a name, which is gone when nobody
 // holds it any more; mu must be held.
 func (m *Media) toFile() error {

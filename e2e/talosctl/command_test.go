@@ -1,0 +1,93 @@
+package talosctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// command is one command line of talosctl and what has to become of it. "{cp1}"
+// and the like stand for addresses, "{dir}" for the lab's directory.
+type command struct {
+	line   string   // words without spaces, "talosctl" left out
+	out    []string // regular expressions that stdout has to match, each in one line of it
+	not    []string // what neither stdout nor stderr may match
+	errs   []string // what stderr has to match
+	code   int
+	within time.Duration // it may be repeated that long until all of that is so
+	keep   string        // file for stdout
+	unlike string        // file with what stdout must not be
+}
+
+// types runs commands one after the other and says of each what became of it.
+func (u *user) types(chapter string, commands ...command) {
+	u.t.Helper()
+	fmt.Fprintf(u.t.Output(), "\n%s\n", chapter)
+	for _, c := range commands {
+		began := time.Now()
+		stdout, stderr, err := u.try(c)
+		for err != nil && time.Since(began) < c.within {
+			time.Sleep(200 * time.Millisecond)
+			stdout, stderr, err = u.try(c)
+		}
+		u.count++
+		fmt.Fprintf(u.t.Output(), "   $ talosctl %s   # %.1f s\n", c.line, time.Since(began).Seconds())
+		if err == nil {
+			continue
+		}
+		u.failed++
+		u.t.Errorf("talosctl %s: %v\n%s", u.places.Replace(c.line), err, shortened(stdout+stderr))
+	}
+}
+
+// shortened is the end of a long text.
+func shortened(text string) string {
+	const lines = 20
+	all := strings.SplitAfter(text, "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "")
+}
+
+// try runs a command once; an error says in what it is not as it has to be.
+func (u *user) try(c command) (stdout, stderr string, err error) {
+	stdout, stderr, code := u.run("talosctl", strings.Fields(c.line)...)
+	var errs []error
+	if code != c.code {
+		errs = append(errs, fmt.Errorf("exit code %d, want %d", code, c.code))
+	}
+	match := func(expr, text string) bool { return regexp.MustCompile("(?m)" + u.pattern(expr)).MatchString(text) }
+	for _, expr := range c.out {
+		if !match(expr, stdout) {
+			errs = append(errs, fmt.Errorf("stdout has no %q", expr))
+		}
+	}
+	for _, expr := range c.errs {
+		if !match(expr, stderr) {
+			errs = append(errs, fmt.Errorf("stderr has no %q", expr))
+		}
+	}
+	for _, expr := range c.not {
+		if match(expr, stdout+stderr) {
+			errs = append(errs, fmt.Errorf("it says %q", expr))
+		}
+	}
+	if c.unlike != "" {
+		if before, err := os.ReadFile(filepath.Join(u.dir, c.unlike)); err != nil || string(before) == stdout {
+			errs = append(errs, fmt.Errorf("stdout is what it was (%v)", err))
+		}
+	}
+	if c.keep != "" {
+		errs = append(errs, os.WriteFile(filepath.Join(u.dir, c.keep), []byte(stdout), 0o600))
+	}
+	return stdout, stderr, errors.Join(errs...)
+}
+
+// pattern puts addresses into a regular expression.
+func (u *user) pattern(expr string) string {
+	return regexp.MustCompile(`\{[a-z]+[0-9]?\}`).ReplaceAllStringFunc(expr, func(place string) string {
+		return regexp.QuoteMeta(u.places.Replace(place))
+	})
+}

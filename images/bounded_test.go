@@ -1,0 +1,126 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// endless is a stream that never ends.
+type endless struct{ read int64 }
+
+func (e *endless) Read(p []byte) (int, error) {
+	clear(p)
+	e.read += int64(len(p))
+	return len(p), nil
+}
+
+// slack is what may be read at once beyond a bound.
+const slack = 1 << 16
+
+// TestStoreIsBounded: what is sent under an ISO's name neither fills the disk nor goes on for ever.
+func TestStoreIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		announced int64
+		free      int64
+		read      int64 // of the body, at most
+		want      string
+		hint      string
+	}{
+		"nothing announced": {-1, 1 << 40, mib + slack, "receive x.iso: after ", "see what answers at images.factory"},
+		"as much announced": {mib, 1 << 40, mib + slack, "more than 1 MiB, which no image of Talos has", "see what answers at images.factory"},
+		"more announced":    {mib + 1, 1 << 40, 0, "receive x.iso: 1 MiB are announced: more than 1 MiB, which no image of Talos has", "see what answers at images.factory"},
+		"too little space":  {mib, mib / 2, 0, "x.iso needs 1 MiB, 512 KiB are free", "recast prune --only cache"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := NewCache(t.TempDir())
+			c.largest, c.free = mib, func(dir string) (int64, error) {
+				if dir != c.dir {
+					t.Errorf("space of %s is asked for", dir)
+				}
+				return tc.free, nil
+			}
+			var body endless
+			_, err := c.store(&body, tc.announced, schematics.ISO{Name: "x.iso"}, nil)
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(strings.Join(fault.Hints(err), "; "), tc.hint) {
+				t.Errorf("error = %v (%v), %q", err, fault.KindOf(err), fault.Hints(err))
+			}
+			if body.read > tc.read {
+				t.Errorf("%d bytes were read, %d are enough", body.read, tc.read)
+			}
+			if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v %v", left, err)
+			}
+		})
+	}
+}
+
+// TestStoreTakesTheLargest: the bound itself is no reason to refuse.
+func TestStoreTakesTheLargest(t *testing.T) {
+	t.Parallel()
+	c := NewCache(t.TempDir())
+	c.largest = mib
+	iso, err := c.store(io.LimitReader(&endless{}, mib), mib, schematics.ISO{Name: "x.iso"}, nil)
+	if err != nil || iso.SizeBytes != mib {
+		t.Errorf("stored %+v, %v", iso, err)
+	}
+}
+
+// TestFreeSpace: the real file system has some, and a directory that is not there has none to tell.
+func TestFreeSpace(t *testing.T) {
+	t.Parallel()
+	if n, err := freeSpace(t.TempDir()); err != nil || n <= 0 {
+		t.Errorf("%d bytes are free, %v", n, err)
+	}
+	if _, err := freeSpace(filepath.Join(t.TempDir(), "none")); err == nil {
+		t.Error("a directory that is not there has space")
+	}
+}
+
+// TestInstallerIsBounded: wherever an installer goes on for ever, its reader does not.
+func TestInstallerIsBounded(t *testing.T) {
+	t.Parallel()
+	header := func(name string) []byte {
+		var b bytes.Buffer
+		if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	for name, begin := range map[string][]byte{
+		"in its UKI":        header("usr/install/amd64/vmlinuz.efi"),
+		"in the overlay":    header("overlay/x"),
+		"in another file":   header("bin/installer"),
+		"after its archive": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			v := NewVerifier(nil, dir)
+			v.largest = mib
+			var rest endless
+			_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
+				t.Errorf("error = %v (%v)", err, fault.KindOf(err))
+			}
+			if rest.read > mib+slack {
+				t.Errorf("%d bytes were read", rest.read)
+			}
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v %v", left, err)
+			}
+		})
+	}
+}

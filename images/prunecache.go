@@ -1,0 +1,170 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// CachedFile is a file of ours in the ISO cache, or a directory in which one was verified.
+type CachedFile struct {
+	Name      string    `json:"name"`
+	SizeBytes int64     `json:"sizeBytes"`
+	Changed   time.Time `json:"changed"`
+	Partial   bool      `json:"partial,omitempty"` // no ISO: what a build is at work on, or has left when it was killed
+}
+
+func (f CachedFile) String() string { return f.Name + " in the cache" }
+
+// What Cache and Verifier call what they are at work on: os.CreateTemp and
+// os.MkdirTemp put digits for a "*".
+var (
+	ourPartial = regexp.MustCompile(`^\.(.+\.iso)\.\d+\.part$`)
+	ourScratch = regexp.MustCompile(`^\.verify-\d+$`)
+)
+
+// Files lists what is ours in the cache, sorted by name. What has another name, or is
+// a link, is not ours.
+func (c *Cache) Files() ([]CachedFile, error) {
+	root, err := os.OpenRoot(c.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the ISO cache: %w", err)
+	}
+	defer root.Close()
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("list the ISO cache: %w", err)
+	}
+	var files []CachedFile
+	for _, e := range entries {
+		partial := isPartial(e)
+		if !partial && !(e.Type().IsRegular() && ourISO.MatchString(e.Name())) {
+			continue
+		}
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it went in between
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list the ISO cache: %w", err)
+		}
+		files = append(files, CachedFile{Name: e.Name(), SizeBytes: sizeBelow(root.FS(), e.Name()), Changed: info.ModTime(), Partial: partial})
+	}
+	return files, nil
+}
+
+func isPartial(e fs.DirEntry) bool {
+	if e.IsDir() {
+		return ourScratch.MatchString(e.Name())
+	}
+	m := ourPartial.FindStringSubmatch(e.Name())
+	return e.Type().IsRegular() && m != nil && ourISO.MatchString(m[1])
+}
+
+// sizeBelow is that of a file, or of all files in a directory. What can't be read counts nothing.
+func sizeBelow(tree fs.FS, name string) (sum int64) {
+	_ = fs.WalkDir(tree, name, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return nil
+		}
+		if info, err := d.Info(); err == nil {
+			sum += info.Size()
+		}
+		return nil
+	})
+	return sum
+}
+
+// CacheVerdict is what is to become of a file in the cache.
+type CacheVerdict struct {
+	CachedFile
+	Goes    string   `json:"goes,omitempty"` // why, where it is not clear
+	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool     `json:"removed"`        // it is no longer there
+}
+
+// JudgeCache says of each file whether it can go: of ISOs by the rule of JudgeISOs, of
+// what killed builds have left by its age alone, for another may be at work on it.
+func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Duration, now time.Time) []CacheVerdict {
+	verdicts := []CacheVerdict{}
+	for _, f := range files {
+		v := CacheVerdict{CachedFile: f}
+		switch {
+		case !f.Partial:
+			v.Keep = keepISO(f.Name, f.Changed, uses, need, olderThan, now)
+		case now.Sub(f.Changed) < abandonedAfter:
+			v.Keep = []string{"a build may be at work on it: it is younger than " + shortDuration(abandonedAfter)}
+		default:
+			v.Goes = "a build that was killed has left it"
+		}
+		verdicts = append(verdicts, v)
+	}
+	return verdicts
+}
+
+// CachePruner removes the files of the cache that can go.
+type CachePruner struct {
+	Cache    *Cache
+	Verdicts []CacheVerdict // those that are gone are marked
+	// Guard fails when nothing may be changed any more.
+	Guard func(ctx context.Context) error
+}
+
+// Steps are one for each file that has no reason to stay.
+func (p CachePruner) Steps() []step.Step {
+	var steps []step.Step
+	for i := range p.Verdicts {
+		if len(p.Verdicts[i].Keep) == 0 {
+			steps = append(steps, p.remove(&p.Verdicts[i]))
+		}
+	}
+	return steps
+}
+
+func (p CachePruner) remove(v *CacheVerdict) step.Step {
+	return step.Step{
+		ID: "delete-cached-" + v.Name, Title: "delete " + v.String(), Risk: step.Destructive,
+		Skip: func(context.Context) (string, error) {
+			_, err := os.Lstat(p.Cache.path(v.Name))
+			if !errors.Is(err, fs.ErrNotExist) {
+				return "", err
+			}
+			v.Removed = true
+			return "it is gone", nil
+		},
+		Do: func(ctx context.Context) error {
+			if err := p.Guard(ctx); err != nil {
+				return err
+			}
+			return p.Cache.remove(v.CachedFile)
+		},
+	}
+}
+
+// remove deletes a file that is still the one that was found. An os.Root leads
+// through no link out of the cache.
+func (c *Cache) remove(f CachedFile) error {
+	root, err := os.OpenRoot(c.dir)
+	if err != nil {
+		return fmt.Errorf("open the ISO cache: %w", err)
+	}
+	defer root.Close()
+	info, err := root.Lstat(f.Name)
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", f, err)
+	}
+	if !info.ModTime().Equal(f.Changed) {
+		return again(fault.Refusedf("%s was changed meanwhile: it stays", f))
+	}
+	return root.RemoveAll(f.Name)
+}

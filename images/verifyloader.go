@@ -1,0 +1,91 @@
+package images
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// loaderSum identifies the boot loader that an installer installs.
+func (h installerFiles) loaderSum(lock schematics.Lock) (sum string, mismatches []error, err error) {
+	if h.loader == "" {
+		return "", []error{mismatch(Bootloader, "installer: it has no boot loader, /%s%s/%s", installRoot, lock.Arch, bootFile)}, nil
+	}
+	f, err := os.Open(h.loader)
+	if err != nil {
+		return "", nil, fmt.Errorf("installer: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", nil, fmt.Errorf("installer: %w", err)
+	}
+	return loaderSum("installer", io.NewSectionReader(f, 0, info.Size()), lock)
+}
+
+func loaderSum(name string, loader *io.SectionReader, lock schematics.Lock) (sum string, mismatches []error, err error) {
+	sum, err = programSum(loader, lock.SecureBoot)
+	if err == nil {
+		return sum, secured(name+": systemd-boot", loader, lock), nil
+	}
+	err = unreadable(name+": systemd-boot", err)
+	if _, ok := errors.AsType[*Mismatch](err); ok {
+		return "", []error{err}, nil
+	}
+	return "", nil, err
+}
+
+// secured wants a program of images for Secure Boot to be signed by the locked certificate.
+func secured(name string, program *io.SectionReader, lock schematics.Lock) []error {
+	if !lock.SecureBoot {
+		return nil
+	}
+	if err := notSigned(program, lock.SecureBootKey); err != nil {
+		return []error{mismatch(OtherSigner, "%s is not signed by the certificate that is locked for Secure Boot, %s: %v", name, shortSum(lock.SecureBootKey), err)}
+	}
+	return nil
+}
+
+// loaders compares what starts a boot ISO with what the installer installs. GRUB has
+// no like there: it comes with imager, which makes an image of its own of it for each ISO.
+func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err error) {
+	const name = "boot ISO"
+	if iso.GRUB != nil && w.lock.SecureBoot {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: it boots by GRUB, which no image for Secure Boot does", name))
+	}
+	if iso.UKI == nil {
+		if !w.grub {
+			mismatches = append(mismatches, mismatch(Bootloader, "%s: it has GRUB alone, which the schematic does not ask for: what UEFI would start can't be compared", name))
+		}
+		return mismatches, nil
+	}
+	loader, spoilt, err := loaderSum(name, iso.Loader, w.lock)
+	if err != nil {
+		return nil, err
+	}
+	mismatches = append(append(mismatches, spoilt...), secured(name+": its UKI", iso.UKI.File, w.lock)...)
+	if loader != "" && loader != boot.loader {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-boot %s, the installer's is %s",
+			name, shortSum(loader), shortSum(boot.loader)))
+	}
+	if iso.UKI.Stub != boot.stub {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-stub in its UKI %s, the installer's is %s",
+			name, shortSum(iso.UKI.Stub), shortSum(boot.stub)))
+	}
+	odd := slices.Clone(iso.Odd)
+	if !w.lock.SecureBoot {
+		odd = append(odd, iso.Keys...)
+	} else if iso.Certificate != w.lock.SecureBootKey {
+		mismatches = append(mismatches, mismatch(OtherSigner, "%s: it brings certificate %q, locked for Secure Boot is %s",
+			name, shortSum(iso.Certificate), shortSum(w.lock.SecureBootKey)))
+	}
+	if len(odd) > 0 {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: beside its boot loader lies what no factory puts there: %s", name, some(odd)))
+	}
+	return mismatches, nil
+}

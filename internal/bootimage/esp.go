@@ -1,0 +1,112 @@
+package bootimage
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// What imager puts into an EFI system partition with a UKI (CreateUEFI in pkg/imager/iso
+// of Talos), in lower case, as FAT compares names.
+const (
+	espUKIs         = "efi/linux/"
+	espConfig       = "loader/loader.conf"
+	espSeed         = "loader/random-seed" // from Talos 1.14 on
+	espCertificate  = "efi/keys/uki-signing-cert.der"
+	espEnrolled     = "loader/keys/auto/"
+	maxLoaderConfig = 4 << 10
+	maxCertificate  = 64 << 10
+)
+
+// espLoader is what firmware starts of a medium that it does not know.
+var espLoader = map[string]string{"amd64": "efi/boot/bootx64.efi", "arm64": "efi/boot/bootaa64.efi"}
+
+// readESP reads an EFI system partition. Without a UKI in it, it is GRUB's own, and nothing is known of it.
+func (i *ISO) readESP(r *io.SectionReader) error {
+	fat, err := openFAT(r)
+	if errors.Is(err, errNotFAT32) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	files, err := fat.files()
+	if err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(files))
+	ukis := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return !strings.HasPrefix(name, espUKIs) || !strings.HasSuffix(name, ".efi")
+	})
+	switch len(ukis) {
+	case 0:
+		return nil
+	case 1:
+	default:
+		return fmt.Errorf("EFI/Linux holds %d images", len(ukis))
+	}
+	file, err := fat.open(files[ukis[0]])
+	if err != nil {
+		return fmt.Errorf("%s: %w", ukis[0], err)
+	}
+	if i.UKI, err = openUKI(file, file.Size()); err != nil {
+		return fmt.Errorf("%s: %w", ukis[0], err)
+	}
+	loader := espLoader[i.UKI.Arch]
+	if i.Loader, err = fat.open(files[loader]); err != nil {
+		return fmt.Errorf("%s: %w", loader, err)
+	}
+	for _, name := range names {
+		switch name {
+		case ukis[0], loader, espSeed:
+		case espConfig:
+			err = fat.checkLoaderConfig(files[name])
+		case espCertificate:
+			i.Keys = append(i.Keys, name)
+			i.Certificate, err = fat.sum(files[name])
+		case espEnrolled + "pk.auth", espEnrolled + "kek.auth", espEnrolled + "db.auth":
+			i.Keys = append(i.Keys, name)
+		default:
+			i.Odd = append(i.Odd, name)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// checkLoaderConfig refuses what Talos' loader.conf does not set: another default entry, say, which may wipe disks.
+func (f *fat32) checkLoaderConfig(e fatEntry) error {
+	text, err := f.read(e, maxLoaderConfig)
+	if err != nil {
+		return err
+	}
+	for line := range strings.FieldsFuncSeq(string(text), func(c rune) bool { return c == '\n' || c == '\r' }) {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") || len(words) == 2 && (words[0] == "timeout" || words[0] == "secure-boot-enroll") {
+			continue
+		}
+		return fmt.Errorf("%.200q is none of Talos' own", line)
+	}
+	return nil
+}
+
+func (f *fat32) read(e fatEntry, limit int64) ([]byte, error) {
+	file, err := f.open(e)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(file, limit)
+}
+
+func (f *fat32) sum(e fatEntry) (string, error) {
+	b, err := f.read(e, maxCertificate)
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), err
+}

@@ -1,0 +1,125 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Build is recast build.
+func (c *Client) Build(ctx context.Context) error {
+	p, err := c.Project()
+	if err != nil {
+		return err
+	}
+	s := &session{project: p}
+	defer s.end()
+	if err := c.connectImages(s); err != nil {
+		return err
+	}
+	_, err = pipeline.Build(ctx, s.project, s.images, &step.Runner{Emit: c.Emit})
+	return err
+}
+
+// TestNothingToDo: a stage whose outputs are there writes nothing, reads no
+// content and takes less than a second, and neither Talos nor Kubernetes is asked. What is beyond that is named here: lock
+// reads the registry's list of extensions, and publish has Proxmox compare the
+// checksum of each ISO, where the token allows that, which takes as long as it takes.
+func TestNothingToDo(t *testing.T) {
+	for name, compares := range map[string]bool{"uploads": false, "downloads": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+				if compares {
+					lab.World.AddRole("Downloads", "Sys.AccessNetwork")
+					for _, who := range lab.World.ACLs() {
+						lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Downloads", Propagate: true})
+					}
+				}
+				lab.Patch(sim.PatchedExtension)
+				if err := lab.Client().Publish(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				isos := 0
+				if compares {
+					isos = 2 // one for each schematic
+				}
+				lab.requireIdle(t, "lock", 0, func(c *Client) error {
+					_, err := c.Lock(t.Context(), pipeline.LockOptions{})
+					return err
+				})
+				lab.requireIdle(t, "lock --update", 0, func(c *Client) error {
+					_, err := c.Lock(t.Context(), pipeline.LockOptions{Update: true})
+					return err
+				})
+				lab.requireIdle(t, "build", 0, func(c *Client) error { return c.Build(t.Context()) })
+				lab.requireIdle(t, "publish", isos, func(c *Client) error { return c.Publish(t.Context()) })
+			})
+		})
+	}
+}
+
+// requireIdle runs a stage that has nothing to do but to have that many checksums compared.
+func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*Client) error) {
+	t.Helper()
+	file := filepath.Join(l.Dir, "recast.lock")
+	was, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, calls, tasks, start := l.Read("recast.lock"), len(l.Recorder.Calls()), len(l.World.Tasks()), time.Now()
+	if err := run(l.Client()); err != nil {
+		t.Fatalf("%s: %v", stage, err)
+	}
+	took := time.Since(start)
+	compared := l.World.Tasks()
+	compared = compared[:len(compared)-tasks] // the latest are first
+	for _, task := range compared {
+		took -= task.End.Sub(task.Start)
+		if log := strings.Join(task.Log, "\n"); task.Type != "download" || !strings.Contains(log, "no need to download") {
+			t.Errorf("%s: task %s: %s", stage, task.UPID, log)
+		}
+	}
+	if took >= time.Second*time.Duration(max(1, checksums)) { // each is polled for
+		t.Errorf("%s took %s, the comparing of %d checksums left out", stage, took, checksums)
+	}
+	if len(compared) != checksums {
+		t.Errorf("%s had %d checksums compared, want %d", stage, len(compared), checksums)
+	}
+	for _, c := range l.Recorder.Calls()[calls:] {
+		if !harmless(c) {
+			t.Errorf("%s: %s %s %s", stage, c.Proto, c.Method, c.Path)
+		}
+	}
+	is, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(l.Read("recast.lock"), lock) || !is.ModTime().Equal(was.ModTime()) || !os.SameFile(was, is) {
+		t.Errorf("%s wrote recast.lock", stage)
+	}
+}
+
+// harmless says of a request that it neither changes anything nor reads what an image holds.
+func harmless(c record.Call) bool {
+	reads := c.Method == http.MethodGet || c.Method == http.MethodHead
+	switch c.Proto {
+	case "registry", "factory":
+		list := strings.HasPrefix(c.Path, "/v2/siderolabs/extensions/blobs/")
+		return reads && !strings.HasPrefix(c.Path, "/image/") && (list || !strings.Contains(c.Path, "/blobs/"))
+	case "proxmox":
+		return reads || strings.HasSuffix(c.Path, "/download-url") // of a file that is there: its task says so
+	}
+	return false // nothing else is asked
+}

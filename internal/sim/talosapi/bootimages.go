@@ -1,0 +1,45 @@
+package talosapi
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// bootImages are the unified kernel images that machines have, as their installers
+// had them, by SHA-256. Disks and image caches hold the digest only: a real one has a
+// hundred MiB, of which all machines share one copy. What is here stays, for
+// whether some disk still has it nobody can tell.
+type bootImages struct {
+	mu   sync.Mutex
+	held map[string]*world.Media
+}
+
+// keep returns the digest that the bytes are found by.
+func (s *bootImages) keep(uki []byte) (string, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(uki))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[sum] == nil {
+		m, err := world.SpooledMedia(uki)
+		if err != nil {
+			return "", fmt.Errorf("keep boot image: %w", err)
+		}
+		s.held[sum] = m
+	}
+	return sum, nil
+}
+
+// read is what boots from the image with that digest.
+func (s *bootImages) read(sum string) (artefact.Image, error) {
+	s.mu.Lock()
+	m := s.held[sum]
+	s.mu.Unlock()
+	if m == nil {
+		return artefact.Image{}, fmt.Errorf("%w: nothing with SHA-256 %s is here", artefact.ErrNotBootable, sum)
+	}
+	return artefact.ReadUKI(m.Bytes())
+}

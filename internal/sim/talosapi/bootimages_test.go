@@ -1,0 +1,70 @@
+package talosapi_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// TestDisksHoldWhatTheInstallerHad: whoever wrote it there, a boot entry is the file of the
+// installer, byte for byte; and a large one is on no disk itself.
+func TestDisksHoldWhatTheInstallerHad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, cp, c := upgradeLab(t)
+		defer func() { cp.guest.Kill() }()
+		const file = "/usr/local/sbin/iscsid"
+		large := make([]byte, 2<<20)
+		_, _ = rand.NewChaCha8([32]byte{}).Read(large) // never fails
+		img := image("new")
+		img.Extensions[0].Files[file] = large
+		l.installers[newRef] = img
+		entry := func(name string, img artefact.Image) string {
+			return fmt.Sprintf("%s %.8x", name, sha256.Sum256(ukiOf(t, img)))
+		}
+
+		mustInstall(t, c, newRef)
+		wk := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, nil), cdrom(l.iso(image("old"))))
+		wk.on()
+		defer func() { wk.guest.Kill() }()
+		l.awaitStage(l.insecure(workerAddr), runtime.MachineStageMaintenance)
+		apply(t, l.insecure(workerAddr), l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
+		l.running(workerAddr)
+		for _, tc := range []struct {
+			b    *box
+			want string
+		}{
+			{cp, "EFI [" + entry("Talos-v1.13.9.efi", image("old")) + ", " + entry("Talos-v1.13.9~1.efi", img) + "];"},
+			{wk, "EFI [" + entry("Talos-v1.13.9.efi", img) + "];"},
+		} {
+			media := tc.b.drives[0].Media
+			if got := talosapi.Describe(media.Bytes()); !strings.HasPrefix(got, tc.want) {
+				t.Errorf("%s has %s\nwant %s", tc.b.hw.Name, got, tc.want)
+			}
+			if got := media.Size(); got > 64<<10 {
+				t.Errorf("the disk of %s holds %d bytes", tc.b.hw.Name, got)
+			}
+		}
+		got, err := readFile(t.Context(), l.client(workerAddr, role.Admin), file)
+		if err != nil || string(got) != string(large) {
+			t.Errorf("the installed system has %d bytes, err = %v", len(got), err)
+		}
+		list, err := c.ImageClient.List(t.Context(), &machine.ImageServiceListRequest{Containerd: criSystem()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
+			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)
+		}
+	})
+}

@@ -1,0 +1,46 @@
+package talosapi
+
+import (
+	"context"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/api/storage"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// Memory implements the API. A part of what the VM has is the kernel's own.
+func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.MemoryResponse, error) {
+	if err := s.sinceThirteen("Memory"); err != nil {
+		return nil, err
+	}
+	total := uint64(s.boot.m.hw.Memory) * 1024 / 32 * 31
+	return &machineapi.MemoryResponse{Messages: []*machineapi.Memory{{Meminfo: &machineapi.MemInfo{
+		Memtotal: total, Memfree: total / 2, Memavailable: total / 4 * 3,
+	}}}}, nil
+}
+
+// storageService is what there was before disks were resources.
+type storageService struct {
+	storage.UnimplementedStorageServiceServer
+	boot *boot
+}
+
+var _ storage.StorageServiceServer = (*storageService)(nil)
+
+// Disks implements the API.
+func (s *storageService) Disks(context.Context, *emptypb.Empty) (*storage.DisksResponse, error) {
+	devs := s.boot.m.devices()
+	system, _ := systemDisk(devs)
+	answer := &storage.Disks{}
+	for _, d := range devs {
+		kind := storage.Disk_HDD
+		if d.CDROM {
+			kind = storage.Disk_CD
+		}
+		answer.Disks = append(answer.Disks, &storage.Disk{
+			DeviceName: d.path(), Size: uint64(d.SizeBytes), Model: d.model, Serial: d.Serial, Type: kind, BusPath: d.busPath,
+			SystemDisk: d.Key == system.Key, Subsystem: "/sys/class/block",
+		})
+	}
+	return &storage.DisksResponse{Messages: []*storage.Disks{answer}}, nil
+}

@@ -1,0 +1,260 @@
+package talosapi
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+// proxy is the part of apid that passes calls on to other machines
+// (internal/app/apid/pkg/{director,backend}).
+type proxy struct {
+	boot   *boot
+	client *tls.Config // nil on a worker, which has no client certificate and passes nothing on
+	dialer *network.Dialer
+
+	mu    sync.Mutex
+	conns map[string]*grpc.ClientConn // by target
+}
+
+func newProxy(b *boot, client *tls.Config) *proxy {
+	return &proxy{boot: b, client: client, dialer: b.m.fw.o.Network.Dialer(), conns: map[string]*grpc.ClientConn{}}
+}
+
+// close breaks every connection to other machines.
+func (p *proxy) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close() // what runs over it fails
+	}
+}
+
+// route is who a call is for: nobody else (no targets), one machine, or several of which the answers are joined.
+func (p *proxy) route(ctx context.Context, method string) (targets []string, many bool, err error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if len(md["proxyfrom"]) > 0 {
+		return nil, false, nil
+	}
+	one, several := md["node"], md["nodes"]
+	if one != nil && len(one) != 1 {
+		return nil, false, status.Error(codes.InvalidArgument, "node metadata must be single-valued")
+	}
+	if p.client == nil {
+		if one != nil && p.local(one[0]) {
+			one = nil
+		}
+		if len(several) == 1 && p.local(several[0]) {
+			several = nil
+		}
+	}
+	switch {
+	case several == nil && one == nil:
+		return nil, false, nil
+	case several != nil && !slices.ContainsFunc(joinable, func(s string) bool { return strings.HasPrefix(method, s) }):
+		return nil, false, status.Errorf(codes.InvalidArgument, "one-2-many proxying is not supported for method %s", method)
+	case p.client == nil:
+		return nil, false, status.Error(codes.PermissionDenied, "no request forwarding")
+	case several != nil:
+		return several, true, nil
+	}
+	return one, false, nil
+}
+
+// joinable are the services whose answers can be joined.
+var joinable = []string{
+	"/machine.MachineService/", "/cluster.ClusterService/", "/inspect.InspectService/", "/storage.StorageService/", "/time.TimeService/",
+}
+
+func (p *proxy) local(target string) bool {
+	p.boot.mu.Lock()
+	defer p.boot.mu.Unlock()
+	return target == p.boot.m.addr.String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
+}
+
+// connect is a connection to a machine's apid, and what a call over it says of who makes it.
+func (p *proxy) connect(ctx context.Context, target string) (context.Context, *grpc.ClientConn, error) {
+	md := metadata.MD{}
+	if rs := roles(ctx).Strings(); len(rs) > 0 {
+		md.Set(constants.APIAuthzRoleMetadataKey, rs...)
+	}
+	md.Set("proxyfrom", p.boot.m.addr.String())
+	ctx = metadata.NewOutgoingContext(ctx, md)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c, ok := p.conns[target]; ok {
+		return ctx, c, nil
+	}
+	addr, err := p.resolve(target)
+	if err != nil {
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	conf := p.client.Clone()
+	conf.ServerName = addr.String()
+	c, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(addr.String(), strconv.Itoa(apiPort)),
+		grpc.WithContextDialer(func(ctx context.Context, at string) (net.Conn, error) { return p.dialer.DialContext(ctx, "tcp", at) }),
+		grpc.WithTransportCredentials(credentials.NewTLS(conf)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(constants.GRPCMaxMessageSize)))
+	if err != nil {
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	p.conns[target] = c
+	return ctx, c, nil
+}
+
+// resolve finds a machine by its address, or by the name that the cluster's members know it by.
+func (p *proxy) resolve(target string) (netip.Addr, error) {
+	if addr, err := netip.ParseAddr(target); err == nil {
+		return addr, nil
+	}
+	specs, _, _ := p.boot.m.fw.hub.members(clusterID(p.boot.config()))
+	for _, spec := range specs {
+		if len(spec.Addresses) > 0 && (target == spec.Hostname || target == spec.Nodename) {
+			return spec.Addresses[0], nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("invalid target %q", target)
+}
+
+// unary passes a call on and returns the answer as it came, or all answers joined.
+func (p *proxy) unary(ctx context.Context, method string, req any, targets []string, many bool) (*frame, error) {
+	if !many {
+		return p.invoke(ctx, method, req, targets[0])
+	}
+	answers := make([]*frame, len(targets))
+	var calls sync.WaitGroup
+	for i, target := range targets {
+		calls.Go(func() {
+			answer, err := p.invoke(ctx, method, req, target)
+			if err == nil {
+				answer, err = answer.from(target)
+			}
+			if err != nil {
+				answer = failed(target, err, false)
+			}
+			answers[i] = answer
+		})
+	}
+	calls.Wait()
+	joined := &frame{}
+	for _, a := range answers {
+		joined.raw = append(joined.raw, a.raw...)
+	}
+	return joined, nil
+}
+
+func (p *proxy) invoke(ctx context.Context, method string, req any, target string) (*frame, error) {
+	ctx, conn, err := p.connect(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	answer := &frame{}
+	return answer, conn.Invoke(ctx, method, req, answer)
+}
+
+// stream passes a call with streams on. What is answered by several machines is sent as it comes.
+func (p *proxy) stream(method string, ss grpc.ServerStream, targets []string, many bool) error {
+	if !many {
+		return p.pump(method, ss, targets[0], ss.SendMsg)
+	}
+	var first frame
+	if err := ss.RecvMsg(&first); err != nil {
+		return err
+	}
+	var sending sync.Mutex
+	send := func(f *frame) error {
+		sending.Lock()
+		defer sending.Unlock()
+		return ss.SendMsg(f)
+	}
+	var calls sync.WaitGroup
+	for _, target := range targets {
+		calls.Go(func() {
+			err := p.pump(method, &replay{ServerStream: ss, first: &first}, target, func(m any) error {
+				f, _ := m.(*frame)
+				return send(f.named(target))
+			})
+			if err != nil {
+				_ = send(failed(target, err, true)) // whoever does not listen any more is not told
+			}
+		})
+	}
+	calls.Wait()
+	return nil
+}
+
+// replay is a server's stream whose one message is sent to several machines.
+type replay struct {
+	grpc.ServerStream
+	first *frame
+	done  bool
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (r *replay) RecvMsg(m any) error {
+	f, ok := m.(*frame)
+	if !ok || r.done {
+		return io.EOF
+	}
+	f.raw, r.done = r.first.raw, true
+	return nil
+}
+
+// pump carries messages to and fro until the other machine has answered.
+func (p *proxy) pump(method string, ss grpc.ServerStream, target string, send func(any) error) error {
+	ctx, cancel := context.WithCancel(ss.Context())
+	defer cancel()
+	ctx, conn, err := p.connect(ctx, target)
+	if err != nil {
+		return err
+	}
+	cs, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the call, whose handler's return ends RecvMsg
+		for {
+			var f frame
+			switch err := ss.RecvMsg(&f); {
+			case errors.Is(err, io.EOF):
+				_ = cs.CloseSend()
+				return
+			case err != nil:
+				cancel()
+				return
+			}
+			if cs.SendMsg(&f) != nil {
+				return // the answer says why
+			}
+		}
+	}()
+	for {
+		var f frame
+		switch err := cs.RecvMsg(&f); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := send(&f); err != nil {
+			return err
+		}
+	}
+}

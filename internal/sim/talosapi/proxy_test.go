@@ -1,0 +1,219 @@
+package talosapi_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/network"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// hostname is the name of the machine that answers.
+func hostname(ctx context.Context, c *client.Client) (string, error) {
+	r, err := get[*network.HostnameStatus](ctx, c, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
+	if err != nil {
+		return "", err
+	}
+	return r.TypedSpec().Hostname, nil
+}
+
+func TestCallsArePassedOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 2)
+		wk := q.worker()
+		defer func() { wk.guest.Kill() }()
+		admin, reader := q.admin(1), q.client(address(1), role.Reader)
+		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
+			got, err := hostname(client.WithNode(t.Context(), target), reader)
+			if err != nil || got != want {
+				t.Errorf("%s: %q, %v, want %q", target, got, err, want)
+			}
+		}
+		_, err := get[*config.MachineConfig](client.WithNode(t.Context(), workerAddr), reader, config.NewMachineConfig(nil).Metadata())
+		requireError(t, "a reader's call by way of another machine", err, codes.PermissionDenied, "not authorized")
+		if b, err := readFile(client.WithNode(t.Context(), workerAddr), admin, "/proc/sys/kernel/random/boot_id"); err != nil || len(b) == 0 {
+			t.Errorf("a stream by way of another machine: %q, %v", b, err)
+		}
+		_, err = admin.Version(client.WithNode(t.Context(), "127.42.7.99"))
+		requireError(t, "nobody there", err, codes.Unavailable, "connection refused")
+		_, err = admin.Version(client.WithNode(t.Context(), "nobody"))
+		requireError(t, "no such name", err, codes.Internal, `invalid target "nobody"`)
+
+		worker := q.client(workerAddr, role.Admin)
+		if got, err := hostname(client.WithNode(t.Context(), workerAddr), worker); err != nil || got != "wk1" {
+			t.Errorf("a worker of itself: %q, %v", got, err)
+		}
+		_, err = worker.Version(client.WithNode(t.Context(), address(1)))
+		requireError(t, "by way of a worker", err, codes.PermissionDenied, "no request forwarding")
+	})
+}
+
+func TestAnswersAreJoined(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 2)
+		//lint:ignore SA1019 it is what is tested
+		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
+		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, m := range answer.GetMessages() {
+			//lint:ignore SA1019 it is how answers are joined
+			md := m.GetMetadata()
+			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
+		}
+		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Error(d)
+		}
+		_, err = hostname(ctx, q.admin(1))
+		requireError(t, "resources of several machines", err, codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
+	})
+}
+
+// worker starts an installed worker.
+func (q *quorum) worker() *box {
+	q.t.Helper()
+	conf := q.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
+	b := q.box(9031, "02:00:00:00:00:1F", disk("scsi0", "system", 10, q.installed(conf, image("old"))))
+	b.on()
+	q.running(workerAddr)
+	return b
+}
+
+func TestEventsGoOnAcrossAReboot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 1)
+		c := q.admin(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		events := make(chan client.EventResult)
+		if err := c.EventsWatchV2(ctx, events); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := c.RebootWithResponse(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		actor, last, stopping := answer.GetMessages()[0].GetActorId(), "", false
+		for r := range events {
+			if r.Error != nil {
+				break
+			}
+			if task, ok := r.Event.Payload.(*machineapi.TaskEvent); ok && task.GetTask() == "stopAllServices" && r.Event.ActorID == actor {
+				stopping = true
+			}
+			last = r.Event.ID
+		}
+		if !stopping {
+			t.Error("whoever rebooted the machine is not told that its services stop")
+		}
+		q.running(address(1))
+		again := make(chan client.EventResult)
+		if err := c.EventsWatchV2(ctx, again, client.WithTailID(last)); err != nil {
+			t.Fatal(err)
+		}
+		for r := range again {
+			if r.Error != nil {
+				t.Fatal(r.Error)
+			}
+			if r.Event.ID <= last {
+				t.Fatalf("event %s again, after %s", r.Event.ID, last)
+			}
+			if s, ok := r.Event.Payload.(*machineapi.MachineStatusEvent); ok && s.GetStage() == machineapi.MachineStatusEvent_RUNNING && s.GetStatus().GetReady() {
+				return
+			}
+		}
+	})
+}
+
+func TestResetOfStateLeadsToMaintenance(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 2)
+		c := q.admin(2)
+		err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "NONE", Wipe: true}}})
+		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
+		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/sda"}})
+		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/sda is the system disk")
+		before, err := get[*config.MachineConfig](t.Context(), c, config.NewMachineConfig(nil).Metadata())
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := before.Provider().Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
+			Graceful: true, Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		want(t, "members", q.members(), "cp1")
+		open := q.insecure(address(2))
+		apply(t, open, raw)
+		q.running(address(2))
+		want(t, "members", q.members(), "cp1 cp2")
+		if err := q.admin(2).Reboot(t.Context()); err != nil { // the configuration was kept
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		q.running(address(2))
+	})
+}
+
+func TestClientConfigurations(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 1)
+		c := q.admin(1)
+		b, err := c.Kubeconfig(t.Context())
+		if err != nil || !strings.Contains(string(b), "current-context: admin@lab") || !strings.Contains(string(b), "server: https://127.42.7.10:6443") {
+			t.Errorf("kubeconfig %q, %v", b, err)
+		}
+		answer, err := c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{
+			Roles: []string{string(role.Reader)}, CrtTtl: durationpb.New(time.Hour),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(answer.GetMessages()[0].GetTalosconfig()); !strings.HasPrefix(got, "context: reader@lab\n") {
+			t.Errorf("talosconfig %q", got)
+		}
+		_, err = c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{})
+		requireError(t, "no life", err, codes.InvalidArgument, "crt_ttl should be positive")
+		s, err := c.Dmesg(t.Context(), false, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := s.Recv()
+		if err != nil || !strings.HasPrefix(string(first.GetBytes()), "kern:  notice: [") {
+			t.Errorf("dmesg %q, %v", first.GetBytes(), err)
+		}
+		for err == nil {
+			_, err = s.Recv()
+		}
+		if err != io.EOF { //nolint:errorlint // what Recv returns
+			t.Error(err)
+		}
+	})
+}
