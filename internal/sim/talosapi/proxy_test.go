@@ -2,6 +2,7 @@ package talosapi_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -75,8 +76,8 @@ func TestAnswersAreJoined(t *testing.T) {
 		}
 		var got []string
 		for _, m := range answer.GetMessages() {
-			//lint:ignore SA1019 it is how answers are joined
 			md := m.GetMetadata()
+			//lint:ignore SA1019 it is how answers are joined
 			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
 		}
 		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
@@ -212,7 +213,7 @@ func TestClientConfigurations(t *testing.T) {
 		for err == nil {
 			_, err = s.Recv()
 		}
-		if err != io.EOF { //nolint:errorlint // what Recv returns
+		if !errors.Is(err, io.EOF) {
 			t.Error(err)
 		}
 	})
