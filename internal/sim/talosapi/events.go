@@ -132,4 +132,7 @@ func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	}
 	b.told = e
 	b.tell("", e)
+	if spec.Stage == runtime.MachineStageRunning && spec.Status.Ready {
+		b.kernel.add("user", "warning", `[talos] machine is running and ready {"component": "controller-runtime", "controller": "runtime.MachineStatusController"}`)
+	}
 }

@@ -12,9 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -110,13 +112,20 @@ func (p *proxy) connect(ctx context.Context, target string) (context.Context, *g
 	conf.ServerName = addr.String()
 	c, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(addr.String(), strconv.Itoa(apiPort)),
 		grpc.WithContextDialer(func(ctx context.Context, at string) (net.Conn, error) { return p.dialer.DialContext(ctx, "tcp", at) }),
-		grpc.WithTransportCredentials(credentials.NewTLS(conf)),
+		grpc.WithTransportCredentials(credentials.NewTLS(conf)), grpc.WithConnectParams(p.patience()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(constants.GRPCMaxMessageSize)))
 	if err != nil {
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	p.conns[target] = c
 	return ctx, c, nil
+}
+
+// patience is how long apid leaves a machine alone that it could not connect to.
+func (p *proxy) patience() grpc.ConnectParams {
+	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: p.boot.m.fw.scaled(20 * time.Second)}
+	params.Backoff.BaseDelay, params.Backoff.MaxDelay = p.boot.m.fw.scaled(params.Backoff.BaseDelay), p.boot.m.fw.scaled(15*time.Second)
+	return params
 }
 
 // resolve finds a machine by its address, or by the name that the cluster's members know it by.

@@ -17,6 +17,7 @@ import (
 	"github.com/cosi-project/runtime/pkg/state"
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
 	"github.com/siderolabs/crypto/x509"
+	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/api/storage"
 	"github.com/siderolabs/talos/pkg/machinery/config"
@@ -56,6 +57,9 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 	if after(b.med.image.TalosVersion, config.TalosVersion1_12) {
 		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
 		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
+	}
+	if !maintenance {
+		clusterapi.RegisterClusterServiceServer(a.grpc, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
 	storage.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
 	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(state.Filter(b.store.st, b.rule)))

@@ -1,0 +1,270 @@
+package talosapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	cosi "github.com/cosi-project/runtime/api/v1alpha1"
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/state"
+	cosiclient "github.com/cosi-project/runtime/pkg/state/protobuf/client"
+	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// healthPoll is how often Talos repeats a check that fails, at speed 1.
+const healthPoll = 5 * time.Second
+
+// clusterService asks all machines of the cluster how they are.
+type clusterService struct {
+	clusterapi.UnimplementedClusterServiceServer
+	machine *machineService
+	proxy   *proxy
+}
+
+var _ clusterapi.ClusterServiceServer = (*clusterService)(nil)
+
+// check is one condition that a healthy cluster meets (pkg/cluster/check).
+type check struct {
+	name   string
+	assert func(ctx context.Context) error
+}
+
+// errSkip is a check of something that the cluster does not have.
+var errSkip = errors.New("SKIP")
+
+// HealthCheck implements the API: it waits for one condition after the other and says how it stands.
+func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grpc.ServerStreamingServer[clusterapi.HealthCheckProgress]) error {
+	if err := s.machine.checkControlPlane("cluster health check"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(srv.Context(), req.GetWaitTimeout().AsDuration())
+	defer cancel()
+	b := s.machine.boot
+	nodes, _, _ := b.m.fw.hub.members(clusterID(b.config()))
+	last := ""
+	say := func(text string) {
+		if text != last {
+			_ = srv.Send(&clusterapi.HealthCheckProgress{Message: text}) // whoever does not listen any more is not told
+		}
+		last = text
+	}
+	e := &examination{proxy: s.proxy, nodes: nodes}
+	say(fmt.Sprintf("discovered nodes: %q", addresses(nodes)))
+	for _, c := range append(e.machineChecks(), e.kubernetesChecks()...) {
+		say("waiting for " + c.name + ": ...")
+		err := c.assert(ctx)
+		for err != nil && !errors.Is(err, errSkip) {
+			say("waiting for " + c.name + ": " + err.Error())
+			if !b.m.fw.sleep(ctx, healthPoll) {
+				return ctx.Err()
+			}
+			err = c.assert(ctx)
+		}
+		say("waiting for " + c.name + ": " + cmp.Or(errorText(err), "OK"))
+	}
+	return nil
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// examination is of the machines that discovery knows.
+type examination struct {
+	proxy *proxy
+	nodes []cluster.AffiliateSpec
+}
+
+func (e *examination) machineChecks() []check {
+	return []check{
+		{"etcd to be healthy", e.service("etcd")},
+		{"etcd members to be consistent across nodes", e.consistent},
+		{"etcd members to be control plane nodes", e.membersAreControlPlanes},
+		{"apid to be ready", e.each(e.nodes, func(ctx context.Context, conn *grpc.ClientConn) error {
+			_, err := machineapi.NewMachineServiceClient(conn).Version(ctx, &emptypb.Empty{})
+			return err
+		})},
+		{"all nodes memory sizes", e.each(e.nodes, memorySize)},
+		{"all nodes disk sizes", e.each(e.nodes, diskSize)},
+		{"no diagnostics", e.each(e.nodes, noDiagnostics)},
+		{"kubelet to be healthy", e.service("kubelet")},
+		{"all nodes to finish boot sequence", e.each(e.nodes, booted)},
+		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
+		{"all control plane static pods to be running", e.each(e.controlPlanes(), staticPods)},
+	}
+}
+
+func addresses(nodes []cluster.AffiliateSpec) []string {
+	var all []string
+	for _, n := range nodes {
+		all = append(all, address(n).String())
+	}
+	return all
+}
+
+func address(n cluster.AffiliateSpec) netip.Addr {
+	if len(n.Addresses) == 0 {
+		return netip.Addr{}
+	}
+	return n.Addresses[0]
+}
+
+func (e *examination) controlPlanes() []cluster.AffiliateSpec {
+	return slices.DeleteFunc(slices.Clone(e.nodes), func(n cluster.AffiliateSpec) bool { return !n.MachineType.IsControlPlane() })
+}
+
+// each asks one machine after the other, in the name of whoever called.
+func (e *examination) each(nodes []cluster.AffiliateSpec, ask func(context.Context, *grpc.ClientConn) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, n := range nodes {
+			out, conn, err := e.proxy.connect(ctx, address(n).String())
+			if err == nil {
+				err = ask(out, conn)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", address(n), err)
+			}
+		}
+		return nil
+	}
+}
+
+// service wants a service of the control planes to be healthy.
+func (e *examination) service(id string) func(context.Context) error {
+	return e.each(e.controlPlanes(), func(ctx context.Context, conn *grpc.ClientConn) error {
+		answer, err := machineapi.NewMachineServiceClient(conn).ServiceList(ctx, &emptypb.Empty{})
+		if err != nil {
+			return err
+		}
+		for _, s := range answer.GetMessages()[0].GetServices() {
+			switch {
+			case s.GetId() != id:
+			case s.GetState() != stateRunning:
+				return fmt.Errorf("service %q not in expected state %q: current state [%s]", id, stateRunning, s.GetState())
+			case !s.GetHealth().GetHealthy():
+				return fmt.Errorf("service is not healthy: %s", id)
+			}
+		}
+		return nil
+	})
+}
+
+func (e *examination) consistent(ctx context.Context) error {
+	var first []string
+	return e.each(e.controlPlanes(), func(ctx context.Context, conn *grpc.ClientConn) error {
+		answer, err := machineapi.NewMachineServiceClient(conn).EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})
+		if err != nil {
+			return err
+		}
+		var names []string
+		for _, m := range answer.GetMessages()[0].GetMembers() {
+			names = append(names, m.GetHostname())
+		}
+		slices.Sort(names)
+		if first == nil {
+			first = names
+		}
+		if !slices.Equal(first, names) {
+			return fmt.Errorf("expected to have %v members, got %v", first, names)
+		}
+		return nil
+	})(ctx)
+}
+
+func (e *examination) membersAreControlPlanes(ctx context.Context) error {
+	c, err := e.proxy.boot.reachEtcd(ctx)
+	if err != nil {
+		return err
+	}
+	members, err := c.Members(ctx)
+	if err != nil {
+		return err
+	}
+	known := addresses(e.controlPlanes())
+	for _, m := range members {
+		if !slices.ContainsFunc(known, func(addr string) bool { return m.PeerURL == "https://"+addr+":2380" }) {
+			return fmt.Errorf("etcd member %s (%s) is not one of the control plane node ips %q", m.Name, m.PeerURL, known)
+		}
+	}
+	return nil
+}
+
+// What a machine has to have (pkg/minimal, of a worker).
+const (
+	leastMemory    = 874 * mib
+	leastEphemeral = 3 * gib
+)
+
+func memorySize(ctx context.Context, conn *grpc.ClientConn) error {
+	answer, err := machineapi.NewMachineServiceClient(conn).Memory(ctx, &emptypb.Empty{})
+	if err != nil {
+		return err
+	}
+	if total := answer.GetMessages()[0].GetMeminfo().GetMemtotal() * 1024; total < leastMemory {
+		return fmt.Errorf("node does not meet memory requirements: expected at least %d MiB, actual %d MiB", leastMemory/mib, total/mib)
+	}
+	return nil
+}
+
+// resources are all of a kind that another machine shows.
+func resources(ctx context.Context, conn *grpc.ClientConn, ns resource.Namespace, kind resource.Type) ([]resource.Resource, error) {
+	list, err := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))).List(ctx, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
+	return list.Items, err
+}
+
+func diskSize(ctx context.Context, conn *grpc.ClientConn) error {
+	all, err := resources(ctx, conn, block.NamespaceName, block.VolumeStatusType)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if v, ok := r.(*block.VolumeStatus); ok && v.Metadata().ID() == labelEphemeral && v.TypedSpec().Size < leastEphemeral {
+			return fmt.Errorf("ephemeral partition %q is too small, actual %d", v.TypedSpec().Location, v.TypedSpec().Size)
+		}
+	}
+	return nil
+}
+
+func noDiagnostics(ctx context.Context, conn *grpc.ClientConn) error {
+	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.DiagnosticType)
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("active diagnostics: %s", all[0].Metadata().ID())
+	}
+	return err
+}
+
+func booted(ctx context.Context, conn *grpc.ClientConn) error {
+	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.MachineStatusType)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if m, ok := r.(*runtime.MachineStatus); ok && m.TypedSpec().Stage != runtime.MachineStageRunning {
+			return fmt.Errorf("nodes are not running: %s", m.TypedSpec().Stage)
+		}
+	}
+	return nil
+}
+
+func staticPods(ctx context.Context, conn *grpc.ClientConn) error {
+	all, err := resources(ctx, conn, k8s.NamespaceName, k8s.StaticPodStatusType)
+	if want := 3; err == nil && len(all) != want {
+		err = fmt.Errorf("missing static pods: %d of %d run", len(all), want)
+	}
+	return err
+}
