@@ -4,14 +4,15 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Describe says in one line what a disk holds, without what every install makes
-// anew (the UUIDs of the system's own partitions, the node's identity), so that
-// two systems installed alike read alike. Data volumes show UUID and content;
+// Describe says in one line what a disk holds, without what every install or
+// build makes anew (the UUIDs of the system's own partitions, the node's identity,
+// the installer's digest), so that two systems installed alike read alike. Data volumes show UUID and content;
 // of a member of etcd its name and whether it votes, not its random ID.
 func Describe(content []byte) string {
 	if len(content) == 0 {
@@ -54,7 +55,7 @@ func describePartition(p artefact.Partition) string {
 		if json.Unmarshal(p.Data, &s) != nil {
 			return p.Label + " unreadable"
 		}
-		return p.Label + " config " + digest(s.Config)
+		return p.Label + " config " + digest(imageDigest.ReplaceAll(s.Config, nil))
 	}
 	users, d := splitEtcd(p.Data)
 	text := fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
@@ -67,5 +68,8 @@ func describePartition(p artefact.Partition) string {
 	}
 	return text
 }
+
+// imageDigest is also of the time at which an installer was built.
+var imageDigest = regexp.MustCompile(`@sha256:[0-9a-f]{64}`)
 
 func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }
