@@ -53,7 +53,6 @@ type FactoryClaim struct {
 type KnownBuild struct {
 	Lock      string // file: "recast.lock", or that of a past lock
 	Present   bool   // the lock is recast.lock
-	Arch      string
 	Schematic string // its name in the configuration
 	File      string
 	Build     Build

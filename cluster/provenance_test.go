@@ -15,9 +15,10 @@ func lockedYAML(hash string) string {
 
 func knownBuild(lock string, present bool, id, hash, talos string) KnownBuild {
 	return KnownBuild{
-		Lock: lock, Present: present, Arch: "amd64", Schematic: "default", File: "schematics/base.yaml", ISOSHA256: "9999", Signer: "5555",
+		Lock: lock, Present: present, Schematic: "default", File: "schematics/base.yaml", ISOSHA256: "9999", Signer: "5555",
 		Build: Build{
-			ID: id, TalosVersion: talos, SchematicID: idOf(lockedYAML(hash)), LockHash: hash, Installer: "mirror.example/talos@sha256:1111", ISOName: "recast.iso",
+			Arch: "amd64",
+			ID:   id, TalosVersion: talos, SchematicID: idOf(lockedYAML(hash)), LockHash: hash, Installer: "mirror.example/talos@sha256:1111", ISOName: "recast.iso",
 			Extensions: []LockedExtension{{Name: "tool", Version: "v1", Ref: "ghcr.io/acme/tool", Digest: "sha256:2222"}},
 		},
 	}

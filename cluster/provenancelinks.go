@@ -150,7 +150,7 @@ func (j judged) talosLink() Link {
 	if j.known == nil {
 		return l
 	}
-	if talos, arch := j.known.Build.TalosVersion, j.known.Arch; talos != j.Claims.TalosVersion || arch != j.Claims.Arch {
+	if talos, arch := j.known.Build.TalosVersion, j.known.Build.Arch; talos != j.Claims.TalosVersion || arch != j.Claims.Arch {
 		l.Certainty = Contradicted
 		return l.and("the build that it claims is of Talos " + talos + " for " + arch)
 	}

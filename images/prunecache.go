@@ -122,13 +122,7 @@ type CachePruner struct {
 
 // Steps are one for each file that has no reason to stay.
 func (p CachePruner) Steps() []step.Step {
-	var steps []step.Step
-	for i := range p.Verdicts {
-		if len(p.Verdicts[i].Keep) == 0 {
-			steps = append(steps, p.remove(&p.Verdicts[i]))
-		}
-	}
-	return steps
+	return removals(p.Verdicts, func(v CacheVerdict) []string { return v.Keep }, p.remove)
 }
 
 func (p CachePruner) remove(v *CacheVerdict) step.Step {

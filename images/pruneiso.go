@@ -178,10 +178,15 @@ type Pruner struct {
 
 // Steps are one for each ISO that has no reason to stay.
 func (p Pruner) Steps() []step.Step {
+	return removals(p.Verdicts, func(v Verdict) []string { return v.Keep }, p.remove)
+}
+
+// removals are the steps for what has no reason to stay.
+func removals[V any](verdicts []V, keep func(V) []string, remove func(*V) step.Step) []step.Step {
 	var steps []step.Step
-	for i := range p.Verdicts {
-		if len(p.Verdicts[i].Keep) == 0 {
-			steps = append(steps, p.remove(&p.Verdicts[i]))
+	for i, v := range verdicts {
+		if len(keep(v)) == 0 {
+			steps = append(steps, remove(&verdicts[i]))
 		}
 	}
 	return steps

@@ -174,13 +174,7 @@ type MirrorPruner struct {
 
 // Steps are one for each tag that has no reason to stay.
 func (p MirrorPruner) Steps() []step.Step {
-	var steps []step.Step
-	for i := range p.Verdicts {
-		if len(p.Verdicts[i].Keep) == 0 {
-			steps = append(steps, p.remove(&p.Verdicts[i]))
-		}
-	}
-	return steps
+	return removals(p.Verdicts, func(v MirrorVerdict) []string { return v.Keep }, p.remove)
 }
 
 func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {

@@ -123,7 +123,7 @@ func knownBuilds(file string, present bool, lock schematics.Lock) []cluster.Know
 	for _, name := range lock.Names() {
 		e := lock.Schematics[name]
 		out = append(out, cluster.KnownBuild{
-			Lock: file, Present: present, Arch: lock.Arch, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
+			Lock: file, Present: present, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
 		})
 	}
 	return out

@@ -57,7 +57,7 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 func compareOne(
 	ctx context.Context, m Machines, r images.Puller, t cluster.FileTarget, b cluster.KnownBuild, say func(string),
 ) (*cluster.FileCheck, error) {
-	if err := newLockedFiles(r, say).want(ctx, &t, b.Arch, b.Build); err != nil {
+	if err := newLockedFiles(r, say).want(ctx, &t, b.Build.Arch, b.Build); err != nil {
 		return nil, err
 	}
 	checks, errs := cluster.CompareFiles(ctx, m.Files, []cluster.FileTarget{t}, func(node, text string) { say(node + ": " + text) })
