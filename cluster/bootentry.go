@@ -21,11 +21,14 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 		m, err = n.Talos.Machine(ctx, n.plan.Addr)
 		return m, entry(mem), err
 	}
+	waited := false
 	return step.Step{
 		ID: "boot-entry", Title: "see that it boots the entry that it booted before", Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) {
 			m, want, err := look(ctx)
 			switch {
+			case waited && err != nil:
+				return "", err
 			case want == "":
 				return "it is not known to have more than one", nil
 			case err == nil && m.UUID == n.plan.UUID && m.BootEntry == want:
@@ -36,6 +39,7 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 			return "", nil //nolint:nilerr // not yet: Do waits and says why
 		},
 		Do: func(ctx context.Context) error {
+			waited = true
 			var m Machine
 			var want string
 			await := func(what string, is func() bool) error {

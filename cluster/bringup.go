@@ -57,6 +57,11 @@ func (n *nodeRoll) start(ctx context.Context) error {
 	if err := n.requireAlone(ctx, vm); err != nil {
 		return err
 	}
+	if !n.installs() { // what it boots has the name already
+		if err := n.requireNameFree(ctx); err != nil {
+			return err
+		}
+	}
 	if err := n.Proxmox.Start(ctx, vm); err != nil {
 		return fmt.Errorf("start %s: %w", vm, err)
 	}
@@ -69,19 +74,28 @@ var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 // credentials: it has taken its configuration. It reboots soon after that,
 // once Talos is installed, and then nothing answers for a while.
 func (n *nodeRoll) configured(ctx context.Context) (string, error) {
-	const reason = "it answers with the cluster's certificates"
+	reason, _, err := n.answers(ctx)
+	return reason, err
+}
+
+// answers is configured; silent says why the machine does not answer yet.
+func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err error) {
+	reason = "it answers with the cluster's certificates"
 	if n.answered {
-		return reason, nil
+		return reason, nil, nil
 	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil || m.Stage == "maintenance" && m.UUID == "" {
-		return "", nil //nolint:nilerr // not yet: configure waits and says why
-	}
-	if m.UUID != n.plan.UUID {
-		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil
+	case m.Stage == "maintenance" && m.UUID == "":
+		return "", errNoAnswer, nil
+	case m.UUID != n.plan.UUID:
+		return "", nil, fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
 	n.answered = true
-	return reason, nil
+	return reason, nil, nil
 }
 
 // configure waits for the blank machine, makes sure that it is the right one
@@ -102,17 +116,31 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err := n.checkBlank(*blank, mem); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
-	// A machine that has taken its configuration goes on at once, and may not get to answering.
-	if err := n.apply(ctx, mem); err != nil && !errors.Is(err, ErrLostAnswer) {
+	n.say("bring-up/configure", "it is the blank machine that was made, its certificate's fingerprint "+blank.Fingerprint)
+	if err := n.requireNameFree(ctx); err != nil {
 		return err
 	}
-	return n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
-		reason, err := n.configured(ctx)
-		if err == nil && reason == "" {
-			return false, "", n.stillOn(ctx, errNoAnswer)
+	// A machine that has taken its configuration goes on at once, and may not get to answering.
+	lost := n.apply(ctx, mem.blankDisks(*blank)[0])
+	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+		return lost
+	}
+	return unanswered(lost, n.inVain(ctx, n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		reason, silent, err := n.answers(ctx)
+		if silent != nil {
+			return false, "", n.stillOn(ctx, silent)
 		}
 		return reason != "", "", wait.Stop(err)
-	})
+	})))
+}
+
+// unanswered adds to a wait that was in vain the change that had got no answer:
+// it may be that it never happened.
+func unanswered(lost, waited error) error {
+	if lost == nil || waited == nil {
+		return waited
+	}
+	return fmt.Errorf("%w; before that: %w", waited, lost)
 }
 
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
@@ -140,7 +168,8 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 		return nil, err
 	}
 	if !n.cutOff(ctx, r, mem) {
-		return nil, fault.WithHint(silent, "look at the console of VM %d; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Node)
+		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, one of the other disks has a META partition; if it is in maintenance mode, "+
+			"something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Addr, n.plan.Node)
 	}
 	if err := n.renew(ctx, r, silent); err != nil {
 		return nil, err
@@ -148,23 +177,25 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 	return n.awaitBlank(ctx)
 }
 
-func (n *nodeRoll) apply(ctx context.Context, mem memory) error {
+func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
 	config, err := n.machineConfig()
 	if err != nil {
 		return err
 	}
-	patched, err := n.Maintenance.PatchConfig(config, n.patch(mem.DiskSerial))
+	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
-	if err := n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
-		return fmt.Errorf("apply the configuration to %s: %w", n.plan.Addr, err)
+	err = prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	if err != nil && !errors.Is(err, ErrLostAnswer) {
+		return fault.WithHint(err,
+			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.plan.Node, n.plan.Node)
 	}
-	return nil
+	return err
 }
 
-func (n *nodeRoll) patch(serial string) ConfigPatch {
-	return ConfigPatch{Installer: n.want.Build.Installer, DiskSerial: serial, Hostname: n.plan.Node}
+func (n *nodeRoll) patch(disk MachineDisk) ConfigPatch {
+	return ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Talos: n.want.Build.TalosVersion}
 }
 
 // stopMismatch switches a machine off that is not what it should be. Its disks are untouched.
@@ -210,15 +241,9 @@ func cmpNone(s string) string {
 func checkBlankDisks(m Machine, mem memory) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
-	var ours []MachineDisk
-	for _, d := range m.Disks {
-		if d.Serial == mem.DiskSerial {
-			ours = append(ours, d)
-		}
-	}
-	switch {
+	switch ours := mem.blankDisks(m); {
 	case len(ours) != 1:
-		refuse("%d disks have the serial %s of the blank system disk, expected one", len(ours), mem.DiskSerial)
+		refuse("%d disks of the machine are the blank system disk %s with serial %s, expected one", len(ours), mem.SystemKey, mem.DiskSerial)
 	case !ours[0].Blank:
 		refuse("the new system disk %s is not blank", ours[0].Device)
 	}
@@ -239,6 +264,16 @@ func checkBlankDisks(m Machine, mem memory) []error {
 		seen[v.Label] = v.Device
 	}
 	return problems
+}
+
+// blankDisks are the machine's disks that are the blank system disk: one.
+func (mem memory) blankDisks(m Machine) []MachineDisk {
+	vm := mem.blankVM()
+	drives, err := vm.bootable()
+	if err != nil {
+		return nil
+	}
+	return m.machineDisks(vm, drives, mem.SystemKey)
 }
 
 // sameContent compares two volumes by what is written on them, not by where they are plugged in.

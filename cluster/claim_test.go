@@ -217,7 +217,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 				c := claimant(p, "r1")
 				c.Say = func(s string) { said = append(said, s) }
 				h := acquire(t, c)
-				time.Sleep(time.Minute)
+				time.Sleep(time.Minute + time.Second) // between two heartbeats
 				p.do(func() { p.down = true })
 				time.Sleep(tc.outage)
 				if err := h.Check(t.Context()); message(err) != tc.during {

@@ -125,13 +125,13 @@ func (r *Replace) isSystem(key string) bool {
 }
 
 // blankDisk is the value that makes Proxmox allocate a disk like d: same
-// storage, format and options, with our serial.
+// storage, format and options, with our serial and WWN.
 func (r *Replace) blankDisk(d Disk) string {
 	bytes := max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
-	options := withFormat(withoutOption(d, "size", "serial", "format"))
+	options := withFormat(withoutOption(d, "size", "format"))
 	blank := Disk{
 		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(bytes)/(1<<30), 'f', -1, 64),
-		Options: append(options, "serial="+r.Serial),
+		Options: Disk{Key: d.Key, Options: options}.named(r.Serial),
 	}
 	return blank.Value()
 }

@@ -32,7 +32,7 @@ func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
 	}
 	want := map[string]string{
 		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "0",
-		"scsi0": "fast:10,discard=on,iothread=1,format=qcow2,serial=recast-1", "ide2": "isos:iso/recast-new.iso,media=cdrom",
+		"scsi0": "fast:10,discard=on,iothread=1,format=qcow2,serial=recast-1,wwn=0x37eb0b496c370925", "ide2": "isos:iso/recast-new.iso,media=cdrom",
 		"ide0": "fast:cloudinit,format=qcow2", "boot": "order=scsi0;ide2;scsi1;net0", "scsihw": "virtio-scsi-single", "pool": "talos",
 		"description": "mine\nrecast: run=r1 build=b1",
 	}
@@ -58,8 +58,8 @@ func TestNewConfigRefusesBeforeAnythingIsGone(t *testing.T) {
 func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	d := Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
-	for gib, want := range map[int]string{0: "thin:10,serial=s", 5: "thin:10,serial=s", 32: "thin:32,serial=s"} {
-		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want {
+	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
+		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want+wwn("s") {
 			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
 		}
 	}

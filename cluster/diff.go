@@ -59,6 +59,10 @@ func Diff(w Wanted, f Found, past History) Drift {
 			d.Reasons = append(d.Reasons, diffInstalled(w.Build, *f.Machine)...)
 		}
 	}
+	d.Notes = append(d.Notes, f.Unsupported...)
+	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
+		d.Notes = append(d.Notes, "its machine is not well: "+m.standing())
+	}
 	if f.Node != nil {
 		d.Reasons = append(d.Reasons, diffNode(w, f)...)
 	}

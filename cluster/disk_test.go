@@ -108,13 +108,7 @@ func FuzzParseDisk(f *testing.F) {
 func TestProveSystemDisk(t *testing.T) {
 	t.Parallel()
 	const scsi = "virtio-scsi-single"
-	for name, tc := range map[string]struct {
-		config  map[string]string
-		machine Machine
-		slot    string
-		want    string
-		err     string
-	}{
+	prove(t, map[string]proof{
 		"by serial": {
 			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=sys,size=10G", "scsi1": "f:vm-1-disk-1,serial=data,size=10G"},
 			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sda", Serial: "data"}, {Device: "sdb", Serial: "sys"}}},
@@ -133,7 +127,7 @@ func TestProveSystemDisk(t *testing.T) {
 		"same size twice is ambiguous": {
 			config:  map[string]string{"virtio0": "f:vm-1-disk-0,size=10G", "virtio1": "f:vm-1-disk-1,size=10G"},
 			machine: Machine{SystemDisk: "vdb", Disks: []MachineDisk{{Device: "vda", SizeBytes: 10 << 30}, {Device: "vdb", SizeBytes: 10 << 30}}},
-			err:     `VM 1 "" on : system disk can't be proven: no drive matches vdb (no serial, and vda has the same size)`,
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches vdb (no serial or WWID of a drive, and vda has the same size)`,
 		},
 		"one serial twice is ambiguous": {
 			config:  map[string]string{"scsi0": "f:vm-1-disk-0,serial=s", "scsi1": "f:vm-1-disk-1,serial=s"},
@@ -154,7 +148,57 @@ func TestProveSystemDisk(t *testing.T) {
 			machine: Machine{SystemDisk: "vda", Disks: []MachineDisk{{Device: "vda", SizeBytes: 20 << 30}}},
 			want:    "virtio1",
 		},
-	} {
+	})
+}
+
+// TestProveSystemDiskWhereTalosShowsNoSerial: that is SCSI and SATA, and IDE has it in another form.
+func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
+	t.Parallel()
+	const scsi = "virtio-scsi-single"
+	prove(t, map[string]proof{
+		"by address, whatever serial and WWN it was given since the start": {
+			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a,wwn=0x3000000000000001", "scsi3": "f:vm-1-disk-1,serial=b,wwn=0x3000000000000002"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:3"}}},
+			want:    "scsi3",
+		},
+		"by WWID": {
+			config:  map[string]string{"scsi0": "f:vm-1-disk-0,serial=a,wwn=0x3ABCDEF000000001", "scsi3": "f:vm-1-disk-1,serial=b,wwn=0x3000000000000002"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", WWID: "naa.3abcdef000000001"}}},
+			want:    "scsi0",
+		},
+		"an address with another WWID": {
+			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", WWID: "naa.3abcdef000000001", BusPath: "/host0/target0:0:0/0:0:0:0"}}},
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /host0/target0:0:0/0:0:0:0)`,
+		},
+		"an address with another serial": {
+			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "b", BusPath: "/host0/target0:0:0/0:0:0:0"}}},
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /host0/target0:0:0/0:0:0:0)`,
+		},
+		"by the model and serial of SATA": {
+			config:  map[string]string{"sata0": "f:vm-1-disk-0,serial=a%20b", "sata1": "f:vm-1-disk-1,serial=b"},
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", WWID: "t10.ATA     QEMU HARDDISK                           a b"}}},
+			want:    "sata0",
+		},
+		"by the serial of IDE": {
+			config:  map[string]string{"ide0": "f:vm-1-disk-0,serial=a", "ide1": "f:vm-1-disk-1,serial=b"},
+			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sdb", Serial: "QEMU_HARDDISK_b"}}},
+			want:    "ide1",
+		},
+	})
+}
+
+type proof struct {
+	config  map[string]string
+	machine Machine
+	slot    string
+	want    string
+	err     string
+}
+
+func prove(t *testing.T, cases map[string]proof) {
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
@@ -168,6 +212,37 @@ func TestProveSystemDisk(t *testing.T) {
 	}
 }
 
+// TestBlankDiskIsToldFromTheOthers: also one that was made without a WWN.
+func TestBlankDiskIsToldFromTheOthers(t *testing.T) {
+	t.Parallel()
+	const lun0 = "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:0"
+	mem := func(key, scsihw string) memory {
+		return memory{SystemKey: key, DiskSerial: "recast-1", VM: VM{Config: map[string]string{
+			"scsihw": scsihw, key: "f:vm-1-disk-0,serial=sys,wwn=0x5000000000000001,size=10G", "scsi1": "f:vm-1-disk-1,serial=data,size=20G",
+		}}}
+	}
+	for name, tc := range map[string]struct {
+		mem  memory
+		disk MachineDisk
+		want bool
+	}{
+		"WWID":                        {mem("scsi0", "lsi"), MachineDisk{WWID: "naa.37eb0b496c370925"}, true},
+		"WWID of the old one":         {mem("scsi0", "virtio-scsi-single"), MachineDisk{WWID: "naa.5000000000000001", BusPath: lun0}, false},
+		"no WWN, by address":          {mem("scsi0", "virtio-scsi-pci"), MachineDisk{BusPath: lun0, SizeBytes: 10 << 30}, true},
+		"a newer kernel":              {mem("scsi0", "lsi"), MachineDisk{Serial: "recast-1"}, true},
+		"its size proves nothing":     {mem("scsi0", "lsi"), MachineDisk{SizeBytes: 10 << 30}, false},
+		"virtio-blk":                  {mem("virtio0", ""), MachineDisk{Serial: "recast-1"}, true},
+		"virtio-blk of another run":   {mem("virtio0", ""), MachineDisk{Serial: "recast-2", SizeBytes: 10 << 30}, false},
+		"SATA that was given no WWN":  {mem("sata0", ""), MachineDisk{WWID: "t10.ATA     QEMU HARDDISK                           recast-1"}, true},
+		"SATA with the old disk's ID": {mem("sata0", ""), MachineDisk{WWID: "t10.ATA     QEMU HARDDISK                           sys"}, false},
+	} {
+		tc.disk.Device = "sda"
+		if got := len(tc.mem.blankDisks(Machine{Disks: []MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}})); got == 1 != tc.want {
+			t.Errorf("%s: %d disks", name, got)
+		}
+	}
+}
+
 func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 	t.Parallel()
 	vm := VM{ID: 1, Config: map[string]string{"scsi0": "f:vm-1-disk-0,serial=sys", "scsi1": "f:vm-1-disk-1,serial=data"}}
@@ -175,7 +250,11 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 		SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "sdc", Serial: "iscsi-lun"}, {Device: "sdd"}},
 		Volumes: []Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}, {Device: "sdb1", Disk: "sdb", Label: "u-data"}, {Device: "sdc", Disk: "sdc"}, {Device: "sdd1", Disk: "sdd"}},
 	}
-	got, err := persistentVolumes(vm, m, Disk{Key: "scsi0"})
+	drives, err := vm.bootable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := persistentVolumes(vm, drives, m, Disk{Key: "scsi0"})
 	if err != nil {
 		t.Fatal(err)
 	}

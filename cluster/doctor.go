@@ -63,7 +63,7 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 		g.Go(func() error {
 			f := &s.Found[i]
 			if src.Talos != nil {
-				readMachine(ctx, src, f)
+				readMachine(ctx, src, wanted[i], f)
 			}
 			s.Unread[i] = errors.Join(s.Unread[i], readTies(ctx, src, f))
 			return nil
@@ -115,7 +115,7 @@ func (s *Survey) match(w Wanted, members []Member) (Found, error) {
 	if i := slices.IndexFunc(s.VMs, func(vm VM) bool { return w.VMID != 0 && vm.ID == w.VMID }); i >= 0 {
 		f.VM = &s.VMs[i]
 	}
-	if i := slices.IndexFunc(members, func(m Member) bool { return m.Hostname == w.Name }); i >= 0 {
+	if i := slices.IndexFunc(members, func(m Member) bool { return m.Nodename == w.Name }); i >= 0 {
 		f.Addr = firstAddr(members[i].Addresses)
 	}
 	if f.VM == nil {

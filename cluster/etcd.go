@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // askEtcd lists whom to ask about etcd, the node itself last.
@@ -29,7 +30,7 @@ func (n *nodeRoll) leftEtcd(ctx context.Context) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case park.Record.Left:
+	case park.Record.Left || n.outOfEtcd:
 		return n.plan.Node + " has left etcd", nil
 	}
 	off, err := n.isOff(ctx)
@@ -58,10 +59,14 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, member, err := v.member(n.plan.Node)
+	m, member, err := v.member(n.plan.Node)
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(n.requireOneMachine(ctx), n.requireSameEtcd(ctx, v, m)); err != nil {
+		return errors.Join(err, n.backOut(ctx))
+	}
+	var lost error
 	if member {
 		if wrong := v.unhealthy(n.plan.Node); len(wrong) > 0 {
 			err := fault.WithHint(fault.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
@@ -70,8 +75,9 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
 			return fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err)
 		}
-		if err := n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID); err != nil && !errors.Is(err, ErrLostAnswer) {
-			return fmt.Errorf("make %s leave etcd: %w", n.plan.Node, err)
+		lost = prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
+		if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+			return lost
 		}
 	}
 	others := n.askEtcd()
@@ -85,9 +91,35 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		return !member && err == nil, "still a member", err
 	})
 	if err != nil {
-		return err
+		return unanswered(lost, err)
+	}
+	n.outOfEtcd = true
+	if !member || lost != nil {
+		if emptied, err := n.emptiedEtcd(ctx, lost != nil); err != nil || !emptied {
+			return err
+		}
 	}
 	return n.updateRecord(ctx, func(rec *Record) { rec.Left = true })
+}
+
+// emptiedEtcd says whether the data of the member that is gone is gone, too. Talos
+// removes the member, stops etcd and empties its directory, and answers then; a
+// call that is cut off may end in between (LeaveCluster in internal/pkg/etcd/etcd.go).
+// What a removed member leaves never joins again: that disk is no way back.
+func (n *nodeRoll) emptiedEtcd(ctx context.Context, atWork bool) (bool, error) {
+	const id = "take-down/leave-etcd"
+	err := n.wait(ctx, id, "etcd's data on "+n.plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		data, err := hasEtcdData(ctx, n.Files, RestoreTarget{Node: n.plan.Node, Addr: n.plan.Addr, UUID: n.plan.UUID})
+		if !data || atWork {
+			return err == nil && !data, "it is there still", err
+		}
+		return false, "", wait.Stop(errors.New("it is there still"))
+	})
+	if err != nil && ctx.Err() == nil {
+		n.say(id, fmt.Sprintf("it has left etcd, but its old system disk can't be booted again: %v", err))
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // lacksEtcd names what the node's own member still lacks after the roll.
@@ -116,6 +148,29 @@ func (n *nodeRoll) lacksEtcd(ctx context.Context, mem memory) (string, error) {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
 	return "", nil
+}
+
+// blameEtcd adds to a wait for a control plane that was in vain what etcd lacks:
+// the machine itself only says that it is not ready.
+func (n *nodeRoll) blameEtcd(ctx context.Context, waited error) error {
+	if !errors.Is(waited, context.DeadlineExceeded) || ctx.Err() != nil {
+		return waited
+	}
+	mem, err := n.inPlaceMemory(), error(nil)
+	if n.plan.Strategy != InPlace && n.plan.Strategy != Configure {
+		mem, err = n.memory(ctx)
+	}
+	if err != nil || !mem.ControlPlane {
+		return waited
+	}
+	what, err := n.lacksEtcd(ctx, mem)
+	if err != nil {
+		what = err.Error()
+	}
+	if what == "" || strings.Contains(waited.Error(), what) {
+		return waited
+	}
+	return fmt.Errorf("%w; %s", waited, what)
 }
 
 // rememberEtcd notes which member the node is, to know it again.

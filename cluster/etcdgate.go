@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -43,7 +44,7 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 		}
 	case n.plan.etcdKept:
 		return fault.WithHint(fault.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.names()),
-			"talosctl reset that machine's etcd data, or let it join anew, before it is rolled")
+			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", emptyEtcd(n.plan.Addr, n.plan.found.Machine))
 	}
 	return nil
 }
@@ -54,11 +55,17 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 func (n *nodeRoll) requireSameEtcd(ctx context.Context, v etcdView, m EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
 	_, answers := v.statuses[m.ID]
+	i := slices.IndexFunc(v.Members, func(o EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.plan.Node })
 	switch {
+	case m.ID == 0 && i >= 0:
+		err = fault.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
+			n.plan.Node, own.MemberID, v.Members[i].name())
 	case err == nil && own.MemberID != m.ID && m.ID == 0:
 		err = fault.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
 	case err == nil && own.MemberID != m.ID, err != nil && answers:
 		err = fault.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+	case err != nil && m.ID != 0:
+		return n.requireOwnMember(ctx, m)
 	default:
 		return nil // that it does not answer is no reason not to replace it
 	}
@@ -73,5 +80,6 @@ func (n *nodeRoll) requireAllMembers(v etcdView, voters int) error {
 	}
 	return fault.WithHint(
 		fault.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.controlPlanes), n.plan.Node, v.names(n.plan.Node)),
-		"talosctl etcd members, asked of each control plane; each must be a member, and nobody else")
+		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
+			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
 }

@@ -131,7 +131,52 @@ func (v etcdView) unhealthy(except string) []string {
 	if len(leaders) > 1 {
 		out = append(out, "its members do not agree who leads: "+camps(leaders))
 	}
-	return out
+	return append(out, v.skew(except)...)
+}
+
+// skew says whether members are more than one minor version apart, which etcd
+// does not support: it is upgraded one minor version after the other, and so one
+// is what a roll passes through.
+func (v etcdView) skew(except string) []string {
+	var oldest, newest EtcdStatus
+	for _, m := range v.Members {
+		s := v.statuses[m.ID]
+		if m.Name == except || s.Version == "" {
+			continue
+		}
+		if oldest.Version == "" || versionOf(s).before(versionOf(oldest)) {
+			oldest = s
+		}
+		if newest.Version == "" || versionOf(newest).before(versionOf(s)) {
+			newest = s
+		}
+	}
+	from, to := versionOf(oldest), versionOf(newest)
+	if from.major == to.major && to.minor-from.minor <= 1 {
+		return nil
+	}
+	return []string{fmt.Sprintf("its members are more than one minor version apart: %s runs %s, %s runs %s",
+		v.nameOf(oldest.MemberID), oldest.Version, v.nameOf(newest.MemberID), newest.Version)}
+}
+
+type etcdVersion struct{ major, minor int }
+
+func (v etcdVersion) before(o etcdVersion) bool {
+	return v.major < o.major || v.major == o.major && v.minor < o.minor
+}
+
+func versionOf(s EtcdStatus) (v etcdVersion) {
+	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v.major, &v.minor) // what is none counts as 0.0
+	return v
+}
+
+func (v etcdView) nameOf(id uint64) string {
+	for _, m := range v.Members {
+		if m.ID == id {
+			return m.name()
+		}
+	}
+	return fmt.Sprintf("%x", id)
 }
 
 // camps says who takes whom for the leader.

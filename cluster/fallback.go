@@ -56,12 +56,6 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	n.add(system, true)
 }
 
-// runsOld says whether a node that is not healthy runs another system than the one that was installed.
-func (n *nodeRoll) runsOld(ctx context.Context) bool {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	return err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0
-}
-
 // rememberForFallback is what a reimage will need, read while the machine can still be asked.
 func (n *nodeRoll) rememberForFallback(ctx context.Context) error {
 	if err := n.rememberMachineConfig(ctx); err != nil || n.plan.previous == nil {

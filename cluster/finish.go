@@ -162,6 +162,9 @@ func (n *nodeRoll) uncordoned(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) uncordon(ctx context.Context) error {
+	if err := n.requireOwnName(ctx); err != nil {
+		return err
+	}
 	return prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
 }
 

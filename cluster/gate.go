@@ -42,6 +42,8 @@ func (n *nodeRoll) look(ctx context.Context) error {
 	switch {
 	case n.plan.Strategy == InPlace && (n.plan.Resume || n.plan.Drift.tidy()):
 		return nil // it is out already, or is not taken out at all
+	case n.plan.Strategy == Configure:
+		return n.requireNameFree(ctx)
 	case n.plan.Strategy != InPlace:
 		problems = append(problems, RequireQuorum(ctx, n.Proxmox))
 	}
@@ -58,7 +60,7 @@ func (n *nodeRoll) look(ctx context.Context) error {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.plan.Resume {
-		problems = append(problems, n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+		problems = append(problems, n.requireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
 	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -26,7 +27,40 @@ func (n *nodeRoll) waitHealthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
+	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+}
+
+// inVain adds what can be done about a machine that was waited for in vain.
+func (n *nodeRoll) inVain(ctx context.Context, err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
+		return err
+	}
+	again := "recast roll waits for it again"
+	if m, errNow := n.Talos.Machine(ctx, n.plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
+		again = "it can't boot from its new disk, on which an installation broke off"
+	}
+	return fault.WithHint(err, "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
+		n.plan.VMID, n.plan.Addr, again, n.plan.Node)
+}
+
+// installs says whether Talos is installed on a blank disk.
+func (n *nodeRoll) installs() bool { return n.plan.Strategy == Recreate || n.plan.Strategy == Reimage }
+
+// sentBack ends the wait for a machine that is in maintenance mode again. Where
+// an installation fails, machined ends with it, and the machine boots its ISO
+// anew, without a configuration (main.go in machined).
+func (n *nodeRoll) sentBack(ctx context.Context, silent error) error {
+	if silent == nil || !n.installs() || ctx.Err() != nil {
+		return silent
+	}
+	m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+	if err != nil || m.Stage != "maintenance" || m.UUID != n.plan.UUID {
+		return silent
+	}
+	return wait.Stop(fault.WithHint(
+		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.plan.Node, n.want.Build.Installer),
+		"see that it can fetch the installer, and what the console of VM %d says; the same command again gives it its configuration anew; recast recover %s boots the old system disk instead",
+		n.plan.VMID, n.plan.Node))
 }
 
 // settled is the goal of settle: this process has seen the node settle, however
@@ -36,7 +70,7 @@ func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (str
 	if !n.hasSettled {
 		return "", nil // not yet: settle waits and says why
 	}
-	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) {
+	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {
 		return "", nil //nolint:nilerr // settle says what it is
 	}
 	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
@@ -54,14 +88,14 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 			return false, "", wait.Stop(err)
 		case err != nil || what != "":
 			since = time.Time{}
-			return false, what, n.stillOn(ctx, err)
+			return false, what, n.stillOn(ctx, n.sentBack(ctx, err))
 		case since.IsZero():
 			since = time.Now()
 		}
 		return time.Since(since) >= n.Timing.Settle, "healthy, settling", nil
 	})
 	n.hasSettled = err == nil
-	return err
+	return n.blameEtcd(ctx, err)
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
@@ -76,7 +110,7 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 	case m.BootID == mem.BootID && n.plan.Strategy != PutBack:
 		return "still the boot from before the replacement", nil
 	case m.Stage != "running" || !m.Ready:
-		return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", "))), nil
+		return m.standing(), nil
 	}
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
 		return lacks, nil
@@ -93,7 +127,15 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 	if lacks, err := n.lacksEtcd(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return n.lacksNode(ctx, m.BootID)
+	return lacksNode(ctx, n.Kube, n.plan.Node, m)
+}
+
+// standing is how far a machine is that does not run, or is not ready.
+func (m Machine) standing() string {
+	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
+		return "stage " + m.Stage
+	}
+	return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", ")))
 }
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
@@ -102,7 +144,7 @@ func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 		if n.plan.Strategy == Rollback && m.Schematic.LockHash() != n.plan.restore.Build {
 			return "runs the image of lock " + cmpNone(short(m.Schematic.LockHash()))
 		}
-		if system, ok := m.disk(m.SystemDisk); !ok || system.Serial == mem.DiskSerial {
+		if !n.runsFromIts(m, mem) {
 			return fmt.Sprintf("it runs from %s, not from its old system disk", cmpNone(m.SystemDisk))
 		}
 		return ""
@@ -110,27 +152,50 @@ func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 	if reasons := diffImage(n.want.Build, m, n.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
 	}
-	if system, ok := m.disk(m.SystemDisk); !ok || system.Serial != mem.DiskSerial {
+	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too
+		return "it runs from its boot ISO still, not from its new disk"
+	}
+	if !n.runsFromIts(m, mem) {
 		return fmt.Sprintf("it runs from %s, not from the new system disk", cmpNone(m.SystemDisk))
 	}
 	return ""
 }
 
-func (n *nodeRoll) lacksNode(ctx context.Context, bootID string) (string, error) {
-	nodes, err := n.Kube.Nodes(ctx)
+// runsFromIts says whether the machine's system disk is the one that it is to have.
+func (n *nodeRoll) runsFromIts(m Machine, mem memory) bool {
+	vm := mem.VM
+	switch n.plan.Strategy {
+	case Recreate, Reimage:
+		vm = mem.blankVM()
+	case Rollback:
+		vm = mem.vmWith(splitOptions(n.plan.restore.Options))
+	}
+	drives, err := vm.bootable()
+	if err != nil {
+		return false
+	}
+	disks := m.machineDisks(vm, drives, mem.SystemKey)
+	return len(disks) == 1 && disks[0].Device == m.SystemDisk
+}
+
+// lacksNode says what Kubernetes does not know yet of a node's present boot.
+func lacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (string, error) {
+	nodes, err := kube.Nodes(ctx)
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node })
+	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == node })
 	switch {
 	case i < 0:
 		return "Kubernetes does not know it yet", nil
-	case nodes[i].BootID != bootID:
+	case nodes[i].UUID != m.UUID:
+		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", nodes[i].UUID), nil
+	case nodes[i].BootID != m.BootID:
 		return "Kubernetes has not seen this boot yet", nil
 	case !nodes[i].Ready:
 		return "its Node is not Ready", nil
 	}
-	pending, err := n.Kube.PendingCertificates(ctx, n.plan.Node)
+	pending, err := kube.PendingCertificates(ctx, node)
 	if err == nil && len(pending) > 0 {
 		return "certificate requests of its kubelet wait for approval: " + strings.Join(pending, ", "), nil
 	}

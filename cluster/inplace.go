@@ -52,6 +52,9 @@ func (n *nodeRoll) pullSteps() []step.Step {
 }
 
 func (n *nodeRoll) pull(ctx context.Context) error {
+	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with what is newer than itself
+		return err
+	}
 	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
 	_, unproven := errors.AsType[*unprovenError](err)
 	switch {
@@ -59,7 +62,7 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 		return err
 	case err != nil:
 		return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
-			"the node must reach that registry; nothing was taken down")
+			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
 	case !supported:
 		n.say("pull", "this Talos has no API to fetch an image beforehand")
 	}
@@ -93,6 +96,9 @@ func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
 func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
+		if ctx.Err() != nil {
+			return "", err // it was us who did not wait for the answer
+		}
 		mark, errMark := n.mark(ctx)
 		if errMark == nil && mark != nil && mark.Installed || errMark != nil && n.rebooted {
 			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
@@ -145,9 +151,11 @@ func (m Mark) begun(now Mark) bool {
 }
 
 // installed says whether the wanted build is installed beside the running
-// system: the mark says so, or the boot loader, whose default has changed since
-// the mark was made. It must not be installed twice: before Talos 1.14 an
-// installer keeps the default entry and removes the others, the running one too.
+// system: the boot loader says so, whose default has changed since the mark was
+// made, and only where it has none to tell the mark. A machine that goes down by
+// itself is marked before it has even pulled the installer, which ends with the
+// call. It must not be installed twice: before Talos 1.14 an installer keeps the
+// default entry and removes the others, the running one too.
 func (n *nodeRoll) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
@@ -157,8 +165,11 @@ func (n *nodeRoll) installed(ctx context.Context) (string, error) {
 		return "", err
 	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil || !mark.Installed && m.NextBoot == mark.NextBoot {
-		return "", nil //nolint:nilerr // installing says what is wrong
+	if err != nil {
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.installsApart()) {
+		return "", nil
 	}
 	return "installed, to be booted", nil
 }
@@ -203,10 +214,10 @@ func (n *nodeRoll) install(ctx context.Context) error {
 func (n *nodeRoll) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.wait(ctx, "upgrade/install", "the installer that runs on "+n.plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
-		if reason, err := n.installed(ctx); err != nil || reason != "" {
-			return err == nil, "", wait.Stop(err)
+		reason, err := n.installed(ctx)
+		if err != nil || reason != "" {
+			return err == nil, "", err // a reading that is lost tells nothing of the installer
 		}
-		var err error
 		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
 		if errors.Is(err, ErrBusy) {
 			return false, "it still runs", nil
@@ -222,12 +233,17 @@ func (n *nodeRoll) awaitInstaller(ctx context.Context, setMark func() error) err
 	return setMark()
 }
 
-// notInstalled leaves a node whose installer failed as it was: it still runs its
-// old system, and nothing says that another one is installed.
+// notInstalled leaves a node whose installer failed as it was, if it still runs
+// its old system and nothing says that another one is installed.
 func (n *nodeRoll) notInstalled(ctx context.Context, cause error) error {
 	err := fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, cause)
-	if errors.Is(cause, ErrLostAnswer) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
-		return err // it may be installed: the next run finds out
+	unknown := errors.Is(cause, ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
+	if !unknown {
+		reason, errNow := n.installed(ctx)
+		unknown = errNow != nil || reason != ""
+	}
+	if unknown {
+		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.plan.Node)
 	}
 	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.plan.Node)
 	return errors.Join(err, prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
@@ -243,10 +259,11 @@ func (m Machine) installsApart() bool {
 }
 
 func (n *nodeRoll) reboot(ctx context.Context) error {
-	if err := n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID); err != nil && !errors.Is(err, ErrLostAnswer) {
-		return fmt.Errorf("reboot %s: %w", n.plan.Node, err)
+	lost := prefix("reboot "+n.plan.Node, n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID))
+	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+		return lost
 	}
-	return n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop)
+	return unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
 func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
@@ -270,14 +287,24 @@ func (n *nodeRoll) installerSet(ctx context.Context) (string, error) {
 	return "the configuration names " + cmpNone(m.InstallImage), nil
 }
 
-func (n *nodeRoll) setInstaller(ctx context.Context) error {
+// configForNew is the node's configuration with the wanted installer in it, as
+// the wanted Talos can read it.
+func (n *nodeRoll) configForNew(ctx context.Context) (Secret, error) {
 	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
 	if err != nil {
-		return fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		return nil, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
 	}
-	patched, err := n.Maintenance.PatchConfig(config, ConfigPatch{Installer: n.want.Build.Installer})
+	patched, err := n.Maintenance.PatchConfig(config, ConfigPatch{Installer: n.want.Build.Installer, Talos: n.want.Build.TalosVersion})
 	if err != nil {
-		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+		return nil, fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	return patched, nil
+}
+
+func (n *nodeRoll) setInstaller(ctx context.Context) error {
+	patched, err := n.configForNew(ctx)
+	if err != nil {
+		return err
 	}
 	if err := n.Talos.ReplaceConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
 		return fmt.Errorf("set the installer of %s: %w", n.plan.Node, err)

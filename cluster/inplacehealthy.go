@@ -1,12 +1,13 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 func (n *nodeRoll) healthyInPlace(ctx context.Context) (string, error) {
@@ -22,15 +23,22 @@ func (n *nodeRoll) healthyInPlace(ctx context.Context) (string, error) {
 func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
 	err := n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksInPlace)
 	switch {
-	case err == nil || ctx.Err() != nil:
+	case err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config:
 		return err
 	case errors.Is(err, errRolledBack):
 		return n.rolledBack(ctx, err)
+	case errors.Is(err, errOtherSystem):
+		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), err),
+			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
+		return errors.Join(err, prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
 	}
 	return n.bootFailed(ctx, err)
 }
 
-var errRolledBack = errors.New("it came back as its old system")
+var (
+	errRolledBack  = errors.New("it came back as its old system")
+	errOtherSystem = errors.New("it came back neither as its old system nor as the one that was installed")
+)
 
 // lacksInPlace names the first thing that the node still lacks.
 func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
@@ -48,14 +56,39 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 	case mark != nil && mark.Strategy == InPlace && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
 	case m.Stage != "running" || !m.Ready:
-		return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", "))), nil
+		return m.standing(), nil
+	case len(reasons) > 0 && n.isOther(m):
+		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
 	}
-	if lacks, err := n.lacksEtcd(ctx, memory{ControlPlane: n.plan.Role == controlPlane, EtcdMembers: len(n.plan.controlPlanes)}); err != nil || lacks != "" {
+	return n.lacksService(ctx, m)
+}
+
+// lacksService names the first thing that a machine lacks which runs what it should.
+func (n *nodeRoll) lacksService(ctx context.Context, m Machine) (string, error) {
+	switch {
+	case m.UUID != n.plan.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
+	case m.Stage != "running" || !m.Ready:
+		return m.standing(), nil
+	}
+	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return n.lacksNode(ctx, m.BootID)
+	return lacksNode(ctx, n.Kube, n.plan.Node, m)
+}
+
+// inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
+func (n *nodeRoll) inPlaceMemory() memory {
+	return memory{ControlPlane: n.plan.Role == controlPlane, EtcdMembers: len(n.plan.controlPlanes)}
+}
+
+// isOther says whether a machine runs another system than before the upgrade; a
+// run that is resumed does not know that one.
+func (n *nodeRoll) isOther(m Machine) bool {
+	was := n.plan.found.Machine
+	return was != nil && !n.plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
 // rolledBack leaves a node that serves again with its old system, and remembers
@@ -76,21 +109,38 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		policy = RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
-	if n.runsOld(ctx) { // asked to roll back it would boot the new one again
+	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0 {
+		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
+			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
+		}
+		// asked to roll back it would boot the new one again
 		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
 	}
 	if policy == StopOnBootFailure {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
 	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
-	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err == nil {
-		if err := n.awaitOldSystem(ctx); err != nil {
-			return errors.Join(cause, fmt.Errorf("and its previous system did not come back either: %w", err))
-		}
-		return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
-	} else if n.plan.previous == nil {
-		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it can't be asked to roll back: %w", err)),
-			"look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
+	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
+		return n.cannotRollBack(ctx, cause, fmt.Errorf("and it can't be asked to roll back: %w", err))
+	}
+	if err := n.awaitOldSystem(ctx); err != nil {
+		return errors.Join(cause, fmt.Errorf("and its previous system did not come back either: %w", err))
+	}
+	return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
+}
+
+// cannotRollBack gives a machine up for a reimage if one is planned, unless it is
+// only we that do not reach it.
+func (n *nodeRoll) cannotRollBack(ctx context.Context, cause, why error) error {
+	both := errors.Join(cause, why)
+	k, err := n.kubeNode(ctx)
+	switch {
+	case ctx.Err() != nil || fault.KindOf(why) == fault.Config:
+		return both
+	case n.plan.previous == nil:
+		return fault.WithHint(both, "look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
+	case err == nil && k.Ready && k.Mark != nil && k.BootID != k.Mark.BootID:
+		return fault.WithHint(both, "Kubernetes has node %s Ready after a reboot, so nothing is done to it: see what is between us and its Talos API at %s; recast roll waits for it again", n.plan.Node, n.plan.Addr)
 	}
 	n.gaveUp = cause
 	return nil
@@ -98,7 +148,10 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 
 func (n *nodeRoll) awaitOldSystem(ctx context.Context) error {
 	return n.wait(ctx, "wait-healthy", n.plan.Node+" back as its previous system", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
-		_, err := n.lacksInPlace(ctx)
-		return errors.Is(err, errRolledBack), "not back yet", nil
+		lacks, err := n.lacksInPlace(ctx)
+		if errors.Is(err, errRolledBack) {
+			return true, "", nil
+		}
+		return false, cmp.Or(lacks, "it runs the new one"), err
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -18,7 +19,6 @@ import (
 type memory struct {
 	VM         VM // as it was; its Config is what a new VM gets
 	SystemKey  string
-	Serial     string      // of the old system disk as the machine reports it; "" if it has none
 	BootID     string      // of the boot that ends here
 	Volumes    []Volume    // partitions and filesystems on persistent disks
 	DiskSerial string      // of the blank system disk to come
@@ -109,6 +109,22 @@ func (m memory) disks() ([]Disk, error) {
 	all, err := m.VM.Disks()
 	return slices.DeleteFunc(all, func(d Disk) bool { return d.CDROM }), err
 }
+
+// vmWith is the VM with those options for its system disk.
+func (m memory) vmWith(options []string) VM {
+	vm := m.VM
+	vm.Config = maps.Clone(vm.Config)
+	d, err := ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
+	if err == nil {
+		d.Options = options
+		vm.Config[m.SystemKey] = d.Value()
+	}
+	return vm
+}
+
+// blankVM is the VM with the blank system disk, known by its names and address
+// alone. One that an older recast made has no WWN, which is then not looked for.
+func (m memory) blankVM() VM { return m.vmWith(Disk{Key: m.SystemKey}.named(m.DiskSerial)) }
 
 const machineConfigKey = "machine-config"
 

@@ -77,6 +77,7 @@ type Storage struct {
 type Machine struct {
 	UUID         string // SMBIOS UUID, lower-case
 	Hostname     string
+	Nodename     string // by which its kubelet registers; "" before Talos knows it
 	TalosVersion string // "v1.13.9"
 	Arch         string // of the image that runs: "amd64", "arm64"; "": it does not say
 	Platform     string // of the image that runs: "nocloud", "metal", …; "": it does not say
@@ -88,6 +89,7 @@ type Machine struct {
 	BootID       string
 	BootEntry    string // boot loader entry it was booted from, lower-case; "" when unknown or booted from an ISO
 	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
+	FromISO      bool   // it runs from a boot ISO, installed or not
 	Schematic    SchematicEntry
 	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
 	Disks        []MachineDisk    // without CD-ROMs, loop and read-only devices
@@ -95,6 +97,7 @@ type Machine struct {
 	Volumes      []Volume
 	InstallImage string // machine.install.image or UnattendedInstallConfig; "" when it can't be read
 	Encryption   []Encryption
+	Fingerprint  string   // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
 	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 
@@ -121,6 +124,7 @@ type EtcdStatus struct {
 	Version  string   // "3.6.4"
 	DBBytes  int64    // size of the database file
 	Errors   []string // its own, and every alarm of the cluster
+	Corrupt  bool     // one of the alarms is that the members do not hold the same data
 }
 
 // SchematicEntry is the factory's own entry in the list of extensions; zero when the image carries none.
@@ -137,7 +141,8 @@ type ExtensionEntry struct {
 // MachineDisk is a disk as Talos sees it.
 type MachineDisk struct {
 	Device    string // "sda"
-	Serial    string
+	Serial    string // as Talos shows it: "" for most SCSI disks, whatever they were given
+	WWID      string // "naa.3…", "t10.ATA …"
 	BusPath   string
 	SizeBytes uint64
 	Blank     bool // carries neither partition table nor filesystem
@@ -155,7 +160,7 @@ type Volume struct {
 
 // Member is a machine in Talos' own discovery.
 type Member struct {
-	Hostname     string
+	Nodename     string // in Kubernetes
 	NodeID       string // identity: changes when STATE is lost
 	Addresses    []netip.Addr
 	ControlPlane bool
@@ -258,6 +263,8 @@ const (
 	// gives up a replacement that is not finished.
 	Rollback Strategy = "rollback"
 	PutBack  Strategy = "put-back"
+	// Configure can't be either: it gives a machine that was reset its configuration.
+	Configure Strategy = "configure"
 )
 
 // Wanted is what config and lock say about one node.
@@ -281,6 +288,7 @@ type Found struct {
 	Name    string
 	VM      *VM // nil only while an unfinished replacement has deleted it
 	Machine *Machine
+	Blank   *Machine // where it answers in maintenance mode instead, though nobody is replacing it
 	Node    *KubeNode
 	Addr    netip.Addr // where its Talos API is expected
 	Parking *Parking   // its parking VM: the one with an open record, else the one on the VM's host, if there is one
@@ -289,6 +297,8 @@ type Found struct {
 	// ConfigKnown says that the machine configuration is at hand although the
 	// node may not answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
+	// Unsupported says why Talos does not support the way from the version that runs to the wanted one.
+	Unsupported []string
 	Errs        []error
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
 	Elsewhere []Parking

@@ -15,8 +15,10 @@ import (
 type Sources struct {
 	Proxmox Inventory
 	Talos   Talos
-	Kube    Kube
-	Cluster string // name of the cluster; records of other clusters are not ours
+	// Maintenance reads machines that were reset; nil: they are as unreadable as others.
+	Maintenance Maintenance
+	Kube        Kube
+	Cluster     string // name of the cluster; records of other clusters are not ours
 	// Reserved says whether a VMID may be that of a parking VM; nil: none is.
 	Reserved func(VMID) bool
 	// ConfigKnown says whether a node's machine configuration is at hand, in the
@@ -77,7 +79,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g.SetLimit(observeLimit)
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
 	for i := range o.Found {
-		g.Go(func() error { return observeNode(ctx, src, &o.Found[i]) })
+		g.Go(func() error { return observeNode(ctx, src, wanted[i], &o.Found[i]) })
 	}
 	err = g.Wait()
 	return o, err
@@ -85,13 +87,17 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 
 // observeNode reads what is said about one node. Only a machine that does not
 // answer is no error: everything else is needed to decide what would be lost.
-func observeNode(ctx context.Context, src Sources, f *Found) (err error) {
+func observeNode(ctx context.Context, src Sources, w Wanted, f *Found) (err error) {
 	if f.away {
 		return nil // whose disks its machine has can't be told
 	}
-	readMachine(ctx, src, f)
-	if f.Open() && src.ConfigKnown != nil {
-		if f.ConfigKnown, err = src.ConfigKnown(f.Parking.Record.Run, f.Name); err != nil {
+	readMachine(ctx, src, w, f)
+	if (f.Open() || f.Blank != nil) && src.ConfigKnown != nil {
+		run := ""
+		if f.Open() {
+			run = f.Parking.Record.Run
+		}
+		if f.ConfigKnown, err = src.ConfigKnown(run, f.Name); err != nil {
 			return err
 		}
 	}
@@ -194,7 +200,7 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 		f.Addr = firstAddr(f.Node.Addresses)
 	}
 	if !f.Addr.IsValid() {
-		if i := slices.IndexFunc(members, func(m Member) bool { return m.Hostname == w.Name }); i >= 0 {
+		if i := slices.IndexFunc(members, func(m Member) bool { return m.Nodename == w.Name }); i >= 0 {
 			f.Addr = firstAddr(members[i].Addresses)
 		}
 	}
@@ -269,7 +275,7 @@ func shared(found []Found) (problems []error) {
 	return problems
 }
 
-func readMachine(ctx context.Context, src Sources, f *Found) {
+func readMachine(ctx context.Context, src Sources, w Wanted, f *Found) {
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, errors.New("no address known"))
 		return
@@ -277,12 +283,27 @@ func readMachine(ctx context.Context, src Sources, f *Found) {
 	m, err := src.Talos.Machine(ctx, f.Addr)
 	switch {
 	case err != nil:
-		f.Errs = append(f.Errs, fmt.Errorf("read machine %s: %w", f.Addr, err))
+		err = fmt.Errorf("read machine %s: %w", f.Addr, err)
+		if f.Blank = readBlank(ctx, src, f); f.Blank != nil {
+			err = fmt.Errorf("%s is in maintenance mode: its machine has no configuration any more, as after talosctl reset", f.VM)
+		}
+		if f.VM != nil && !f.VM.Running {
+			err = fault.WithHint(fmt.Errorf("%s is switched off: %w", f.VM, err), "start %s in Proxmox", f.VM)
+		}
+		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():
 		f.Errs = append(f.Errs, fault.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
 	default:
 		f.Machine = &m
 	}
+	if f.Machine == nil || w.Build.TalosVersion == "" {
+		return
+	}
+	kubelet := ""
+	if f.Node != nil {
+		kubelet = f.Node.KubeletVersion
+	}
+	f.Unsupported = src.Talos.Unsupported(m.TalosVersion, w.Build.TalosVersion, kubelet)
 }
 
 func firstAddr(addrs []netip.Addr) netip.Addr {

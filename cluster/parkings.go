@@ -36,7 +36,8 @@ func parkingsOf(all []Parking, node, uuid string) ([]Parking, error) {
 	for i, p := range mine {
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
 			return nil, fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
-				"does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", p.Record.Cluster)
+				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+
+					"Or does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", node, node, p.Record.Cluster)
 		}
 		for _, q := range mine[:i] {
 			if err := p.twin(q); err != nil {

@@ -11,6 +11,7 @@ type Phase string
 // The phases of a roll. The last two change places where workers go first.
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
+	Reset         Phase = "reset"      // machines that somebody has reset
 	Canary        Phase = "canary"     // one node, because none runs the new build yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
@@ -20,6 +21,8 @@ func (p Phase) title(nodes, limit int) string {
 	switch p {
 	case Unfinished:
 		return "finish what an earlier run left"
+	case Reset:
+		return "give machines that were reset their configuration back"
 	case Canary:
 		return "one node first, since none runs the new build yet"
 	case ControlPlanes:
@@ -40,6 +43,8 @@ func (p *Plan) order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
+		case n.Strategy == Configure:
+			n.Phase = Reset
 		case n.Resume:
 			n.Phase = Unfinished
 		case n.Role == controlPlane:
@@ -51,9 +56,9 @@ func (p *Plan) order(policy Policy) {
 	if policy.Canary {
 		p.pickCanary()
 	}
-	order := []Phase{Unfinished, Canary, ControlPlanes, Workers}
+	order := []Phase{Unfinished, Reset, Canary, ControlPlanes, Workers}
 	if policy.WorkersFirst {
-		order = []Phase{Unfinished, Canary, Workers, ControlPlanes}
+		order = []Phase{Unfinished, Reset, Canary, Workers, ControlPlanes}
 	}
 	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
 }
@@ -80,10 +85,10 @@ func (p *Plan) pickCanary() {
 	}
 }
 
-// Unfinished is the part of the plan that an earlier run left, for one run;
-// nothing else can be relied upon before that is finished.
+// Unfinished is the part of the plan that an earlier run left, for one run, else
+// the machines that were reset; nothing else can be relied upon before that.
 func (p Plan) Unfinished() (Plan, bool) {
-	if p.Run == "" {
+	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == Configure }) {
 		return p, false
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })

@@ -36,7 +36,7 @@ type NodePlan struct {
 	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
 	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string   `json:"notes,omitempty"`
-	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began
+	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID     VMID       `json:"vmid"`
 	Host     string     `json:"host"`
 	UUID     string     `json:"uuid"`
@@ -95,6 +95,7 @@ const (
 // An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[Strategy]time.Duration{
 	Recreate: 4 * time.Minute, Reimage: 4 * time.Minute, InPlace: 2 * time.Minute, Rollback: 3 * time.Minute, PutBack: 3 * time.Minute,
+	Configure: time.Minute,
 }
 
 // longOutage is when storage systems begin to think about rebuilding replicas:
@@ -121,11 +122,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 			plan.Run = cmp.Or(plan.Run, n.run)
 		}
 		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].away {
-			err := fmt.Errorf("node %s: %s", w.Name, strings.Join(n.Drift.Unread, "; "))
-			if lost := o.lostTrack(o.Found[i]); lost != "" {
-				err = fault.WithHint(err, "%s", lost)
-			}
-			unread = append(unread, err)
+			unread = append(unread, o.unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
@@ -136,6 +133,25 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.space(o)
 	plan.warn(o)
 	return plan, nil
+}
+
+// unread is why a node's machine could not be read, and what to do about it.
+func (o Observation) unread(w Wanted, f Found) error {
+	err := fmt.Errorf("node %s: %s", w.Name, strings.Join(Diff(w, f, nil).Unread, "; "))
+	hints := fault.Hints(errors.Join(f.Errs...))
+	if lost := o.lostTrack(f); lost != "" {
+		hints = append([]string{lost}, hints...)
+	}
+	switch {
+	case f.Blank != nil:
+		hints = append(hints, f.withoutConfig())
+	case f.VM != nil && f.VM.Running && f.Addr.IsValid() && len(hints) == 0:
+		hints = append(hints, f.silent(w))
+	}
+	for _, hint := range hints {
+		err = fault.WithHint(err, "%s", hint)
+	}
+	return err
 }
 
 // unfinished says whether an earlier run left something to finish on the node
@@ -175,12 +191,14 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 	case f.Open():
 		planResume(&n, o)
 	case f.unfinished() && planReboot(&n, o):
+	case f.Blank != nil:
+		planConfigure(&n)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, short(w.Build.ID))
 	case n.Drift.tidy():
-		n.Strategy, n.Why = InPlace, "runs the wanted build: only what a roll left is cleared up"
+		n.Strategy, n.Why = InPlace, "runs the wanted build: only what is beside it is put right"
 		n.etcdKept = true
 	default:
 		planStale(&n, o, p)
@@ -257,7 +275,9 @@ func (n NodePlan) needsSnapshot() bool {
 
 // NeedsImages says whether any node is to get an image that may have to be built.
 func (p Plan) NeedsImages() bool {
-	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Strategy != PutBack && n.Strategy != Rollback })
+	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
+		return n.Strategy != PutBack && n.Strategy != Rollback && n.Strategy != Configure
+	})
 }
 
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are

@@ -29,6 +29,9 @@ var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 // ErrBusy says that a machine is at work on an installation already; nothing was begun.
 var ErrBusy = errors.New("an installation is in progress already")
 
+// ErrNotYet says that a machine is not ready for what was asked; nothing was begun.
+var ErrNotYet = errors.New("it is not ready for that yet")
+
 // Access says what our token may do.
 type Access interface {
 	// TokenID names the token, without its secret: "recast@pve!roll".
@@ -133,6 +136,10 @@ type MachineReader interface {
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
+	// Unsupported says why a machine that runs Talos from can't be brought to Talos
+	// to, with what to do instead; nothing where it can. kubelet is the version of
+	// Kubernetes that it runs, "" where that is not known. It talks to nobody.
+	Unsupported(from, to, kubelet string) []string
 }
 
 // Etcd talks to etcd through the Talos API of one control plane. Every call has
@@ -151,8 +158,10 @@ type EtcdReader interface {
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
 	// EtcdStatus reads how the member at addr itself stands, its alarms included.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
-	// EtcdSnapshot streams a snapshot of the member at addr: a database file and its SHA-256 behind it.
-	EtcdSnapshot(ctx context.Context, addr netip.Addr, w io.Writer) error
+	// EtcdSnapshot streams a snapshot of the member at addr: a database file and its
+	// SHA-256 behind it. It fails if the machine that answers runs another than that
+	// member; 0: any.
+	EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error
 }
 
 // Upgrader replaces the system of a running machine in place. Each call refuses
@@ -181,7 +190,7 @@ type Maintenance interface {
 	// machine that answers has this UUID.
 	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 	// PatchConfig returns config with the installer image, the install disk (by
-	// serial) and the hostname set, all else untouched, checked for what Talos
+	// what tells it best) and the hostname set, all else untouched, checked for what Talos
 	// itself would refuse. It talks to nobody.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
 }
@@ -189,9 +198,11 @@ type Maintenance interface {
 // ConfigPatch is what recast sets in a machine configuration before it applies
 // it; what is "" stays as it is.
 type ConfigPatch struct {
-	Installer  string // image reference by digest
-	DiskSerial string // the one disk to install on
-	Hostname   string
+	Installer string      // image reference by digest
+	Disk      MachineDisk // the one to install on, as the machine shows it
+	Hostname  string
+	// Talos is the version that is to read it, which is refused what is newer than that; it sets nothing.
+	Talos string
 }
 
 // Kube talks to the Kubernetes API of the cluster.

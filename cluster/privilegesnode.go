@@ -105,7 +105,7 @@ func (n *Needs) isos(storages []string) {
 
 // node is what one node takes. disks are those that it is about to lose or get back.
 func (n *Needs) node(s Strategy, w Wanted, f Found, disks []DiskPlan) {
-	if s == InPlace {
+	if s == InPlace || s == Configure {
 		return
 	}
 	vm, id, pool := f.VM, w.VMID, ""

@@ -42,6 +42,9 @@ func (c candidate) againstInPlace() []string {
 	if n := c.found.Node; c.m.pendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
 		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.m.NextBoot))
 	}
+	if c.m.ControlPlane && !c.m.installsApart() && len(c.world.controlPlanes()) == 2 {
+		out = append(out, fmt.Sprintf("Talos %s itself refuses to upgrade one of two control planes (etcd member count(2) is insufficient to maintain quorum if upgrade commences): use recreate or reimage", c.m.TalosVersion))
+	}
 	if c.systemErr == nil && c.system.Flag("snapshot") {
 		out = append(out, thrownAway("system disk "+c.system.Key))
 	}
@@ -66,6 +69,7 @@ func (c candidate) againstReplacing() []string {
 	}
 	out = append(out, c.occupied()...)
 	out = append(out, c.entangled()...)
+	out = append(out, c.untellable()...)
 	out = append(out, c.irreplaceable()...)
 	out = append(out, c.preconfigured()...)
 	out = append(out, c.sealed()...)

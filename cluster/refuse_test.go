@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"encoding/base64"
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -75,8 +77,10 @@ func TestRecreateIsImpossible(t *testing.T) {
 		},
 		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
 		"persistent disk without serial": {
-			change:   set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
-			recreate: "persistent disk virtio3 has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage",
+			change:  set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
+			reimage: "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " + nameDrives(VM{ID: 9002}),
+			recreate: "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " + nameDrives(VM{ID: 9002}) + "\n" +
+				"persistent disk virtio3 has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage",
 		},
 	})
 }
@@ -153,6 +157,15 @@ func TestInPlaceIsImpossible(t *testing.T) {
 		"a larger system disk": {
 			change:  func(w *Wanted, _ *Found, _ *Observation) { w.SystemGiB = 16 },
 			inPlace: "in-place can't make the system disk scsi0 larger (10G → 16G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
+		},
+		"one of two control planes, before 1.13": {
+			change: func(_ *Wanted, f *Found, o *Observation) {
+				f.Machine.ControlPlane, f.Machine.TalosVersion = true, "v1.12.6"
+				for i := range 2 {
+					o.Nodes = append(o.Nodes, KubeNode{Name: fmt.Sprint("cp", i), ControlPlane: true, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}})
+				}
+			},
+			inPlace: "Talos v1.12.6 itself refuses to upgrade one of two control planes (etcd member count(2) is insufficient to maintain quorum if upgrade commences): use recreate or reimage",
 		},
 		"a smaller one": {change: func(w *Wanted, _ *Found, _ *Observation) { w.SystemGiB = 8 }},
 	})

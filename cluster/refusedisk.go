@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // reassigns are the types of storage that can give a volume to another VM:
@@ -135,6 +137,18 @@ func referencedBy(volid string, vms []VM) []string {
 }
 
 func place(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
+
+// untellable are persistent volumes that could not be looked for in the new machine.
+func (c candidate) untellable() []string {
+	if c.systemErr != nil || c.disksErr != nil {
+		return nil // which of them are persistent is not known, and that is refused already
+	}
+	drives := slices.DeleteFunc(slices.Clone(c.disks), func(d Disk) bool { return !d.Bootable() })
+	if _, err := persistentVolumes(c.vm, drives, c.m, c.system); err != nil {
+		return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
+	}
+	return nil
+}
 
 // unnamable are persistent disks that a new VM could not be proven to have got back.
 func (c candidate) unnamable() []string {

@@ -80,7 +80,7 @@ func TestReplacingAnUnprovenSystemDiskIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
 		"not named": both(func(_ *Wanted, f *Found, _ *Observation) { f.Machine.SystemDisk = "" },
-			`VM 9002 "wk1" on pve1: system disk can't be proven: the machine does not name it: give the drive a serial= in Proxmox, restart the VM once, and try again`),
+			`VM 9002 "wk1" on pve1: system disk can't be proven: the machine does not name it: `+nameDrives(VM{ID: 9002})),
 		"not what the user says": both(func(w *Wanted, _ *Found, _ *Observation) { w.SystemDisk = "scsi1" },
 			`VM 9002 "wk1" on pve1: system disk can't be proven: the configuration says scsi1, but the machine runs from scsi0 (serial sys): correct or remove nodes[].systemDisk.slot`),
 	})

@@ -11,7 +11,7 @@ import (
 // again there, whatever the strategy. What the machine does not say is not held
 // against it, but for Secure Boot that the image wants.
 func (c candidate) misfit() []string {
-	return slices.Concat(c.otherArch(), c.readdressed(), c.unverifiable())
+	return slices.Concat(c.found.Unsupported, c.otherArch(), c.readdressed(), c.unverifiable())
 }
 
 // otherArch: of an installer for several architectures only the locked one was verified.

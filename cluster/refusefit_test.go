@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -77,6 +78,18 @@ func TestAnotherArchitecture(t *testing.T) {
 		},
 		"ARM by its host": {change: edits{func(w *Wanted, f *Found) { w.Build.Arch, f.Machine.Arch = "arm64", "arm64" }}},
 	})
+}
+
+func TestUnsupportedWay(t *testing.T) {
+	t.Parallel()
+	way := []string{"not from there", "not with that"}
+	change := func(_ *Wanted, f *Found) { f.Unsupported = way }
+	requireFits(t, map[string]fit{"Talos does not support it": {change: edits{change}, all: way}})
+	w, f, _ := staleNode()
+	change(&w, &f)
+	if got := Diff(w, f, past).Notes; !slices.Equal(got, way) {
+		t.Errorf("notes of the drift: %q", got)
+	}
 }
 
 func TestAnotherPlatform(t *testing.T) {

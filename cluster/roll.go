@@ -40,6 +40,7 @@ type Roller struct {
 	Maintenance Maintenance
 	Kube        Kube
 	Journal     Journal
+	Files       FileReader // of the machines
 
 	Cluster      string
 	Run          string // ID of the run
@@ -138,12 +139,13 @@ type nodeRoll struct {
 	answered   bool  // with the cluster's certificates, since it was made anew
 	renewed    bool  // it got another blank system disk, after its installation was cut off
 	hasSettled bool  // it was healthy for the settling time
+	outOfEtcd  bool  // etcd has been seen without it, in a take-down
 	gaveUp     error // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {
 	title := fmt.Sprintf("%s %s (VM %d on %s)", n.plan.Strategy, n.plan.Node, n.plan.VMID, n.plan.Host)
-	if n.plan.Resume {
+	if n.plan.run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
 	uses := []string{"host/" + n.plan.Host}
@@ -165,6 +167,8 @@ func (n *nodeRoll) branches() []step.Step {
 		return append([]step.Step{gate}, n.inPlace()...)
 	case PutBack:
 		return []step.Step{gate, n.putBackStep()}
+	case Configure:
+		return append([]step.Step{gate}, n.configureSteps()...)
 	}
 	return append(append([]step.Step{gate}, n.pullSteps()...), n.takeDown(), n.bringUp())
 }
@@ -172,6 +176,9 @@ func (n *nodeRoll) branches() []step.Step {
 // finished is the goal of the whole branch: the node runs what is wanted and
 // nothing of any run is left.
 func (n *nodeRoll) finished(ctx context.Context) (string, error) {
+	if n.plan.Strategy == Configure {
+		return n.serves(ctx)
+	}
 	park, err := n.parking(ctx)
 	switch {
 	case err != nil && !errors.Is(err, ErrNotFound):
@@ -211,11 +218,18 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 }
 
 // wait looks until it is so, telling the display what it sees under the step's ID.
+// What is wrong with our own credentials no waiting mends.
 func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
 	return wait.Until(ctx, wait.For{
 		Name: name, Every: n.Timing.Poll, Timeout: timeout,
 		Seen: func(seen string) { n.say(id, name+": "+seen) },
-	}, look)
+	}, func(ctx context.Context) (bool, string, error) {
+		done, seen, err := look(ctx)
+		if fault.KindOf(err) == fault.Config {
+			err = wait.Stop(err)
+		}
+		return done, seen, err
+	})
 }
 
 func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }

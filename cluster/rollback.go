@@ -15,7 +15,7 @@ import (
 // configHash identifies a machine configuration without telling anything of it.
 // What recast itself sets is left out: it differs from one system disk to the next.
 func configHash(m Maintenance, config Secret) (string, error) {
-	neutral, err := m.PatchConfig(config, ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), DiskSerial: "recast", Hostname: "recast"})
+	neutral, err := m.PatchConfig(config, ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"})
 	if err != nil {
 		return "", fmt.Errorf("compare machine configurations: %w", err)
 	}
@@ -99,6 +99,9 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	case n.found.Machine == nil || n.found.Node == nil:
 		n.Why = "it could not be read"
 		n.Refused = []string{"it could not be read: " + errors.Join(n.found.Errs...).Error()}
+		if n.found.Blank != nil {
+			n.Refused[0] += ": recast roll gives it its configuration back"
+		}
 		return nil
 	}
 	machine := *n.found.Machine
@@ -142,7 +145,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	}
 	c := candidate{Wanted: n.wanted, vm: *n.found.VM, m: machine, found: n.found, world: o, system: system, systemErr: err}
 	c.disks, c.disksErr = c.vm.Disks()
-	n.Refused = append(n.Refused, slices.Concat(c.occupied(), c.entangled(), c.immovable(Reimage), o.hidden(c.vm))...)
+	n.Refused = append(n.Refused, slices.Concat(c.occupied(), c.untellable(), c.entangled(), c.immovable(Reimage), o.hidden(c.vm))...)
 	n.add(system, true)
 	return nil
 }

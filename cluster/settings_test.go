@@ -98,31 +98,32 @@ func TestEverySettingIsListed(t *testing.T) {
 }
 
 // driveOptions is every option that a disk can have (qemu-server,
-// PVE/QemuServer/Drive.pm, $alldrive_fmt), but file, size, serial and format.
+// PVE/QemuServer/Drive.pm, $alldrive_fmt), but file, size, serial, wwn and format.
 const driveOptions = "aio=native,backup=0,bps=1048576,bps_max_length=2,bps_rd=1,bps_rd_max_length=2,bps_wr=1,bps_wr_max_length=2,cache=writeback,cyls=1," +
 	"detect_zeroes=0,discard=on,heads=1,iops=10,iops_max=20,iops_max_length=2,iops_rd=5,iops_rd_max=6,iops_rd_max_length=2,iops_wr=5,iops_wr_max=6," +
 	"iops_wr_max_length=2,iothread=1,mbps=1.5,mbps_max=2,mbps_rd=1,mbps_rd_max=2,mbps_wr=1,mbps_wr_max=2,media=disk,model=DISK%201,product=disk one," +
-	"queues=4,replicate=0,rerror=report,ro=0,scsiblock=0,secs=1,shared=1,snapshot=0,ssd=1,trans=lba,vendor=acme,werror=stop,wwn=0x5000c50015ea71aa"
+	"queues=4,replicate=0,rerror=report,ro=0,scsiblock=0,secs=1,shared=1,snapshot=0,ssd=1,trans=lba,vendor=acme,werror=stop"
 
 func TestTheBlankDiskHasEveryOption(t *testing.T) {
 	t.Parallel()
+	const names = "serial=recast-1,wwn=0x37eb0b496c370925"
 	for name, tc := range map[string]struct{ volid, size, want string }{
-		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2,serial=recast-1"},
-		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw,serial=recast-1"},
-		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk,serial=recast-1"},
-		"a block storage":       {"thin:vm-9011-disk-0", "10G", "thin:10," + driveOptions + ",serial=recast-1"},
-		"LVM with qcow2":        {"vg:vm-9011-disk-0.qcow2", "10G", "vg:10," + driveOptions + ",format=qcow2,serial=recast-1"},
-		"a linked clone":        {"fast:400/base-400-disk-0.qcow2/9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2,serial=recast-1"},
-		"megabytes":             {"thin:vm-9011-disk-0", "10752M", "thin:10.5," + driveOptions + ",serial=recast-1"},
-		"kilobytes":             {"thin:vm-9011-disk-0", "10485764K", "thin:10.000003814697266," + driveOptions + ",serial=recast-1"},
-		"terabytes":             {"thin:vm-9011-disk-0", "2T", "thin:2048," + driveOptions + ",serial=recast-1"},
-		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + ",serial=recast-1"},
-		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + ",serial=recast-1"},
-		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + ",serial=recast-1"},
+		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
+		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw," + names},
+		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk," + names},
+		"a block storage":       {"thin:vm-9011-disk-0", "10G", "thin:10," + driveOptions + "," + names},
+		"LVM with qcow2":        {"vg:vm-9011-disk-0.qcow2", "10G", "vg:10," + driveOptions + ",format=qcow2," + names},
+		"a linked clone":        {"fast:400/base-400-disk-0.qcow2/9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
+		"megabytes":             {"thin:vm-9011-disk-0", "10752M", "thin:10.5," + driveOptions + "," + names},
+		"kilobytes":             {"thin:vm-9011-disk-0", "10485764K", "thin:10.000003814697266," + driveOptions + "," + names},
+		"terabytes":             {"thin:vm-9011-disk-0", "2T", "thin:2048," + driveOptions + "," + names},
+		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + "," + names},
+		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + "," + names},
+		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + "," + names},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, err := ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,size="+tc.size)
+			d, err := ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size)
 			if err != nil {
 				t.Fatal(err)
 			}

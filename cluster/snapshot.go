@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/recast-sh/recast/internal/etcddb"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -27,7 +30,7 @@ func (r *Roller) snapshotStep(p Plan) step.Step {
 			if err != nil || !found {
 				return "", err
 			}
-			if err := verifySnapshotFile(file); err != nil {
+			if _, err := ReadSnapshot(file, false); err != nil {
 				return "", nil //nolint:nilerr // gone or cut off: taken again
 			}
 			return "saved as " + file, nil
@@ -40,7 +43,7 @@ func (r *Roller) takeSnapshot(ctx context.Context, p Plan) error {
 	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
 	for _, e := range p.controlPlanes {
-		if err := SaveSnapshot(file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, w) }); err != nil {
+		if _, err := SaveSnapshot(file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {
 			errs = append(errs, fmt.Errorf("snapshot of etcd from %s: %w", e.Node, err))
 			continue
 		}
@@ -49,76 +52,118 @@ func (r *Roller) takeSnapshot(ctx context.Context, p Plan) error {
 	return errors.Join(append(errs, fault.Refusedf("no control plane gave a snapshot of etcd that can be used"))...)
 }
 
+// Snapshot is a snapshot of etcd that was found to be whole.
+type Snapshot struct {
+	SizeBytes int64    `json:"sizeBytes"` // of the file
+	SHA256    string   `json:"sha256"`    // of the database, hexadecimal
+	Revision  uint64   `json:"revision"`  // of its last change; 0: it was never written to
+	Members   []string `json:"members"`   // of etcd when it was taken, by name
+
+	Peers map[string][]string `json:"-"` // where the others reached each: URLs
+}
+
 // SaveSnapshot streams a snapshot of etcd into a file, which appears under its
 // name only when it is whole, verified and on disk.
-func SaveSnapshot(file string, stream func(io.Writer) error) (err error) {
+func SaveSnapshot(file string, stream func(io.Writer) error) (found Snapshot, err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
+		return found, err
 	}
-	temp := file + ".part"
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err := removeParts(filepath.Dir(file)); err != nil {
+		return found, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), partial) // for the owner alone
 	if err != nil {
-		return err
+		return found, err
 	}
+	temp := f.Name()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.Remove(temp))
 		}
 	}()
 	if err := errors.Join(stream(f), f.Sync(), f.Close()); err != nil {
-		return err
+		return found, err
 	}
-	if err := verifySnapshotFile(temp); err != nil {
-		return err
+	if found, err = ReadSnapshot(temp, false); err != nil {
+		return found, err
 	}
-	return os.Rename(temp, file)
+	if err := os.Rename(temp, file); err != nil {
+		return found, err
+	}
+	return found, syncDir(filepath.Dir(file))
 }
 
-func verifySnapshotFile(file string) error {
-	f, err := os.Open(file)
+// partial is how a snapshot is called that is not whole yet.
+const partial = ".etcd-*.part"
+
+// removeParts removes what killed processes have left, all secrets of Kubernetes
+// in it: what nobody has written to for so long is nobody's.
+func removeParts(dir string) error {
+	parts, err := filepath.Glob(filepath.Join(dir, partial))
+	for _, part := range parts {
+		if info, errInfo := os.Lstat(part); errInfo == nil && time.Since(info.ModTime()) > time.Hour {
+			err = errors.Join(err, os.Remove(part))
+		}
+	}
+	return err
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// smallestDatabase is a page, as the smallest machines have them.
+const smallestDatabase = 4096
+
+// ReadSnapshot checks what etcd itself checks before a restore: a database,
+// followed by the SHA-256 of all of it unless it was copied from a member's data
+// directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
+func ReadSnapshot(file string, copied bool) (found Snapshot, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return found, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return err
+		return found, err
 	}
-	return verifySnapshot(f, info.Size())
-}
-
-// boltMagic is in the first page of every bbolt database, 16 bytes in
-// (go.etcd.io/bbolt internal/common/page.go and meta.go).
-const (
-	boltMagic       = 0xED0CDAED
-	boltMagicOffset = 16
-)
-
-// verifySnapshot checks what etcdutl checks before a restore: a database
-// followed by the SHA-256 of all of it (etcdutl/snapshot, copyAndVerifyDB).
-func verifySnapshot(r io.Reader, size int64) error {
-	body := size - sha256.Size
-	if body < 4096 || body%512 != 0 {
-		return fmt.Errorf("snapshot has %d bytes: it was cut off, or carries no checksum", size)
+	if !info.Mode().IsRegular() {
+		return found, &fs.PathError{Op: "read", Path: file, Err: errors.New("is no file")}
+	}
+	body := info.Size()
+	if !copied {
+		body -= sha256.Size
+	}
+	if body < smallestDatabase || body%512 != 0 {
+		if copied {
+			return found, fmt.Errorf("%s has %d bytes: it is no copy of a database of etcd", file, info.Size())
+		}
+		return found, fmt.Errorf("snapshot has %d bytes: it was cut off, or carries no checksum", info.Size())
 	}
 	sum := sha256.New()
-	head := make([]byte, boltMagicOffset+4)
-	if _, err := io.ReadFull(r, head); err != nil {
-		return err
+	if _, err := io.CopyN(sum, f, body); err != nil {
+		return found, err
 	}
-	if binary.LittleEndian.Uint32(head[boltMagicOffset:]) != boltMagic {
-		return errors.New("snapshot is no database of etcd")
-	}
-	sum.Write(head)
-	if _, err := io.CopyN(sum, r, body-int64(len(head))); err != nil {
-		return err
-	}
-	want, err := io.ReadAll(r)
+	want, err := io.ReadAll(f) // the checksum, or nothing
 	if err != nil {
-		return err
+		return found, err
 	}
-	if !bytes.Equal(sum.Sum(nil), want) {
-		return errors.New("snapshot does not match its checksum")
+	if !copied && !bytes.Equal(sum.Sum(nil), want) {
+		return found, errors.New("snapshot does not match its checksum: it was cut off, or is damaged")
 	}
-	return nil
+	db, err := etcddb.Read(file, body)
+	if err != nil {
+		return found, fmt.Errorf("snapshot is %w", err)
+	}
+	found = Snapshot{SizeBytes: info.Size(), SHA256: hex.EncodeToString(sum.Sum(nil)), Revision: db.Revision, Peers: map[string][]string{}}
+	for _, m := range db.Members {
+		found.Members = append(found.Members, m.Name)
+		found.Peers[m.Name] = m.Peers
+	}
+	return found, nil
 }

@@ -55,7 +55,7 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 // unless its machine is no longer what it was: etcd left for good, or it does not answer.
 func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) error {
 	park, err := n.parking(ctx)
-	if err != nil || park.Record.Left || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
+	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
 	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {

@@ -129,7 +129,7 @@ func etcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (ref
 		warn = append(warn, "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile")
 	case replaced && dataOnSystemDisk:
 		refused = append(refused, "the only etcd member's data would be lost with the system disk: use in-place, "+
-			"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL)")
+			"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it")
 	default:
 		warn = append(warn, "it is the only control plane: the Kubernetes API is down meanwhile")
 	}

@@ -179,7 +179,8 @@ func TestEtcdRules(t *testing.T) {
 	const (
 		two     = "etcd has two members: without this one it has no quorum and the Kubernetes API is down, and losing the other one meanwhile loses the cluster: allow it with --accept-outage"
 		twoDown = "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile"
-		lost    = "the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL)"
+		lost    = "the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk " +
+			"(a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it"
 		oneDown = "it is the only control plane: the Kubernetes API is down meanwhile"
 	)
 	for name, tc := range map[string]struct {

@@ -1,30 +1,27 @@
 package cluster
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // ProveSystemDisk finds the drive that Talos is installed on: by what the
-// running machine says of its system disk (serial, else the SCSI address, else
-// a size that no other drive has), never by a guess. slot is the user's own
-// word for it ("scsi0", or "" for none) and must agree.
+// running machine says of its system disk (see matchDisk), never by a guess. slot
+// is the user's own word for it ("scsi0", or "" for none) and must agree.
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
 		err := fault.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
-		return Disk{}, fault.WithHint(err, "give the drive a serial= in Proxmox, restart the VM once, and try again")
+		return Disk{}, fault.WithHint(err, "%s", nameDrives(vm))
 	}
-	disks, err := vm.Disks()
+	candidates, err := vm.bootable()
 	if err != nil {
 		return Disk{}, err
-	}
-	var candidates []Disk
-	for _, d := range disks {
-		if d.Bootable() {
-			candidates = append(candidates, d)
-		}
 	}
 	system, ok := m.disk(m.SystemDisk)
 	if !ok {
@@ -43,6 +40,18 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	return found[0], nil
 }
 
+// nameDrives says how a machine's disks are made to show which drives they are.
+func nameDrives(vm VM) string {
+	return fmt.Sprintf("give the drive a name of its own that Talos shows: with qm set %d add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, "+
+		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
+}
+
+// bootable are the VM's drives that can be disks of the machine.
+func (vm VM) bootable() ([]Disk, error) {
+	disks, err := vm.Disks()
+	return slices.DeleteFunc(disks, func(d Disk) bool { return !d.Bootable() }), err
+}
+
 func (m Machine) disk(device string) (MachineDisk, bool) {
 	for _, d := range m.Disks {
 		if device != "" && d.Device == device {
@@ -52,31 +61,119 @@ func (m Machine) disk(device string) (MachineDisk, bool) {
 	return MachineDisk{}, false
 }
 
-// matchDisk finds the drives that can be the machine's disk, and says by what.
+// machineDisks are the machine's disks that are that drive of the VM, and no other drive.
+func (m Machine) machineDisks(vm VM, drives []Disk, key string) []MachineDisk {
+	var out []MachineDisk
+	for _, disk := range m.Disks {
+		if found, _ := matchDisk(vm, drives, m, disk); len(found) == 1 && found[0].Key == key {
+			out = append(out, disk)
+		}
+	}
+	return out
+}
+
+// persistentVolumes are the volumes on the VM's own persistent drives. Disks that
+// a storage system has attached over the network are none of them: they come and
+// go with their pods. Which is which must be known, or nobody would miss one.
+func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
+	known, own := map[string]bool{}, map[string]bool{}
+	var lost []string
+	for _, d := range drives {
+		on := m.machineDisks(vm, drives, d.Key)
+		if len(on) != 1 {
+			lost = append(lost, d.Key)
+			continue
+		}
+		known[on[0].Device], own[on[0].Device] = true, d.Key != system.Key
+	}
+	var out []Volume
+	for _, v := range m.Volumes {
+		switch {
+		case own[v.Disk]:
+			out = append(out, v)
+		case !known[v.Disk] && len(lost) > 0:
+			err := fault.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, cmpNone(v.Label), strings.Join(lost, " or "))
+			return nil, fault.WithHint(err, "%s", nameDrives(vm))
+		}
+	}
+	return out, nil
+}
+
+// matchDisk finds the drives that can be the machine's disk, and says by what:
+// the name that both have, else the SCSI address, else a size that no other disk
+// has. Talos shows no serial of SCSI and SATA disks: it reads it from sysfs, where
+// only newer kernels have it (GetProperties in go-blockdevice, block/disks.go in machined).
 func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk {
-		var out []Disk
-		for _, d := range drives {
-			if match(d) {
-				out = append(out, d)
-			}
-		}
-		return out
+		return slices.DeleteFunc(slices.Clone(drives), func(d Disk) bool { return !match(d) })
 	}
-	if disk.Serial != "" {
-		if found := keep(func(d Disk) bool { return d.Option("serial") == disk.Serial }); len(found) > 0 {
-			return found, "serial " + disk.Serial
-		}
+	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
+		return found, "WWID " + disk.WWID
+	}
+	if found := keep(func(d Disk) bool { return disk.Serial != "" && slices.Contains(d.serials(), disk.Serial) }); len(found) > 0 {
+		return found, "serial " + disk.Serial
 	}
 	if key, ok := scsiKey(vm, disk.BusPath); ok {
-		return keep(func(d Disk) bool { return d.Key == key && d.Option("serial") == "" }), "address " + disk.BusPath
+		return keep(func(d Disk) bool { return d.Key == key && !d.contradicts(disk) }), "address " + disk.BusPath
 	}
 	for _, other := range m.Disks {
 		if other.Device != disk.Device && other.SizeBytes == disk.SizeBytes {
-			return nil, "no serial, and " + other.Device + " has the same size"
+			return nil, "no serial or WWID of a drive, and " + other.Device + " has the same size"
 		}
 	}
-	return keep(func(d Disk) bool { return d.SizeBytes() == disk.SizeBytes }), fmt.Sprintf("size %d", disk.SizeBytes)
+	return keep(func(d Disk) bool {
+		return disk.SizeBytes > 0 && d.SizeBytes() == disk.SizeBytes && !d.contradicts(disk)
+	}), fmt.Sprintf("size %d", disk.SizeBytes)
+}
+
+// serials are the forms in which Talos may show the drive's serial: as it is, or
+// as udev's ata_id has it, which it asks for IDE drives.
+func (d Disk) serials() []string {
+	serial, err := url.PathUnescape(d.Option("serial")) // as qemu-server reads it (print_drivedevice_full)
+	if err != nil || serial == "" {
+		return nil
+	}
+	return []string{serial, "QEMU_HARDDISK_" + serial}
+}
+
+// wwids are what the kernel calls the drive by (scsi_vpd_lun_id in scsi_lib.c):
+// its wwn=, or what libata makes of an ATA drive's model and serial.
+func (d Disk) wwids() []string {
+	var out []string
+	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
+		out = append(out, naa+wwn)
+	}
+	if serials := d.serials(); len(serials) > 0 && (strings.HasPrefix(d.Key, "sata") || strings.HasPrefix(d.Key, "ide")) {
+		out = append(out, fmt.Sprintf("t10.ATA     %-40s%s", "QEMU HARDDISK", serials[0]))
+	}
+	return out
+}
+
+const naa = "naa."
+
+// contradicts says whether the machine's disk shows a name, and it is not the
+// drive's. One that it does not show says nothing: it may have been given since the start.
+func (d Disk) contradicts(disk MachineDisk) bool {
+	serials := d.serials()
+	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
+		disk.Serial != "" && len(serials) > 0 && !slices.Contains(serials, disk.Serial)
+}
+
+// named are the drive's options with a serial that nobody else has and, where the
+// bus has such a thing, a WWN that is made of it: the serial alone would not be
+// seen in the machine. NAA 3 is for names that nobody has registered.
+func (d Disk) named(serial string) []string {
+	d.Options = withoutOption(d, "serial", "wwn").Options
+	d.Options = append(d.Options, "serial="+serial)
+	if !strings.HasPrefix(d.Key, "virtio") {
+		d.Options = append(d.Options, "wwn="+wwn(serial))
+	}
+	return d.Options
+}
+
+func wwn(serial string) string {
+	sum := sha256.Sum256([]byte(serial))
+	return "0x3" + hex.EncodeToString(sum[:])[:15]
 }
 
 // scsiKey reads the drive's key off its SCSI address, host:channel:target:lun.

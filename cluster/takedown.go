@@ -150,10 +150,11 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.etcdKept,
 		},
 	}
-	if d, ok := m.disk(m.SystemDisk); ok {
-		mem.Serial = d.Serial
+	drives, err := vm.bootable()
+	if err != nil {
+		return memory{}, err
 	}
-	if mem.Volumes, err = persistentVolumes(vm, m, system); err != nil {
+	if mem.Volumes, err = persistentVolumes(vm, drives, m, system); err != nil {
 		return memory{}, err
 	}
 	if err := n.rememberEtcd(ctx, &mem); err != nil {
@@ -167,29 +168,6 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	return mem, err
 }
 
-// persistentVolumes are the volumes on the VM's own persistent disks. Disks
-// that a storage system has attached over the network are none of them: they
-// come and go with their pods.
-func persistentVolumes(vm VM, m Machine, system Disk) ([]Volume, error) {
-	disks, err := vm.Disks()
-	if err != nil {
-		return nil, err
-	}
-	own := map[string]bool{}
-	for _, d := range disks {
-		if d.Bootable() && d.Key != system.Key {
-			own[d.Option("serial")] = true
-		}
-	}
-	var out []Volume
-	for _, v := range m.Volumes {
-		if d, ok := m.disk(v.Disk); ok && d.Serial != "" && own[d.Serial] {
-			out = append(out, v)
-		}
-	}
-	return out, nil
-}
-
 // diskSerial names the blank system disk of one node in one run, within the 20
 // characters that every disk bus of QEMU passes on.
 func diskSerial(run, node string) string {
@@ -198,18 +176,26 @@ func diskSerial(run, node string) string {
 }
 
 func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
+	var config Secret
+	found := false
 	if n.MachineConfig != nil {
-		if _, found, err := n.MachineConfig(n.plan.Node); err != nil || found {
+		var err error
+		if config, found, err = n.MachineConfig(n.plan.Node); err != nil {
 			return err
 		}
 	}
-	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
-	if err != nil {
-		return fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	if !found {
+		var err error
+		if config, err = n.Talos.MachineConfig(ctx, n.plan.Addr); err != nil {
+			return fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		}
 	}
 	// Prove that it can be applied while the node still runs.
-	if _, err := n.Maintenance.PatchConfig(config, n.patch("recast-proof")); err != nil {
+	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"})); err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	if found {
+		return nil
 	}
 	if err := n.Journal.PutSecret(MachineConfigKey(n.plan.Node), config); err != nil {
 		return fmt.Errorf("journal: %w", err)
@@ -232,10 +218,13 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 // evict cordons and empties the node. If that fails and the roll goes on
 // living, backOut leaves the node as it was.
 func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func() error) error {
-	if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
-		return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
+	err := n.requireOneMachine(ctx)
+	if err == nil {
+		if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
+			return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
+		}
+		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce}, func(line string) { n.say(id, line) })
 	}
-	err := n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce}, func(line string) { n.say(id, line) })
 	if err == nil {
 		err = n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
 	}

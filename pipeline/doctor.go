@@ -85,7 +85,8 @@ type DoctorSources struct {
 	Endpoints    []Endpoint
 	Talos        cluster.Talos
 	ErrTalos     error
-	TalosExpires time.Time // of our certificate; zero: it has none
+	TalosExpires time.Time          // of our certificate; zero: it has none
+	Files        cluster.FileReader // of the machines; there whenever Talos is
 	Kube         cluster.Kube
 	ErrKube      error
 	KubeExpires  time.Time
@@ -138,6 +139,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 		d.storages(ctx)
 	}
 	d.talos()
+	d.etcd(ctx)
 	d.kubernetes()
 	d.say("the Image Factory and the registry")
 	d.images(ctx, errLock)

@@ -53,6 +53,22 @@ func (d *checkup) talos() {
 	}
 }
 
+// etcd says what is wrong with etcd: a roll refuses to take a control plane out then.
+func (d *checkup) etcd(ctx context.Context) {
+	if d.src.Talos == nil || d.survey.Talos != nil || d.survey.Kubernetes != nil {
+		return // told already
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	troubles := d.survey.EtcdTroubles(ctx, d.src.Talos, d.src.Files)
+	for _, err := range troubles {
+		d.fail(GroupTalos, "etcd", err)
+	}
+	if len(troubles) == 0 {
+		d.ok(GroupTalos, "etcd", "every control plane is a member, and well")
+	}
+}
+
 // talosVersion holds a machine against the configuration. Talos is upgraded one
 // minor version at a time, and never goes back.
 func (d *checkup) talosVersion(node, runs string) {

@@ -124,7 +124,7 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 // observe reads the world for every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
 	o, err := cluster.Observe(ctx, cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
 		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
 	}, wanted)
 	if err != nil {

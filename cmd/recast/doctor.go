@@ -26,7 +26,7 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
   privileges   what the API token needs, on which path and what for, and what it lacks,
                with the pveum commands that grant exactly that
   storage      content types, free space, thin pools, the spool of uploads, the ISOs of the lock
-  Talos        talosconfig, its certificate, every machine and its version
+  Talos        talosconfig, its certificate, every machine and its version, etcd
   Kubernetes   kubeconfig, its certificate, the API, versions
   images       the lock, the Image Factory, the registry of extensions
   nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
@@ -78,7 +78,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	if t, err := connectTalos(p, cl); err != nil {
 		src.ErrTalos = err
 	} else {
-		src.Talos = t
+		src.Talos, src.Files = t, t
 	}
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.TalosExpires = talos.Expires(b)

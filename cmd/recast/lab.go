@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 
 	"github.com/spf13/cobra"
 
@@ -82,6 +83,7 @@ kubeconfig and env, which is to be sourced.`,
 	}
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
 	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
+	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "what the machines run: a `version` of Talos 1.12, 1.13 or 1.14")
 	f.register(c, 5, 1)
 	return c
 }
@@ -129,10 +131,16 @@ func labRunning(err error, dir string) error {
 	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
 }
 
-// check refuses sizes that a lab can't have, before any server starts.
+// labVersion are the versions of Talos that a lab knows how machines of behave.
+var labVersion = regexp.MustCompile(`^v1\.1[234]\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
+
+// check refuses what a lab can't have, before any server starts.
 func (f *labFlags) check() error {
 	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
 		return errUsage{errors.New("a lab has at least one control plane, one worker and one Proxmox node")}
+	}
+	if v := f.o.TalosVersion; v != "" && !labVersion.MatchString(v) {
+		return errUsage{fmt.Errorf("--talos-version %s: a lab's machines run Talos 1.12, 1.13 or 1.14, as in %s", v, sim.TalosVersion)}
 	}
 	if f.o.Speed <= 0 {
 		return errUsage{errors.New("--speed must be more than 0: time in a lab does not stand still")}

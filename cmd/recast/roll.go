@@ -28,7 +28,9 @@ asks for one strategy and that is impossible, nothing is touched.
 
 A roll that was interrupted is finished first, whatever --only says: run the same
 command again, here or on another machine; recast status explains what is half
-done. Only one run per cluster is possible at a time.
+done. Only one run per cluster is possible at a time. A machine that was reset and
+is in maintenance mode is given its configuration back before anything else, if
+talos.machineConfigs has it.
 The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll

@@ -27,6 +27,8 @@ the VM are carried over.
   recast status      what is half done, which disk is where, what to type
   recast recover     give an interrupted replacement up
   recast rollback    boot nodes from the system disk that they had before
+  recast backup      save a verified snapshot of etcd
+  recast restore     make etcd of a single control plane anew from a snapshot
   recast prune       remove old disks, boot ISOs and mirrored installers that nothing needs
 
 To try all of it without hardware: recast lab demo`
@@ -60,6 +62,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.AddCommand(
 		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
 		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
+		newBackupCmd(s, &g), newRestoreCmd(s, &g),
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)

@@ -6,14 +6,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
 
-// command is one command line of talosctl and what has to become of it. "{cp1}"
-// and the like stand for addresses, "{dir}" for the lab's directory.
+// command is one command line and what has to become of it. "{cp1}" and the like
+// stand for addresses, "{dir}" for the lab's directory, "{talos}" for the version of Talos.
 type command struct {
-	line   string   // words without spaces, "talosctl" left out
+	line   string   // words without spaces; it is talosctl's unless it begins with "recast"
 	out    []string // regular expressions that stdout has to match, each in one line of it
 	not    []string // what neither stdout nor stderr may match
 	errs   []string // what stderr has to match
@@ -35,12 +36,36 @@ func (u *user) types(chapter string, commands ...command) {
 			stdout, stderr, err = u.try(c)
 		}
 		u.count++
-		fmt.Fprintf(u.t.Output(), "   $ talosctl %s   # %.1f s\n", c.line, time.Since(began).Seconds())
+		program, args := c.words()
+		fmt.Fprintf(u.t.Output(), "   $ %s %s   # %.1f s\n", program, strings.Join(args, " "), time.Since(began).Seconds())
 		if err == nil {
+			if program == "recast" {
+				u.quote(c, stdout+stderr)
+			}
 			continue
 		}
 		u.failed++
-		u.t.Errorf("talosctl %s: %v\n%s", u.places.Replace(c.line), err, shortened(stdout+stderr))
+		u.t.Errorf("%s %s: %v\n%s", program, u.places.Replace(strings.Join(args, " ")), err, shortened(stdout+stderr))
+	}
+}
+
+// words are the program and its arguments.
+func (c command) words() (program string, args []string) {
+	if words := strings.Fields(c.line); words[0] != "recast" {
+		return "talosctl", words
+	}
+	return "recast", strings.Fields(c.line)[1:]
+}
+
+// quote shows the lines that were asked for.
+func (u *user) quote(c command, said string) {
+	for line := range strings.Lines(said) {
+		for _, expr := range slices.Concat(c.out, c.errs) {
+			if regexp.MustCompile(u.pattern(expr)).MatchString(line) {
+				fmt.Fprintf(u.t.Output(), "       %s\n", strings.TrimSpace(line))
+				break
+			}
+		}
 	}
 }
 
@@ -53,7 +78,8 @@ func shortened(text string) string {
 
 // try runs a command once; an error says in what it is not as it has to be.
 func (u *user) try(c command) (stdout, stderr string, err error) {
-	stdout, stderr, code := u.run("talosctl", strings.Fields(c.line)...)
+	program, args := c.words()
+	stdout, stderr, code := u.run(program, args...)
 	var errs []error
 	if code != c.code {
 		errs = append(errs, fmt.Errorf("exit code %d, want %d", code, c.code))

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,13 +26,15 @@ type user struct {
 	t        *testing.T
 	dir      string
 	programs map[string]string // where make has built them
+	env      []string
 	places   *strings.Replacer // "{cp1}" and the like
 	count    int
 	failed   int
 }
 
-// startLab starts a lab of three control planes and two workers in a process of its own.
-func startLab(t *testing.T) *user {
+// startLab starts a lab of three control planes and two workers with that version
+// of Talos in a process of its own.
+func startLab(t *testing.T, version string) *user {
 	t.Helper()
 	u := &user{t: t, dir: filepath.Join(t.TempDir(), "lab"), programs: map[string]string{}}
 	for name, path := range map[string]string{"recast": *recastBinary, "talosctl": *talosctlBinary} {
@@ -44,7 +47,7 @@ func startLab(t *testing.T) *user {
 		}
 		u.programs[name] = abs
 	}
-	c := exec.CommandContext(t.Context(), u.programs["recast"], "lab", "up", "--dir", u.dir, "--speed", "20", "--control-planes", "3")
+	c := exec.CommandContext(t.Context(), u.programs["recast"], "lab", "up", "--dir", u.dir, "--speed", "20", "--control-planes", "3", "--talos-version", version)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	var said bytes.Buffer
 	c.Stdout, c.Stderr = &said, &said
@@ -56,7 +59,7 @@ func startLab(t *testing.T) *user {
 	t.Cleanup(func() { <-ended }) // the test's context has ended by then
 	for range 600 {
 		if _, err := os.Stat(filepath.Join(u.dir, "lab.json")); err == nil {
-			u.findPlaces()
+			u.findPlaces(version)
 			return u
 		}
 		select {
@@ -70,8 +73,9 @@ func startLab(t *testing.T) *user {
 	return nil
 }
 
-// findPlaces works out the machines' addresses from that of Proxmox.
-func (u *user) findPlaces() {
+// findPlaces works out the machines' addresses from that of Proxmox, and reads
+// what the lab wants in the environment.
+func (u *user) findPlaces(version string) {
 	u.t.Helper()
 	config, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))
 	if err != nil {
@@ -81,7 +85,14 @@ func (u *user) findPlaces() {
 	if found == nil {
 		u.t.Fatalf("recast.yaml names no Proxmox:\n%s", config)
 	}
-	pairs := []string{"{dir}", u.dir}
+	env, err := os.ReadFile(filepath.Join(u.dir, "env"))
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(env)) {
+		u.env = append(u.env, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "export "), "'", ""))
+	}
+	pairs := []string{"{dir}", u.dir, "{talos}", version}
 	for name, last := range map[string]int{"cp1": 11, "cp2": 12, "cp3": 13, "wk1": 31, "wk2": 32} {
 		pairs = append(pairs, "{"+name+"}", fmt.Sprintf("%s.%d", found[1], last))
 	}
@@ -89,7 +100,7 @@ func (u *user) findPlaces() {
 }
 
 // patience is how long one command may take.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // run runs a program to its end.
 func (u *user) run(name string, args ...string) (stdout, stderr string, code int) {
@@ -100,7 +111,7 @@ func (u *user) run(name string, args ...string) (stdout, stderr string, code int
 	defer cancel()
 	c := exec.CommandContext(ctx, u.programs[name], args...)
 	c.Dir = u.dir
-	c.Env = append(os.Environ(), "NO_COLOR=1", "HOME="+u.dir, "TALOSCONFIG="+filepath.Join(u.dir, "talosconfig"), "KUBECONFIG="+filepath.Join(u.dir, "kubeconfig"))
+	c.Env = slices.Concat(os.Environ(), []string{"NO_COLOR=1", "HOME=" + u.dir}, u.env)
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	err := c.Run()

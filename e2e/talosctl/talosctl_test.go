@@ -7,35 +7,72 @@ import (
 	"time"
 )
 
-// boots is how long a machine of the lab may take until it answers again.
-const boots = time.Minute
+// boots is how long a machine of the lab may take until it answers again. talosctl
+// is not asked to wait for one that switches itself off or wipes itself: it does not
+// end if it misses the event, and at the lab's speed that lasts an eighth of a second.
+const boots = 3 * time.Minute
 
 // TestTalosctl has Sidero's talosctl do to the lab's machines what a person does.
 func TestTalosctl(t *testing.T) {
-	u := startLab(t)
+	u := startLab(t, "v1.13.9")
 	u.types("Read", reads()...)
+	u.types("Look inside", insides()...)
 	u.types("Roles", roles()...)
 	u.types("Configuration", configuration()...)
 	u.types("Health", health()...)
-	u.types("Reboot, upgrade, roll back, shut down", lifecycle(u.installer())...)
+	u.types("Reboot, upgrade, roll back, shut down", lifecycle(u.installer("{wk1}"))...)
 	u.powerOn("9032")
-	u.types("The machine that was switched on", command{line: "get machinestatus -n {wk2}", out: []string{`running +true`}, within: boots})
+	u.types("The machine that was switched on", wk2Runs())
 	u.types("Maintenance", maintenance()...)
 	u.types("etcd", etcd()...)
-	t.Attr("commands", strconv.Itoa(u.count))
-	t.Attr("failed", strconv.Itoa(u.failed))
+	u.counts()
 }
 
-// installer is the image that the worker wk1 was installed from.
-func (u *user) installer() string {
+// TestOtherReleases has talosctl do to machines of the releases before and after
+// what differs between them.
+func TestOtherReleases(t *testing.T) {
+	for version, differs := range map[string]struct {
+		lifecycle   func(installer string) []command
+		maintenance []command
+	}{
+		"v1.12.9": {legacy, bareMaintenance()},
+		"v1.14.1": {lifecycle, maintenance()},
+	} {
+		t.Run(version, func(t *testing.T) {
+			u := startLab(t, version)
+			u.types("Read", reads()...)
+			u.types("Look inside", insides()...)
+			u.types("Configuration", configuration()...)
+			u.types("Reboot, upgrade, roll back, shut down", differs.lifecycle(u.installer("{wk1}"))...)
+			u.powerOn("9032")
+			u.types("The machine that was switched on", wk2Runs())
+			u.types("Maintenance", differs.maintenance...)
+			u.counts()
+		})
+	}
+}
+
+// wk2Runs waits for it.
+func wk2Runs() command {
+	return command{line: "get machinestatus -n {wk2}", out: []string{`running +true`}, within: boots}
+}
+
+// counts adds the lab's commands to the figures.
+func (u *user) counts() {
+	u.t.Attr("commands", strconv.Itoa(u.count))
+	u.t.Attr("failed", strconv.Itoa(u.failed))
+}
+
+// installer is the image that a machine was installed from.
+func (u *user) installer(machine string) string {
 	u.t.Helper()
-	out, stderr, _ := u.run("talosctl", "get", "machineconfig", "v1alpha1", "-n", "{wk1}", "-o", "jsonpath={.spec}")
+	out, stderr, _ := u.run("talosctl", "get", "machineconfig", "v1alpha1", "-n", machine, "-o", "jsonpath={.spec}")
 	for line := range strings.Lines(out) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && name == "image" && strings.Contains(value, "installer") {
 			return value
 		}
 	}
-	u.t.Fatalf("the configuration of wk1 names no installer:\n%s%s", out, stderr)
+	u.t.Fatalf("the configuration of %s names no installer:\n%s%s", machine, out, stderr)
 	return ""
 }
 

@@ -50,13 +50,14 @@ var table = []row{
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
-	{pkg: "cluster", allow: []string{"internal/step", "internal/wait", "internal/fault", errgroup}},
+	{pkg: "cluster", allow: []string{"internal/step", "internal/wait", "internal/etcddb", "internal/fault", errgroup}},
 
 	// what the domain stands on
 	{pkg: "internal/fault"},
 	{pkg: "internal/wait"},
 	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},
+	{pkg: "internal/etcddb", allow: []string{bbolt}},
 	{pkg: "internal/journal", allow: []string{"internal/fault"}},
 	{pkg: "internal/config", allow: []string{"internal/fault", yaml}},
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},

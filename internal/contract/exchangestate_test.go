@@ -1,6 +1,8 @@
 package contract
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -132,6 +134,7 @@ func (m machine) renewedBy(run string, serial string) machine {
 			system.Options[i] = "serial=" + serial
 		}
 	}
+	system.Options = append(system.Options, fmt.Sprintf("wwn=0x3%.15s", fmt.Sprintf("%x", sha256.Sum256([]byte(serial)))))
 	slices.Sort(system.Options)
 	system.Used, system.Bytes = 0, ""
 	m.Drives["scsi0"] = system

@@ -148,7 +148,7 @@ func marshal(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if bytes.Contains(b, []byte(redacted)) {
+	if bytes.Contains(b, []byte(`"`+redacted+`"`)) { // as a whole: an error may quote it
 		return nil, errors.New("holds a secret, which is no plain fact")
 	}
 	return append(b, '\n'), nil

@@ -179,6 +179,12 @@ func TestRefusedWrites(t *testing.T) {
 		"separator":         {j.Put("a~b", 1), `journal a~b: "a~b"` + badKey},
 		"upper case":        {j.Delete("A"), `journal A: "A"` + badKey},
 	}
+	if err := j.Put("quote", "Talos quotes: `[redacted]`, \"[redacted]\""); err != nil {
+		t.Errorf("an error that quotes: %v", err)
+	}
+	if err := j.Delete("quote"); err != nil {
+		t.Error(err)
+	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -181,7 +181,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
 			t.Fatal(err)
 		}
-		l.NodeDown("wk1")
+		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(time.Minute)
 		again := node("wk1", 0)
 		again.BootID = "boot-2-wk1"

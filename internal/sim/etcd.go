@@ -1,11 +1,36 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
+	"github.com/recast-sh/recast/internal/sim/etcd"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
+
+// objects are what the Kubernetes API keeps in etcd.
+type objects struct{ lab *Lab }
+
+var _ talosapi.Data = objects{}
+
+func (o objects) Dump(ctx context.Context) ([]etcd.KeyValue, error) {
+	all, err := o.lab.Kube.Dump(ctx)
+	var out []etcd.KeyValue
+	for _, kv := range all {
+		out = append(out, etcd.KeyValue(kv))
+	}
+	return out, err
+}
+
+func (o objects) Load(ctx context.Context, data []etcd.KeyValue) error {
+	var all []kubeapi.Stored
+	for _, kv := range data {
+		all = append(all, kubeapi.Stored(kv))
+	}
+	return o.lab.Kube.Load(ctx, all)
+}
 
 // formEtcd makes the etcd of the control planes, as if it had been bootstrapped
 // long ago: what each has on disk, by name.

@@ -53,7 +53,10 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	if err != nil {
 		return err
 	}
-	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer, InstallSerial: "sys-" + n.Name}
+	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer}
+	if n.bus == "virtio" {
+		m.InstallDisk = "/dev/vda"
+	}
 	elsewhere := n.ControlPlane && n.Persistent
 	if elsewhere {
 		m.Documents = []string{n.ephemeralOnData()}
@@ -84,7 +87,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 			}
 			disk.Media.Write(fresh)
 		} else {
-			content["scsi1"] = disk.Media
+			content[n.drive(1)] = disk.Media
 		}
 		protect = func() { l.World.Protect(disk) }
 	}
@@ -93,7 +96,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 			return err
 		}
 	}
-	content["scsi0"], content["efidisk0"] = world.NewMedia(system), world.NewMedia(talosapi.NVRAM(img))
+	content[n.drive(0)], content["efidisk0"] = world.NewMedia(system), world.NewMedia(talosapi.NVRAM(img))
 	if err := l.World.DefineVM(n.Host, n.VMID, n.config(held), content); err != nil {
 		return err
 	}

@@ -151,7 +151,7 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
 		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Kubelet: kubelet{l}, Console: l.console(),
-		PullInstaller: l.pull, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon,
+		PullInstaller: l.pull, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
 	})
 	l.World.SetFirmware(l.machines)
 	return nil
@@ -212,7 +212,7 @@ func (k kubelet) NodeUp(n talosapi.NodeInfo) {
 	k.lab.Kube.NodeUp(info)
 }
 
-func (k kubelet) NodeDown(name string) { k.lab.Kube.NodeDown(name) }
+func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
 // lease is the DHCP server: the same MAC has the same address for ever.
 func (l *Lab) lease(mac string) (netip.Addr, bool) {

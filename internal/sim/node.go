@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
@@ -19,6 +20,7 @@ type Node struct {
 	Schematic    string // name in recast.yaml
 	Persistent   bool   // has a persistent disk
 	Holder       int    // VMID of the data VM that owns it; 0: the node's own VM
+	bus          string // of its disks
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -34,7 +36,7 @@ func (o Options) nodes() []Node {
 			out = append(out, Node{
 				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
-				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic, Persistent: !cp || o.EtcdOnData,
+				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic, Persistent: !cp || o.EtcdOnData, bus: o.DiskBus,
 			})
 		}
 	}
@@ -54,22 +56,27 @@ func (n Node) config(data string) map[string]string {
 	c := map[string]string{
 		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
 		"onboot": "1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=" + n.UUID, "tags": "talos",
-		"net0": "virtio=" + n.MAC + ",bridge=vmbr0", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2",
+		"net0": "virtio=" + n.MAC + ",bridge=vmbr0", "ide2": "none,media=cdrom", "boot": "order=" + n.drive(0) + ";ide2",
 		"description": "Talos node " + n.Name + " of cluster " + ClusterName,
 		"efidisk0":    DiskStorage + ":1,efitype=4m,pre-enrolled-keys=0",
-		"scsi0":       DiskStorage + ":10,iothread=1,discard=on,ssd=1,serial=sys-" + n.Name,
 	}
+	options := map[string]string{"scsi": ",iothread=1,discard=on,ssd=1", "virtio": ",iothread=1,discard=on"}[n.bus]
+	c[n.drive(0)] = DiskStorage + ":10" + options + ",serial=sys-" + n.Name
 	if n.Persistent {
-		c["scsi1"] = cmp.Or(data, DiskStorage+":20") + ",iothread=1,discard=on,ssd=1,serial=" + n.dataSerial()
+		c[n.drive(1)] = cmp.Or(data, DiskStorage+":20") + options + ",serial=" + n.dataSerial()
 	}
 	return c
 }
 
+// drive is the key of the node's system disk, 0, or its persistent one, 1.
+func (n Node) drive(i int) string { return n.bus + strconv.Itoa(i) }
+
 func (n Node) dataSerial() string { return "data-" + n.Name }
 
-// ephemeralOnData is the configuration document that puts EPHEMERAL on the persistent disk.
+// ephemeralOnData is the configuration document that puts EPHEMERAL on the
+// persistent disk, which is told by its size: of a SCSI disk Talos shows no serial.
 func (n Node) ephemeralOnData() string {
-	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == '" + n.dataSerial() + "'\n"
+	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
 // data is what the node's users have on its persistent disk.

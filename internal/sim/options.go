@@ -27,7 +27,9 @@ type Options struct {
 	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
 	Holder        bool    // persistent disks belong to data VMs, one per host
 	SharedDisks   bool    // DiskStorage is shared by all hosts
+	DiskBus       string  // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
 	TalosVersion  string  // what the machines run at first; "" means TalosVersion
+	NextTalos     string  // another version that there are images of; "": none
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster
@@ -56,6 +58,7 @@ func (o Options) withDefaults() Options {
 	o.Workers = cmp.Or(o.Workers, 2)
 	o.Hosts = cmp.Or(o.Hosts, 1)
 	o.Speed = cmp.Or(o.Speed, 1)
+	o.DiskBus = cmp.Or(o.DiskBus, "scsi")
 	o.TalosVersion = cmp.Or(o.TalosVersion, TalosVersion)
 	return o
 }
@@ -86,9 +89,13 @@ func (o Options) check() error {
 	return nil
 }
 
-// talosVersions are those that the lab has extensions of, TalosVersion last.
+// talosVersions are those that the lab has extensions of.
 func (o Options) talosVersions() []string {
-	return slices.Compact([]string{o.TalosVersion, TalosVersion})
+	versions := slices.Compact([]string{o.TalosVersion, TalosVersion})
+	if o.NextTalos != "" {
+		versions = append(versions, o.NextTalos)
+	}
+	return versions
 }
 
 func (o Options) addr(last int) string { return fmt.Sprintf("%s.%d", o.Prefix, last) }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -23,10 +25,7 @@ func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, 
 			return err
 		}
 		// REBOOT, the zero value, is not taken everywhere; every Talos takes AUTO in maintenance mode.
-		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{
-			Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO,
-		})
-		return applied(err, config)
+		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_AUTO)
 	})
 }
 
@@ -39,11 +38,26 @@ func (c *Client) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string
 			return err
 		}
 		// Talos up to 1.12 may take AUTO for a reboot (v1alpha1_server.go, ApplyConfiguration).
-		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{
-			Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT,
-		})
-		return applied(err, config)
+		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_NO_REBOOT)
 	})
+}
+
+// apply asks again while another configuration is being applied, within the call's
+// time: Talos takes one at a time, and lets nobody wait (v1alpha1_server.go, ApplyConfiguration).
+func apply(ctx context.Context, s session, config cluster.Secret, mode machineapi.ApplyConfigurationRequest_Mode) error {
+	const pause = time.Second
+	for {
+		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: mode})
+		busy := client.StatusCode(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "already in progress")
+		if end, _ := ctx.Deadline(); !busy || time.Until(end) <= pause {
+			return applied(err, config)
+		}
+		select {
+		case <-ctx.Done():
+			return applied(err, config)
+		case <-time.After(pause):
+		}
+	}
 }
 
 // checkUUID refuses to go on over a connection to another machine than the one

@@ -41,14 +41,6 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	if !s.blank {
 		return nil
 	}
-	probed, found, err := get[*block.DiscoveredVolumesStatus](ctx, s,
-		block.NewDiscoveredVolumesStatus(block.NamespaceName, block.DiscoveredVolumesStatusID).Metadata())
-	if err != nil {
-		return err
-	}
-	if found && !probed.TypedSpec().Ready {
-		m.Unmet = append(m.Unmet, "disks: not all have been looked at")
-	}
 	for _, d := range m.Disks {
 		if v.whole(d.Device) == nil {
 			m.Unmet = append(m.Unmet, "disks: "+d.Device+" has not been looked at")
@@ -76,7 +68,7 @@ func (v blockView) machineDisks() []cluster.MachineDisk {
 		}
 		spec, device := d.TypedSpec(), d.Metadata().ID()
 		out = append(out, cluster.MachineDisk{
-			Device: device, Serial: spec.Serial, BusPath: strings.TrimSuffix(spec.BusPath, "/"), SizeBytes: spec.Size, Blank: v.blank(device),
+			Device: device, Serial: spec.Serial, WWID: spec.WWID, BusPath: spec.BusPath, SizeBytes: spec.Size, Blank: v.blank(device),
 		})
 	}
 	slices.SortFunc(out, func(a, b cluster.MachineDisk) int { return cmp.Compare(a.Device, b.Device) })

@@ -35,7 +35,7 @@ func TestBlockView(t *testing.T) {
 	t.Parallel()
 	v := blockView{
 		disks: []*block.Disk{
-			disk("vdb", block.DiskSpec{Serial: "data", Size: 20}), disk("sda", block.DiskSpec{Serial: "sys", Size: 10, BusPath: "/pci/2:0:0:0/"}),
+			disk("vdb", block.DiskSpec{Serial: "data", Size: 20}), disk("sda", block.DiskSpec{WWID: "naa.3", Size: 10, BusPath: "/pci/2:0:0:0"}),
 			disk("sdc", block.DiskSpec{Size: 5}), disk("sdd", block.DiskSpec{Size: 6}), disk("sde", block.DiskSpec{Size: 7}), disk("sdf", block.DiskSpec{Size: 8}),
 			disk("sr0", block.DiskSpec{CDROM: true}), disk("loop0", block.DiskSpec{Readonly: true}), disk("loop1", block.DiskSpec{}),
 			disk("dm-0", block.DiskSpec{SecondaryDisks: []string{"sda"}}), disk("rbd0", block.DiskSpec{Size: 9}), disk("sdz", block.DiskSpec{Readonly: true}),
@@ -56,7 +56,7 @@ func TestBlockView(t *testing.T) {
 		},
 	}
 	wantDisks := []cluster.MachineDisk{
-		{Device: "sda", Serial: "sys", BusPath: "/pci/2:0:0:0", SizeBytes: 10},
+		{Device: "sda", WWID: "naa.3", BusPath: "/pci/2:0:0:0", SizeBytes: 10},
 		{Device: "sdc", SizeBytes: 5},              // a filesystem
 		{Device: "sdd", SizeBytes: 6, Blank: true}, // looked at, and nothing there
 		{Device: "sde", SizeBytes: 7},              // not looked at

@@ -38,6 +38,7 @@ type Client struct {
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
+	expires   time.Time // the certificate; zero: it has none
 }
 
 var (
@@ -58,10 +59,11 @@ func New(o Options) (*Client, error) {
 		return nil, fault.WithHint(fault.Configf("the talosconfig has no context %q", name), "talosctl config contexts lists them")
 	}
 	own := *found
-	if err := checkContext(name, own); err != nil {
+	expires, err := checkContext(name, own)
+	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, timeout: cmp.Or(o.Timeout, defaultTimeout)}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -75,20 +77,27 @@ func New(o Options) (*Client, error) {
 }
 
 // checkContext finds what would make every call fail.
-func checkContext(name string, c clientconfig.Context) error {
+func checkContext(name string, c clientconfig.Context) (expires time.Time, err error) {
 	crt, err := client.CertificateFromConfigContext(&c)
 	switch {
 	case err != nil:
-		return fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
-	case crt != nil && time.Now().After(crt.Leaf.NotAfter):
-		return fault.WithHint(
-			fault.Configf("context %q of the talosconfig: its certificate expired on %s", name, crt.Leaf.NotAfter.Format(time.DateOnly)),
-			"an admin of the cluster makes a new one with talosctl config new")
+		return expires, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
 	case len(c.Endpoints) == 0:
-		return fault.WithHint(fault.Configf("context %q of the talosconfig has no endpoints", name),
+		return expires, fault.WithHint(fault.Configf("context %q of the talosconfig has no endpoints", name),
 			"talosctl config endpoint sets them: the control planes' addresses")
+	case crt == nil:
+		return expires, nil
 	}
-	return nil
+	return crt.Leaf.NotAfter, checkExpiry(name, crt.Leaf.NotAfter)
+}
+
+// checkExpiry is asked before every call, too: a roll may last longer than a certificate.
+func checkExpiry(name string, expires time.Time) error {
+	if expires.IsZero() || !time.Now().After(expires) {
+		return nil
+	}
+	return fault.WithHint(fault.Configf("context %q of the talosconfig: its certificate expired on %s", name, expires.Format(time.DateOnly)),
+		"an admin of the cluster makes a new one with talosctl config new; then run the same command again")
 }
 
 // Close ends the client. Its connections have ended with the calls that made them.

@@ -66,22 +66,28 @@ func loaderEntry(variable []byte) string {
 
 const cmdlineFile = "/proc/cmdline"
 
-// readConfigArgs falls back on the file for a Talos without the resource.
-func readConfigArgs(ctx context.Context, s session, m *cluster.Machine) error {
+// readCmdline falls back on the file for a Talos without the resource.
+func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 	cmdline, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	switch {
 	case err != nil:
 		return err
 	case found:
-		m.ConfigArgs = configArgs(cmdline.TypedSpec().Cmdline)
+		readArgs(cmdline.TypedSpec().Cmdline, m)
 	case !s.blank:
 		b, err := file(ctx, s, cmdlineFile)
 		if err != nil {
 			return err
 		}
-		m.ConfigArgs = configArgs(string(bytes.TrimSpace(b)))
+		readArgs(string(bytes.TrimSpace(b)), m)
 	}
 	return nil
+}
+
+func readArgs(cmdline string, m *cluster.Machine) {
+	m.ConfigArgs = configArgs(cmdline)
+	// ISOs have it, and nothing else (pkg/imager/imager.go).
+	m.FromISO = slices.Contains(strings.Fields(cmdline), constants.KernelParamHaltIfInstalled+"=1")
 }
 
 // configKeys are the kernel arguments from which Talos takes a configuration, or

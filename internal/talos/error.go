@@ -35,8 +35,12 @@ func answer(err error) error {
 		e.text = unwrapped(st)
 	}
 	switch {
+	case e.outdated():
+		e.text = "it takes our certificate for expired or not valid yet: " + e.text
 	case e.refused():
 		e.text = "it refuses our certificate: " + e.text
+	case e.misdated():
+		e.text = "its certificate is not valid at this time, so its clock is wrong or ours: " + e.text
 	case e.untrusted():
 		e.text = "its certificate is not of the talosconfig's cluster: " + e.text
 	case e.code == codes.PermissionDenied:
@@ -64,6 +68,17 @@ func (e *answerError) refused() bool {
 	return e.code == codes.Unauthenticated || strings.Contains(e.err.Error(), "remote error: tls:")
 }
 
+// outdated says whether our certificate is not valid by the machine's clock.
+func (e *answerError) outdated() bool {
+	return strings.Contains(e.err.Error(), "remote error: tls: expired certificate")
+}
+
+// misdated says whether the machine's certificate is not valid by our clock. It
+// lasts a day, and the machine dates it by its own clock (controllers/secrets/api.go).
+func (e *answerError) misdated() bool {
+	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: certificate has expired or is not yet valid")
+}
+
 // untrusted says whether the machine's certificate could not be verified.
 func (e *answerError) untrusted() bool {
 	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: ")
@@ -84,12 +99,16 @@ func hinted(err error) error {
 	switch {
 	case !ok || errors.Is(err, context.Canceled):
 		return err
+	case e.misdated():
+		return fault.WithHint(err, "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right")
+	case e.outdated():
+		return fault.WithHint(err, "talosctl config info says how long the talosconfig's certificate is valid; while it is, the machine's clock is wrong: Talos needs a time server (machine.time)")
 	case e.untrusted():
-		return fault.WithHint(err, "the machine is of another cluster or has no configuration yet, or the talosconfig is of another cluster (talos.config)")
+		return fault.WithHint(err, "the machine has no configuration, if it was reset (talosctl apply-config --insecure gives it one), or it is of another cluster, or the talosconfig is (talos.config)")
 	case e.refused():
 		return fault.WithHint(err, "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
 	case e.code == codes.PermissionDenied:
-		return fault.WithHint(err, "recast needs a talosconfig with the role os:admin: talosctl config info shows the roles")
+		return fault.WithHint(err, "recast needs a talosconfig with the role os:admin (recast backup: os:etcd:backup): talosctl config info shows the roles")
 	}
 	return err
 }

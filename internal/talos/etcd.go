@@ -93,33 +93,34 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	if st.Leader == 0 || st.Learner {
 		return st, nil
 	}
-	alarms, err := etcdAlarms(ctx, s)
+	alarms, corrupt, err := etcdAlarms(ctx, s)
 	if err != nil {
 		return cluster.EtcdStatus{}, err
 	}
+	st.Corrupt = corrupt
 	// The status has them, too, but by number (etcd api/v3rpc/maintenance.go).
 	st.Errors = append(slices.DeleteFunc(st.Errors, func(e string) bool { return strings.HasPrefix(e, "memberID:") }), alarms...)
 	return st, nil
 }
 
-// etcdAlarms puts the alarms of all members in words.
-func etcdAlarms(ctx context.Context, s session) ([]string, error) {
+// etcdAlarms puts the alarms of all members in words; corrupt says whether one
+// is that the members do not hold the same data.
+func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err error) {
 	answers, err := s.EtcdAlarmList(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list etcd's alarms: %w", answer(err))
+		return nil, false, fmt.Errorf("list etcd's alarms: %w", answer(err))
 	}
 	one, err := single(answers.GetMessages())
 	if err != nil {
-		return nil, fmt.Errorf("list etcd's alarms: %w", err)
+		return nil, false, fmt.Errorf("list etcd's alarms: %w", err)
 	}
 	if len(one.GetMemberAlarms()) == 0 {
-		return nil, nil
+		return nil, false, nil
 	}
 	members, err := etcdMembers(ctx, s)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var out []string
 	for _, a := range one.GetMemberAlarms() {
 		name := fmt.Sprintf("%x", a.GetMemberId())
 		for _, m := range members {
@@ -128,14 +129,23 @@ func etcdAlarms(ctx context.Context, s session) ([]string, error) {
 			}
 		}
 		out = append(out, fmt.Sprintf("alarm %s on member %s", a.GetAlarm(), name))
+		corrupt = corrupt || a.GetAlarm() == machineapi.EtcdMemberAlarm_CORRUPT
 	}
-	return out, nil
+	return out, corrupt, nil
 }
 
 // EtcdSnapshot copies every byte that the machine sends to w. A snapshot that
 // was cut off is an error; w has part of it then.
-func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, w io.Writer) error {
+func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		if member != 0 { // an address may move between machines: a virtual one, a load balancer's
+			switch own, err := etcdStatus(ctx, s); {
+			case err != nil:
+				return err
+			case own.MemberID != member:
+				return fmt.Errorf("etcd member %x answers there now, not %x", own.MemberID, member)
+			}
+		}
 		wait(snapshotSilence)
 		// The client library's own reader takes some errors within the stream for its end.
 		pieces, err := s.MachineClient.EtcdSnapshot(ctx, &machineapi.EtcdSnapshotRequest{})

@@ -2,8 +2,12 @@ package talos
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -38,8 +42,10 @@ type fakeNode struct {
 	snapshot func(grpc.ServerStreamingServer[common.Data]) error
 	pull     func(grpc.ServerStreamingServer[machineapi.ImageServicePullResponse]) error
 	install  func(grpc.ServerStreamingServer[machineapi.LifecycleServiceUpgradeResponse]) error
-	hangs    string // the method that never answers
-	answer   error  // of calls that change something, after they have
+	services []*machineapi.ServiceInfo
+	hangs    string       // the method that never answers
+	busy     func() error // how a configuration is answered; nil: as any other change
+	answer   error        // of calls that change something, after they have
 
 	mu  sync.Mutex
 	did []string // what has changed it
@@ -130,6 +136,33 @@ func (n *fakeNode) EtcdLeaveCluster(ctx context.Context, _ *machineapi.EtcdLeave
 	return &machineapi.EtcdLeaveClusterResponse{Messages: []*machineapi.EtcdLeaveCluster{{}}}, n.note(ctx, "leave", "")
 }
 
+func (n *fakeNode) Bootstrap(ctx context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
+	what := fmt.Sprint(req.GetRecoverEtcd(), " ", req.GetRecoverSkipHashCheck())
+	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, n.note(ctx, "bootstrap", what)
+}
+
+func (n *fakeNode) EtcdRecover(s grpc.ClientStreamingServer[common.Data, machineapi.EtcdRecoverResponse]) error {
+	size := 0
+	for {
+		piece, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		size += len(piece.GetBytes())
+	}
+	if err := n.note(s.Context(), "recover", strconv.Itoa(size)); err != nil {
+		return err
+	}
+	return s.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
+}
+
+func (n *fakeNode) ServiceList(context.Context, *emptypb.Empty) (*machineapi.ServiceListResponse, error) {
+	return &machineapi.ServiceListResponse{Messages: []*machineapi.ServiceList{{Services: n.services}}}, nil
+}
+
 func (n *fakeNode) Reboot(ctx context.Context, req *machineapi.RebootRequest) (*machineapi.RebootResponse, error) {
 	return &machineapi.RebootResponse{Messages: []*machineapi.Reboot{{}}}, n.note(ctx, "reboot", req.GetMode().String())
 }
@@ -139,6 +172,10 @@ func (n *fakeNode) Rollback(ctx context.Context, _ *machineapi.RollbackRequest) 
 }
 
 func (n *fakeNode) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
+	if n.busy != nil {
+		_ = n.note(ctx, "apply", "")
+		return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.busy()
+	}
 	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.note(ctx, "apply", req.GetMode().String()+" "+string(req.GetData()))
 }
 
@@ -171,8 +208,11 @@ type fakeImages struct {
 }
 
 func (i *fakeImages) Pull(req *machineapi.ImageServicePullRequest, s grpc.ServerStreamingServer[machineapi.ImageServicePullResponse]) error {
-	if err := i.node.note(s.Context(), "pull", where(req.GetContainerd())+req.GetImageRef()); err != nil {
+	if err := i.node.note(s.Context(), "pull", where(req.GetContainerd())+req.GetImageRef()); i.node.hangs == "pull" {
 		return err
+	}
+	if i.node.pull == nil { // it has the image
+		return s.Send(&machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: req.GetImageRef()}})
 	}
 	return i.node.pull(s)
 }

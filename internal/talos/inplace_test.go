@@ -27,9 +27,6 @@ func TestInPlace(t *testing.T) {
 		}
 		var said []string
 		say := func(line string) { said = append(said, line) }
-		if _, err := c.Install(ctx, cpAddr, cpUUID, nextInstaller, say); err == nil || !strings.Contains(err.Error(), "not found") {
-			t.Errorf("install before the pull: err = %v", err)
-		}
 		if ok, err := c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say); !ok || err != nil || len(said) == 0 {
 			t.Fatalf("supported = %t, err = %v, said %q", ok, err, said)
 		}
@@ -119,7 +116,10 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Errorf("status = %+v, err = %v", status, err)
 		}
 		var whole bytes.Buffer
-		if err := c.EtcdSnapshot(ctx, cpAddr, &whole); err != nil || whole.Len() == 0 {
+		if err := c.EtcdSnapshot(ctx, cpAddr, 42, &whole); err == nil || whole.Len() > 0 || !strings.Contains(err.Error(), "answers there now, not 2a") {
+			t.Error(err)
+		}
+		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &whole); err != nil || whole.Len() == 0 {
 			t.Errorf("snapshot of %d bytes, err = %v", whole.Len(), err)
 		}
 		if err := c.EtcdForfeit(ctx, cpAddr, cpUUID); err == nil || !strings.Contains(err.Error(), "only one member") {
@@ -131,7 +131,7 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Errorf("status = %+v, err = %v", status, err)
 		}
 		var part bytes.Buffer
-		if err := c.EtcdSnapshot(ctx, cpAddr, &part); err == nil || part.Len() >= whole.Len() {
+		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &part); err == nil || part.Len() >= whole.Len() {
 			t.Errorf("broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
 		}
 	})

@@ -41,6 +41,7 @@ type lab struct {
 	rec     *record.Recorder
 	fw      *talosapi.Firmware
 	cluster *talosapi.Cluster
+	boots   artefact.Image // what is on the ISO of a machine that is switched on
 }
 
 func newLab(t *testing.T) *lab {
@@ -49,7 +50,7 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c}
+	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, boots: image()}
 	l.fw = talosapi.New(t.Context(), talosapi.Options{
 		Network: l.net, Recorder: l.rec,
 		Lease: func(mac string) (netip.Addr, bool) {
@@ -69,7 +70,7 @@ func newLab(t *testing.T) *lab {
 		},
 	})
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer, InstallSerial: "sys-cp1"})
-	l.power("0B", cpUUID, drive("scsi0", "sys-cp1", 10, l.installed(conf)))
+	l.power("0B", cpUUID, drive("virtio0", "sys-cp1", 10, l.installed(conf)))
 	return l
 }
 
@@ -90,13 +91,13 @@ func drive(key, serial string, gib int64, content []byte) world.Drive {
 // power switches a machine on until the test ends; off does so before.
 func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	l.t.Helper()
-	iso, err := artefact.ISO(image())
+	iso, err := artefact.ISO(l.boots)
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
-		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"scsi0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
 		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
 	})
 	off = sync.OnceFunc(guest.Kill)
@@ -106,6 +107,7 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 
 func (l *lab) config(m talosapi.Machine) []byte {
 	l.t.Helper()
+	m.InstallDisk = "/dev/vda"
 	b, err := l.cluster.MachineConfig(m)
 	if err != nil {
 		l.t.Fatal(err)

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -30,7 +33,9 @@ func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machin
 // every disk has been looked at.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		m, err = readMachine(ctx, s)
+		if m, err = readMachine(ctx, s); err == nil {
+			m.Fingerprint = *s.fingerprint.Load()
+		}
 		return err
 	})
 	return m, err
@@ -39,7 +44,7 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 	var m cluster.Machine
 	for _, read := range []func(context.Context, session, *cluster.Machine) error{
-		readVersion, readIdentity, readStatus, readSecurity, readBoot, readNextBoot, readConfigArgs, readExtensions, readBlock, readFromConfig,
+		readVersion, readIdentity, readStatus, readSecurity, readBoot, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig,
 	} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.Machine{}, err
@@ -50,6 +55,9 @@ func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 
 func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	v, err := s.Version(ctx)
+	if s.blank && client.StatusCode(err) == codes.Unimplemented {
+		return readBareVersion(ctx, s, m)
+	}
 	if err != nil {
 		return fmt.Errorf("read Talos version: %w", answer(err))
 	}
@@ -59,6 +67,22 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	}
 	m.TalosVersion, m.Arch, m.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
 	return nil
+}
+
+// readBareVersion is readVersion in the maintenance mode of Talos before 1.13,
+// whose service has the method for SideroLink alone (internal/app/maintenance/server.go).
+// Nothing there says for which architecture the image is: another one would not have booted.
+func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
+	version, found, err := get[*runtime.Version](ctx, s, runtime.NewVersion().Metadata())
+	if err != nil || !found {
+		return err
+	}
+	m.TalosVersion = version.TypedSpec().Version
+	platform, found, err := get[*runtime.PlatformMetadata](ctx, s, runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID).Metadata())
+	if found {
+		m.Platform = platform.TypedSpec().Platform
+	}
+	return err
 }
 
 // readUUID reads the SMBIOS UUID, lower-case.
@@ -80,6 +104,13 @@ func readIdentity(ctx context.Context, s session, m *cluster.Machine) (err error
 	}
 	if found {
 		m.Hostname = host.TypedSpec().Hostname
+	}
+	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		m.Nodename = node.TypedSpec().Nodename
 	}
 	kind, found, err := get[*config.MachineType](ctx, s, config.NewMachineType().Metadata())
 	if err != nil {
@@ -103,7 +134,11 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 		}
 		m.Unmet = append(m.Unmet, unmet)
 	}
-	return nil
+	install, found, err := get[*runtime.UnattendedInstallStatus](ctx, s, runtime.NewUnattendedInstallStatus().Metadata())
+	if found && install.TypedSpec().Error != "" { // its stage does not tell
+		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.TypedSpec().Phase, install.TypedSpec().Error))
+	}
+	return err
 }
 
 func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
@@ -144,7 +179,7 @@ func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
 		return err
 	}
 	if found {
-		m.BootEntry = entry.TypedSpec().BootedEntry
+		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
 	}
 	return nil
 }

@@ -32,6 +32,9 @@ func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
 	return nil, fmt.Errorf("no endpoint of the talosconfig answers: %w", errors.Join(problems...))
 }
 
+// readMembers takes a machine's node name from the resource's ID: the hostname in
+// it has a domain where the machine knows one, be it from DHCP alone
+// (controllers/cluster/member.go, local_affiliate.go).
 func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
 	all, err := list[*clusterres.Member](ctx, s, clusterres.NewMember(clusterres.NamespaceName, "").Metadata())
 	if err != nil {
@@ -41,11 +44,11 @@ func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
 	for _, m := range all {
 		spec := m.TypedSpec()
 		out = append(out, cluster.Member{
-			Hostname: spec.Hostname, NodeID: spec.NodeID, Addresses: spec.Addresses, ControlPlane: spec.MachineType.IsControlPlane(),
+			Nodename: m.Metadata().ID(), NodeID: spec.NodeID, Addresses: spec.Addresses, ControlPlane: spec.MachineType.IsControlPlane(),
 		})
 	}
 	slices.SortFunc(out, func(a, b cluster.Member) int {
-		return cmp.Or(cmp.Compare(a.Hostname, b.Hostname), cmp.Compare(a.NodeID, b.NodeID))
+		return cmp.Or(cmp.Compare(a.Nodename, b.Nodename), cmp.Compare(a.NodeID, b.NodeID))
 	})
 	return out, nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
@@ -32,6 +33,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -56,17 +58,13 @@ func (*oldNode) Read(req *machineapi.ReadRequest, s grpc.ServerStreamingServer[c
 
 func (n *oldNode) access(_ context.Context, a state.Access) error {
 	switch a.ResourceType {
-	case runtime.MachineStatusType:
+	case runtime.MachineStatusType, config.MachineConfigType:
 		return nil
 	case n.unreadable:
 		return status.Error(codes.Internal, "disk on fire")
 	}
-	return notRegistered{errors.New("resource type is not registered")}
+	return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", a.ResourceType)
 }
-
-type notRegistered struct{ error }
-
-func (notRegistered) NotFoundError() {}
 
 // serve answers at addr:50000 until the returned function is called.
 func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string) (stop func()) {
@@ -175,8 +173,15 @@ func TestNewRefuses(t *testing.T) {
 		for name, c := range cases {
 			check(name, c.o, c.want)
 		}
+		early, err := New(Options{Talosconfig: good})
+		if err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
+		if _, err := early.Machine(t.Context(), netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
+			t.Errorf("expired since: %v", err)
+		}
 	})
 }
 

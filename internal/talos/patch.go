@@ -19,8 +19,8 @@ const (
 // needs no edit keeps its bytes; one that does keeps all of its other keys and
 // values, which is checked.
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
-	if p == (cluster.ConfigPatch{}) {
-		return nil, fault.Refusedf("neither installer nor disk serial nor hostname is given")
+	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
+		return nil, fault.Refusedf("neither installer nor disk nor hostname is given")
 	}
 	docs, err := parseDocuments(config)
 	if err != nil {
@@ -52,7 +52,7 @@ func editDocuments(docs []*document, p cluster.ConfigPatch) error {
 		return err
 	}
 	switch {
-	case p.Installer == "" && p.DiskSerial == "":
+	case p.Installer == "" && !installs(p):
 	case install != nil:
 		err = editUnattended(install.root, p)
 	default:
@@ -97,8 +97,23 @@ func findDocuments(docs []*document) (main, install, hostname *document, err err
 	return main, install, hostname, nil
 }
 
-// editInstall leaves nothing in the selector but the serial. The disk has been
-// proven blank: wiping would only take time.
+// installs says whether the patch names a disk to install on.
+func installs(p cluster.ConfigPatch) bool { return p.Disk != (cluster.MachineDisk{}) }
+
+// attribute is what tells a disk best of what the machine shows of it: its name in
+// machine.install.diskSelector and in CEL, and its value.
+func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
+	switch {
+	case d.WWID != "":
+		return "wwid", "wwid", d.WWID
+	case d.Serial != "":
+		return "serial", "serial", d.Serial
+	}
+	return "busPath", "bus_path", d.BusPath
+}
+
+// editInstall leaves nothing in the selector but what tells the disk. The disk has
+// been proven blank: wiping would only take time.
 func editInstall(root mapping, p cluster.ConfigPatch) error {
 	install, err := root.edit("machine", "install")
 	if err != nil {
@@ -107,7 +122,7 @@ func editInstall(root mapping, p cluster.ConfigPatch) error {
 	if p.Installer != "" {
 		install.set("image", "!!str", p.Installer)
 	}
-	if p.DiskSerial == "" {
+	if !installs(p) {
 		return nil
 	}
 	install.del("disk")
@@ -115,7 +130,8 @@ func editInstall(root mapping, p cluster.ConfigPatch) error {
 	if err != nil {
 		return err
 	}
-	only(selector, "serial", p.DiskSerial)
+	key, _, value := attribute(p.Disk)
+	only(selector, key, value)
 	install.set("wipe", "!!bool", "false")
 	return nil
 }
@@ -128,7 +144,7 @@ func editUnattended(root mapping, p cluster.ConfigPatch) error {
 		}
 		installer.set("image", "!!str", p.Installer)
 	}
-	if p.DiskSerial == "" {
+	if !installs(p) {
 		return nil
 	}
 	provisioning, err := root.edit("provisioning")
@@ -139,7 +155,8 @@ func editUnattended(root mapping, p cluster.ConfigPatch) error {
 	if err != nil {
 		return err
 	}
-	only(selector, "match", "disk.serial == "+strconv.Quote(p.DiskSerial))
+	_, key, value := attribute(p.Disk)
+	only(selector, "match", "disk."+key+" == "+strconv.Quote(value))
 	provisioning.set("wipe", "!!bool", "false")
 	return nil
 }

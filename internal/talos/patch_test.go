@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-var wanted = cluster.ConfigPatch{Installer: installer, DiskSerial: "recast-0a1b2c3d4e5f", Hostname: "wk1"}
+var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
 
 // generated is what talosctl gen config makes for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
@@ -78,7 +78,7 @@ func TestPatchGenerated(t *testing.T) {
 						t.Fatal(err)
 					}
 					if u := cfg.UnattendedInstallConfig(); u != nil {
-						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.serial == "recast-0a1b2c3d4e5f" false` {
+						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
 							t.Errorf("unattended install of %s", got)
 						}
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
@@ -146,20 +146,20 @@ func TestPatchByHand(t *testing.T) {
 	cases := map[string]struct{ machine, docs, wantMachine, wantDocs string }{
 		"nothing yet": {
 			"", "",
-			"\n  network:\n    hostname: wk1\n  install:\n    image: IMAGE\n    diskSelector:\n      serial: SERIAL\n    wipe: false", "",
+			"\n  network:\n    hostname: wk1\n  install:\n    image: IMAGE\n    diskSelector:\n      wwid: WWID\n    wipe: false", "",
 		},
 		"another disk, other selectors": {
 			"  install:\n    # the disk\n    disk: /dev/sda\n    diskSelector:\n      size: '>= 100GB'\n      model: QEMU*\n    image: old # pinned\n    wipe: true\n    extraKernelArgs:\n    - a=b\n  network:\n    hostname: \"old\"", "",
-			"  install:\n    diskSelector:\n      serial: SERIAL\n    image: IMAGE # pinned\n    wipe: false\n    extraKernelArgs:\n    - a=b\n  network:\n    hostname: wk1", "",
+			"  install:\n    diskSelector:\n      wwid: WWID\n    image: IMAGE # pinned\n    wipe: false\n    extraKernelArgs:\n    - a=b\n  network:\n    hostname: wk1", "",
 		},
 		"documents of their own": {
 			"  features:\n    rbac: true",
 			"---\nkind: HostnameConfig\napiVersion: v1alpha1\nauto: stable # for now\n---\napiVersion: v1alpha1\nkind: UnattendedInstallConfig\ninstaller:\n    image: old\nprovisioning:\n    diskSelector:\n        match: |\n            disk.transport == \"nvme\"\n",
 			"  features:\n    rbac: true",
-			"---\nkind: HostnameConfig\napiVersion: v1alpha1\nhostname: wk1\n---\napiVersion: v1alpha1\nkind: UnattendedInstallConfig\ninstaller:\n    image: IMAGE\nprovisioning:\n    diskSelector:\n        match: disk.serial == \"SERIAL\"\n    wipe: false\n",
+			"---\nkind: HostnameConfig\napiVersion: v1alpha1\nhostname: wk1\n---\napiVersion: v1alpha1\nkind: UnattendedInstallConfig\ninstaller:\n    image: IMAGE\nprovisioning:\n    diskSelector:\n        match: disk.wwid == \"WWID\"\n    wipe: false\n",
 		},
 	}
-	fill := strings.NewReplacer("IMAGE", installer, "SERIAL", wanted.DiskSerial)
+	fill := strings.NewReplacer("IMAGE", installer, "WWID", wanted.Disk.WWID)
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -195,7 +195,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 		lines map[string]int // of each version's worker: how many differ, counting both
 	}{
 		"installer":   {cluster.ConfigPatch{Installer: installer}, map[string]int{"v1.12": 2, "v1.14": 2}},
-		"disk":        {cluster.ConfigPatch{DiskSerial: "recast-1"}, map[string]int{"v1.12": 3, "v1.14": 2}},
+		"disk":        {cluster.ConfigPatch{Disk: cluster.MachineDisk{Serial: "recast-1"}}, map[string]int{"v1.12": 3, "v1.14": 2}},
 		"hostname":    {cluster.ConfigPatch{Hostname: "wk1"}, map[string]int{"v1.12": 2, "v1.14": 2}},
 		"all of them": {wanted, map[string]int{"v1.12": 7, "v1.14": 6}},
 	}
@@ -251,10 +251,11 @@ func TestPatchRefuses(t *testing.T) {
 		"unknown kind":            {with("---\napiVersion: v1alpha1\nkind: TeleportConfig\n"), wanted, "TeleportConfig"},
 		"newer version of a kind": {with("---\napiVersion: v9\nkind: VolumeConfig\n"), wanted, "v9"},
 		"aliased":                 {bytes.Replace(worker, []byte("    install:\n"), []byte("    sysctls: &x {wipe: \"1\"}\n    install: *x\n    nodeLabels:\n"), 1), wanted, "install is not a plain mapping"},
-		"nothing to set":          {worker, cluster.ConfigPatch{}, "neither installer nor disk serial nor hostname"},
+		"nothing to set":          {worker, cluster.ConfigPatch{}, "neither installer nor disk nor hostname"},
 		"a disk nowhere to go":    {[]byte("machine: {type: worker}\n"), cluster.ConfigPatch{Installer: installer}, "Talos would refuse it"},
-		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, DiskSerial: "rec*", Hostname: "b"}, "alone"},
-		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, DiskSerial: "a1", Hostname: strings.Repeat("a", 64)}, "hostname"},
+		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "rec*"}, Hostname: "b"}, "alone"},
+		"a disk without a name":   {worker, cluster.ConfigPatch{Disk: cluster.MachineDisk{Device: "sda"}}, "alone"},
+		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -262,6 +263,43 @@ func TestPatchRefuses(t *testing.T) {
 			got, err := new(talos.Client).PatchConfig(c.config, c.patch)
 			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
 				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
+			}
+		})
+	}
+}
+
+// What an older Talos does not know is refused before anything is given up for it.
+func TestPatchRefusesWhatIsNewer(t *testing.T) {
+	t.Parallel()
+	worker, unattended := generated(t, "v1.12", machineconf.TypeWorker, false), generated(t, "v1.14", machineconf.TypeWorker, false)
+	with := func(docs ...string) []byte {
+		return append(bytes.Clone(worker), "---\napiVersion: v1alpha1\n"+strings.Join(docs, "---\napiVersion: v1alpha1\n")...)
+	}
+	const environment, module = "kind: EnvironmentConfig\nvariables: {A: b}\n", "kind: KernelModuleConfig\nname: nbd\n"
+	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
+	for name, c := range map[string]struct {
+		config []byte
+		reader string
+		want   string
+	}{
+		"old":               {with(ephemeral), "v1.12.6", ""},
+		"as new":            {with(environment, module, etcd), "v1.14.1", ""},
+		"1.13 for 1.13":     {with(environment), "v1.13.9", ""},
+		"1.13 for 1.12":     {with(environment), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13"},
+		"1.14 for 1.13":     {with(environment, module), "v1.13.9", "Talos v1.13.9 would refuse it: KernelModuleConfig came with v1.14"},
+		"both for 1.12":     {with(environment, module, etcd), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13; KernelModuleConfig, VolumeConfig ETCD came with v1.14"},
+		"a volume":          {with(ephemeral, etcd), "v1.13.9", "Talos v1.13.9 would refuse it: VolumeConfig ETCD came with v1.14"},
+		"never to boot":     {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
+		"to boot, said so":  {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
+		"generated for new": {unattended, "v1.14.1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := wanted
+			p.Talos = c.reader
+			_, err := new(talos.Client).PatchConfig(c.config, p)
+			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
+				t.Errorf("err = %v, want %q", err, c.want)
 			}
 		})
 	}

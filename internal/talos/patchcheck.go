@@ -43,7 +43,7 @@ func without(d *document, p cluster.ConfigPatch) any {
 		if p.Installer != "" {
 			set = append(set, []string{"machine", "install", "image"})
 		}
-		if p.DiskSerial != "" {
+		if installs(p) {
 			set = append(set, []string{"machine", "install", "disk"},
 				[]string{"machine", "install", "diskSelector"}, []string{"machine", "install", "wipe"})
 		}
@@ -54,7 +54,7 @@ func without(d *document, p cluster.ConfigPatch) any {
 		if p.Installer != "" {
 			set = append(set, []string{"installer", "image"})
 		}
-		if p.DiskSerial != "" {
+		if installs(p) {
 			set = append(set, []string{"provisioning", "diskSelector"}, []string{"provisioning", "wipe"})
 		}
 	case kind == hostnameKind && p.Hostname != "":
@@ -103,12 +103,19 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 		return fault.WithHint(fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
 			"recast knows the configuration of Talos up to 1.14; for a newer Talos it has to be newer, too")
 	}
-	if _, err := cfg.ValidateAsClient(machineMode{installs: p.DiskSerial != ""}); err != nil {
+	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
 		return fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
 	}
+	if err := checkVersion(cfg, p); err != nil {
+		return err
+	}
 	image, selector, err := installTarget(cfg)
-	if err != nil && p.DiskSerial != "" {
+	if err != nil && installs(p) {
 		return fault.Refusedf("its install disk: %s", redact(err.Error(), patched))
+	}
+	if u := cfg.UnattendedInstallConfig(); installs(p) && u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
+		return fault.WithHint(fault.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),
+			"take the line out of the configuration: Talos reboots after an installation then")
 	}
 	var name string
 	if h := cfg.NetworkHostnameConfig(); h != nil {
@@ -117,8 +124,9 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	switch {
 	case p.Installer != "" && image != p.Installer:
 		return fault.Refusedf("it would install another image than %s", p.Installer)
-	case p.DiskSerial != "" && !selectsOnly(selector, p.DiskSerial):
-		return fault.Refusedf("its disk selector would not match the disk with serial %s alone", p.DiskSerial)
+	case installs(p) && !selectsOnly(selector, p.Disk):
+		_, what, value := attribute(p.Disk)
+		return fault.Refusedf("its disk selector would not match the disk with %s %q alone", what, value)
 	case p.Hostname != "" && name != p.Hostname:
 		return fault.Refusedf("it would not name the machine %s", p.Hostname)
 	}
@@ -139,23 +147,23 @@ func installTarget(cfg config.Provider) (image string, selector *cel.Expression,
 	return in.Image(), selector, err
 }
 
-// selectsOnly tries the selector on a disk with that serial, and on disks of
-// the same make with serials around it.
-func selectsOnly(selector *cel.Expression, serial string) bool {
-	matches := func(serial string) bool {
-		ok, err := selector.EvalBool(celenv.DiskLocator(), map[string]any{
-			"disk": &blockpb.DiskSpec{
-				DevPath: "/dev/sda", Serial: serial, Size: 10 << 30, Model: "QEMU HARDDISK", Transport: "virtio", SubSystem: "/sys/class/block",
-			},
-			"system_disk": false,
-		})
+// selectsOnly tries the selector on the disk as Talos would show it, and on disks
+// of the same make with other names, around its own.
+func selectsOnly(selector *cel.Expression, disk cluster.MachineDisk) bool {
+	_, what, name := attribute(disk)
+	matches := func(name string) bool {
+		spec := &blockpb.DiskSpec{
+			DevPath: "/dev/sda", Size: 10 << 30, Model: "QEMU HARDDISK", Transport: "virtio", SubSystem: "/sys/class/block",
+		}
+		*map[string]*string{"wwid": &spec.Wwid, "serial": &spec.Serial, "bus_path": &spec.BusPath}[what] = name
+		ok, err := selector.EvalBool(celenv.DiskLocator(), map[string]any{"disk": spec, "system_disk": false})
 		return ok && err == nil
 	}
-	if !matches(serial) || matches("") || strings.ContainsAny(serial, "*?[]\\\" ") {
+	if name == "" || !matches(name) || matches("") || strings.ContainsAny(name, "*?[]\\\"") {
 		return false
 	}
-	for _, other := range []string{serial + "x", "x" + serial, serial[1:], serial[:len(serial)-1], strings.Repeat("x", len(serial))} {
-		if other != serial && matches(other) {
+	for _, other := range []string{name + "x", "x" + name, name[1:], name[:len(name)-1], strings.Repeat("x", len(name))} {
+		if other != name && matches(other) {
 			return false
 		}
 	}

@@ -24,7 +24,7 @@ func machineWith(t *testing.T, rs ...resource.Resource) session {
 			t.Fatal(err)
 		}
 	}
-	return session{&client.Client{COSI: st}, true}
+	return session{Client: &client.Client{COSI: st}, blank: true}
 }
 
 func TestClaimLayersInOrder(t *testing.T) {

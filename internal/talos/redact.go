@@ -60,7 +60,7 @@ func oneLine(text string) string {
 			parts = append(parts, line)
 		}
 	}
-	return strings.ReplaceAll(strings.Join(parts, "; "), ":; ", ": ")
+	return strings.NewReplacer(":; ", ": ", "&&; ", "&& ").Replace(strings.Join(parts, "; ")) // of a long CEL expression, too
 }
 
 // linesOf keeps of a parser's message nothing but where it was: ", line 3".

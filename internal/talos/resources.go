@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/safe"
@@ -18,7 +19,7 @@ import (
 func get[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer) (r T, found bool, err error) {
 	r, err = safe.StateGet[T](ctx, s.COSI, ptr)
 	switch {
-	case state.IsNotFoundError(err):
+	case state.IsNotFoundError(err), unknownKind(err):
 		return r, false, nil
 	case err != nil:
 		return r, false, fmt.Errorf("read %s: %w", ptr.Type(), answer(err))
@@ -30,7 +31,7 @@ func get[T resource.Resource](ctx context.Context, s session, ptr resource.Point
 func list[T resource.Resource](ctx context.Context, s session, kind resource.Pointer) ([]T, error) {
 	rs, err := safe.StateList[T](ctx, s.COSI, kind)
 	switch {
-	case client.StatusCode(err) == codes.NotFound: // on the stream, where the library leaves it as it is
+	case unknownKind(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
@@ -40,6 +41,14 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+// unknownKind says whether the machine's Talos has no such kind of resource. It
+// answers as to somebody who may not read it (internal/app/resources/access.go).
+func unknownKind(err error) bool {
+	st := client.Status(err)
+	return st != nil && st.Code() == codes.PermissionDenied &&
+		strings.HasPrefix(st.Message(), `resource type "`) && strings.HasSuffix(st.Message(), `" is not supported`)
 }
 
 // maxFile is more than any file that is read of a machine.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,14 +22,20 @@ import (
 // at another machine, or at another boot of the same.
 var errConnectionLost = errors.New("the connection broke")
 
-// errSilent ends a call whose machine has said nothing for too long.
-var errSilent = errors.New("gave up: it has been silent for too long")
+// silentError ends a call whose machine has said nothing for that long.
+type silentError struct{ after time.Duration }
+
+func (e silentError) Error() string {
+	return fmt.Sprintf("gave up: it has been silent for too long, %s", e.after)
+}
 
 // session is a connection to one machine. It is never re-established: all that
 // is read through it comes from the same boot of the same machine.
 type session struct {
 	*client.Client
 	blank bool // in maintenance mode: no credentials, no secrets
+	// fingerprint is that of the certificate which the machine has shown; nil unless it is blank.
+	fingerprint *atomic.Pointer[string]
 }
 
 // call talks to the machine at addr with the cluster's credentials.
@@ -49,9 +56,12 @@ type patience func(time.Duration)
 func (c *Client) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
-	silent := time.AfterFunc(c.timeout, func() { cancel(errSilent) })
+	var limit atomic.Int64
+	limit.Store(int64(c.timeout))
+	silent := time.AfterFunc(c.timeout, func() { cancel(silentError{time.Duration(limit.Load())}) })
 	defer silent.Stop()
 	wait := func(d time.Duration) {
+		limit.Store(int64(d))
 		if d == 0 {
 			silent.Stop()
 		} else {
@@ -63,16 +73,29 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 
 // callBlank talks to whatever is at addr, without credentials either way: a
 // machine in maintenance mode has a certificate that nobody can verify.
+//
+// Its fingerprint is noted and not held against the machine: Talos makes another
+// one, with another key, whenever its addresses or its name change within a boot
+// (controllers/secrets/api.go, maintenance_cert_sans.go). What is done over this
+// connection comes after the UUID was read over it.
 func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
 	var asked atomic.Bool
+	var shown atomic.Pointer[string]
 	insecure := &tls.Config{
 		InsecureSkipVerify: true, MinVersion: tls.VersionTLS12, //nolint:gosec // see above; the UUID is checked instead
+		VerifyConnection: func(state tls.ConnectionState) error {
+			shown.Store(new(x509.SPKIFingerprint(state.PeerCertificates[0]).String()))
+			return nil
+		},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			asked.Store(true)
 			return new(tls.Certificate), nil
 		},
 	}
-	err := c.with(ctx, addr.String(), c.timeout, true, do, client.WithTLSConfig(insecure))
+	err := c.with(ctx, addr.String(), c.timeout, true, func(ctx context.Context, s session) error {
+		s.fingerprint = &shown
+		return do(ctx, s)
+	}, client.WithTLSConfig(insecure))
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.Unavailable && asked.Load() {
 		// How it hangs up is a matter of luck: TLS 1.3 has no answer to a missing certificate.
 		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
@@ -84,7 +107,10 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 func (c *Client) with(
 	parent context.Context, addr string, limit time.Duration, blank bool, do func(context.Context, session) error, as client.OptionFunc,
 ) error {
-	ctx := parent
+	if err := checkExpiry(c.config.Context, c.expires); err != nil && !blank {
+		return err
+	}
+	ctx, start := parent, time.Now()
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(parent, limit)
@@ -96,18 +122,25 @@ func (c *Client) with(
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}
-	start := time.Now()
-	err = do(ctx, session{tc, blank})
+	err = do(ctx, session{Client: tc, blank: blank})
 	_ = tc.Close() // all it had to say has been read
 	switch {
 	case err == nil:
 		return nil
 	case parent.Err() != nil:
-		return fmt.Errorf("%s: %w: %w", addr, err, context.Cause(parent))
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err)
+		err = fmt.Errorf("%s: %w: %w", addr, err, context.Cause(parent))
+		if _, silent := errors.AsType[silentError](err); silent {
+			err = hung(err, addr)
+		}
+		return err
+	case ctx.Err() != nil, limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
+		return hung(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
+}
+
+func hung(err error, addr string) error {
+	return fault.WithHint(err, "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
 }
 
 // once connects a single time.

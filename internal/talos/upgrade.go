@@ -24,9 +24,12 @@ import (
 const (
 	pullSilence    = 5 * time.Minute
 	installSilence = 5 * time.Minute
-	// The old API answers once, after it has pulled and tried the installer.
-	oldInstallTimeout = 20 * time.Minute
-	rebootTimeout     = 30 * time.Second
+	// Before 1.14 a pull is tried again for 20 minutes, and only its end tells why
+	// (PullTimeout in internal/pkg/containers/image/image.go). The oldest API answers
+	// once, after that.
+	patientPullSilence = 25 * time.Minute
+	oldInstallTimeout  = 25 * time.Minute
+	rebootTimeout      = 30 * time.Second
 )
 
 // containerd is where talosctl has installers pulled to, and run from: the store
@@ -43,24 +46,29 @@ func (c *Client) PullInstaller(
 		if err := checkUUID(ctx, s, uuid, "nothing was pulled"); err != nil {
 			return err
 		}
-		if supported, err = hasLifecycleAPI(ctx, s); err != nil || !supported {
+		silence, err := lifecycleAPI(ctx, s)
+		if supported = silence > 0; err != nil || !supported {
 			return err
 		}
-		wait(pullSilence)
-		stream, err := s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: containerd(), ImageRef: installer})
-		if err == nil {
-			err = pulled(stream, wait, say)
-		}
-		if err != nil {
-			return fmt.Errorf("pull %s: %w", installer, answer(err))
-		}
-		return nil
+		return pull(ctx, s, installer, silence, wait, say)
 	})
 	return supported, err
 }
 
+func pull(ctx context.Context, s session, installer string, silence time.Duration, wait patience, say func(string)) error {
+	wait(silence)
+	stream, err := s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: containerd(), ImageRef: installer})
+	if err == nil {
+		err = pulled(stream, func() { wait(silence) }, say)
+	}
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", installer, answer(err))
+	}
+	return nil
+}
+
 // pulled waits for the name under which the machine has the image, the last thing it says.
-func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], wait patience, say func(string)) error {
+func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], heard func(), say func(string)) error {
 	p, name := newPullProgress(say), ""
 	for {
 		m, err := stream.Recv()
@@ -72,7 +80,7 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 		case err != nil:
 			return err
 		}
-		wait(pullSilence)
+		heard()
 		if n := m.GetName(); n != "" {
 			name = n
 		}
@@ -80,7 +88,9 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 	}
 }
 
-// Install writes the installer's system beside the running one. The error wraps
+// Install writes the installer's system beside the running one. The machine
+// fetches the installer first if it has it no more: after an hour it removes what
+// nothing refers to (controllers/cri/image_gc.go), and a drain may last longer. The error wraps
 // cluster.ErrLostAnswer where it is not known how far that came, and
 // cluster.ErrBusy where another installer is at work.
 func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
@@ -88,13 +98,16 @@ func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer s
 		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
 			return err
 		}
-		lifecycle, err := hasLifecycleAPI(ctx, s)
+		silence, err := lifecycleAPI(ctx, s)
 		if err != nil {
 			return err
 		}
-		if reboots = !lifecycle; reboots {
+		if reboots = silence == 0; reboots {
 			wait(oldInstallTimeout)
 			return oldInstall(ctx, s, installer, say)
+		}
+		if err := pull(ctx, s, installer, silence, wait, say); err != nil {
+			return err
 		}
 		wait(installSilence)
 		stream, err := s.LifecycleClient.Upgrade(ctx, &machineapi.LifecycleServiceUpgradeRequest{
@@ -157,7 +170,10 @@ func failedInstall(err error, last lastLines) error {
 
 // oldInstall is the only API before 1.13: it answers when the installer is there
 // and begins to install afterwards. preserve, the default since 1.8, keeps
-// EPHEMERAL; without force it refuses while another upgrade runs.
+// EPHEMERAL. On a control plane 1.12 locks a mutex in etcd and refuses unless every
+// member is up and there are not just two, whatever is to be preserved; only force
+// would skip that (v1alpha1_server.go, Upgrade). An upgrade while another one runs
+// is acknowledged and dropped: which system boots then is what tells.
 func oldInstall(ctx context.Context, s session, installer string, say func(string)) error {
 	say("the machine pulls the installer, then installs it and reboots")
 	//lint:ignore SA1019 there is no other before 1.13
@@ -190,20 +206,27 @@ func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) err
 	})
 }
 
-// hasLifecycleAPI decides by the machine's version, as talosctl does: it has
+// lifecycleAPI says how long the machine may be silent while it pulls an image for
+// its lifecycle API; 0: it has none. The version decides, as for talosctl: it has
 // been there since 1.13.0-alpha.3 (cmd/talosctl/cmd/talos/upgrade.go).
-func hasLifecycleAPI(ctx context.Context, s session) (bool, error) {
+func lifecycleAPI(ctx context.Context, s session) (pull time.Duration, err error) {
 	var m cluster.Machine
 	if err := readVersion(ctx, s, &m); err != nil {
-		return false, err
+		return 0, err
 	}
 	v, err := config.ParseContractFromVersion(m.TalosVersion)
 	if err != nil || v.Major != 1 {
-		return false, fault.Refusedf("recast does not know how Talos %q is upgraded", m.TalosVersion)
+		return 0, fault.Refusedf("recast does not know how Talos %q is upgraded", m.TalosVersion)
 	}
 	switch strings.TrimPrefix(m.TalosVersion, "v") {
 	case "1.13.0-alpha.0", "1.13.0-alpha.1", "1.13.0-alpha.2":
-		return false, nil
+		return 0, nil
 	}
-	return v.Minor >= 13, nil
+	switch {
+	case v.Minor < 13:
+		return 0, nil
+	case v.Minor == 13:
+		return patientPullSilence, nil
+	}
+	return pullSilence, nil
 }

@@ -56,7 +56,7 @@ func TestInstall(t *testing.T) {
 	const tail = "it said: two; three; four; five; six"
 	said := []string{"one", "two", "three", "four", "five", "six"}
 	old := []string{"the machine pulls the installer, then installs it and reboots", "Upgrade request received"}
-	const newAPI, oldAPI = "upgrade CRI/NS_SYSTEM installer", "old upgrade installer"
+	const pulls, newAPI, oldAPI = "pull CRI/NS_SYSTEM installer", "upgrade CRI/NS_SYSTEM installer", "old upgrade installer"
 	cut := status.Error(codes.Unavailable, "error reading from server: EOF")
 	cases := map[string]struct {
 		node    *fakeNode
@@ -66,16 +66,17 @@ func TestInstall(t *testing.T) {
 		err     string
 		lost    bool
 	}{
-		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{newAPI}},
-		"as of the third alpha":     {node: &fakeNode{version: "v1.13.0-alpha.3", install: exits(0)}, did: []string{newAPI}},
-		"newer":                     {node: &fakeNode{version: "v1.20.0-beta.1", install: exits(0)}, did: []string{newAPI}},
-		"cut after its end":         {node: &fakeNode{version: "v1.14.1", install: then(exits(0), cut)}, did: []string{newAPI}},
-		"fails":                     {node: &fakeNode{version: "v1.13.9", install: exits(1, lines...)}, said: said, did: []string{newAPI}, err: "exit code 1; " + tail},
-		"fails, cut after its end":  {node: &fakeNode{version: "v1.13.9", install: then(exits(2), cut)}, did: []string{newAPI}, err: "exit code 2"},
-		"no such image":             {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "upgrade failed: image not found")}, did: []string{newAPI}, err: "image not found"},
-		"cut in the middle":         {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return cut }}, did: []string{newAPI}, err: "EOF", lost: true},
-		"broken in the middle":      {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "stream terminated by RST_STREAM")}, did: []string{newAPI}, err: "RST_STREAM", lost: true},
-		"ends without an exit code": {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return nil }}, did: []string{newAPI}, err: "does not say how", lost: true},
+		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{pulls, newAPI}},
+		"as of the third alpha":     {node: &fakeNode{version: "v1.13.0-alpha.3", install: exits(0)}, did: []string{pulls, newAPI}},
+		"newer":                     {node: &fakeNode{version: "v1.20.0-beta.1", install: exits(0)}, did: []string{pulls, newAPI}},
+		"cut after its end":         {node: &fakeNode{version: "v1.14.1", install: then(exits(0), cut)}, did: []string{pulls, newAPI}},
+		"fails":                     {node: &fakeNode{version: "v1.13.9", install: exits(1, lines...)}, said: said, did: []string{pulls, newAPI}, err: "exit code 1; " + tail},
+		"fails, cut after its end":  {node: &fakeNode{version: "v1.13.9", install: then(exits(2), cut)}, did: []string{pulls, newAPI}, err: "exit code 2"},
+		"no such image":             {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "upgrade failed: image not found")}, did: []string{pulls, newAPI}, err: "image not found"},
+		"gone, and not to be had":   {node: &fakeNode{version: "v1.13.9", pull: func(pullStream) error { return status.Error(codes.NotFound, "manifest unknown") }}, did: []string{pulls}, err: "pull installer: manifest unknown"},
+		"cut in the middle":         {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return cut }}, did: []string{pulls, newAPI}, err: "EOF", lost: true},
+		"broken in the middle":      {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "stream terminated by RST_STREAM")}, did: []string{pulls, newAPI}, err: "RST_STREAM", lost: true},
+		"ends without an exit code": {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return nil }}, did: []string{pulls, newAPI}, err: "does not say how", lost: true},
 		"old":                       {node: &fakeNode{version: "v1.12.4"}, said: old, did: []string{oldAPI}, reboots: true},
 		"old, the second alpha":     {node: &fakeNode{version: "v1.13.0-alpha.2"}, said: old, did: []string{oldAPI}, reboots: true},
 		"old, refused":              {node: &fakeNode{version: "v1.12.4", answer: status.Error(codes.Unknown, "validation failed")}, said: old[:1], did: []string{oldAPI}, reboots: true, err: "validation failed"},
@@ -186,6 +187,56 @@ func TestPullInstaller(t *testing.T) {
 				}
 				if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
 					t.Errorf("done: %q", c.node.done())
+				}
+			})
+		})
+	}
+}
+
+// Before 1.14 a pull is tried again for twenty minutes, of which the machine says nothing.
+func TestPullPatience(t *testing.T) {
+	t.Parallel()
+	for version, patience := range map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
+				c, start := n.start(t), time.Now()
+				_, err := c.PullInstaller(t.Context(), nodeAddr, nodeUUID, "installer", func(string) {})
+				if took := time.Since(start); err == nil || took != patience {
+					t.Errorf("after %s: %v", took, err)
+				}
+			})
+		})
+	}
+}
+
+// Another configuration that is being applied is waited for, as long as the call may last.
+func TestReplaceConfigWaits(t *testing.T) {
+	t.Parallel()
+	busy := status.Error(codes.FailedPrecondition, "another apply configuration is already in progress")
+	for name, c := range map[string]struct {
+		until time.Duration
+		asked int
+		fails bool
+	}{
+		"for a moment": {3 * time.Second, 4, false},
+		"in vain":      {time.Hour, 15, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := &fakeNode{}
+				client, start := n.start(t), time.Now()
+				n.busy = func() error {
+					if time.Since(start) < c.until {
+						return busy
+					}
+					return nil
+				}
+				err := client.ReplaceConfig(t.Context(), nodeAddr, nodeUUID, cluster.Secret("a: b"))
+				if (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked {
+					t.Errorf("asked %d times: %v", len(n.done()), err)
 				}
 			})
 		})

@@ -53,9 +53,9 @@ type Cluster struct {
 	mu         sync.Mutex
 	members    []Member             // by ID
 	running    map[uint64]time.Time // since when, by member ID
-	alarms     map[uint64]bool      // NOSPACE, by member ID
-	leader     uint64               // 0: nobody
-	electing   time.Time            // since when a majority runs without a leader; zero: it does not
+	alarms     map[Alarm]bool
+	leader     uint64    // 0: nobody
+	electing   time.Time // since when a majority runs without a leader; zero: it does not
 	term       uint64
 	index      uint64
 	complete   bool // every voting member has run at once
@@ -68,7 +68,7 @@ type Cluster struct {
 // The IDs are random. scale turns a simulated duration into a real one.
 func New(scale func(time.Duration) time.Duration, members ...Member) *Cluster {
 	c := &Cluster{
-		id: newID(), scale: scale, running: map[uint64]time.Time{}, alarms: map[uint64]bool{},
+		id: newID(), scale: scale, running: map[uint64]time.Time{}, alarms: map[Alarm]bool{},
 		term: 1, index: 1, changed: make(chan struct{}),
 	}
 	for _, m := range members {
@@ -161,7 +161,26 @@ func (c *Cluster) Removed(id uint64) bool {
 type Status struct {
 	Leader, Term, Index uint64
 	Learner             bool
-	Alarms              []uint64 // members that have raised NOSPACE
+	Alarms              []Alarm // of all members
+}
+
+// Alarm is what a member has raised for the whole cluster.
+type Alarm struct {
+	Member uint64
+	Kind   AlarmKind
+}
+
+// AlarmKind is a number of etcd's API (etcdserverpb.AlarmType).
+type AlarmKind int
+
+// The kinds.
+const (
+	NoSpace AlarmKind = 1
+	Corrupt AlarmKind = 2
+)
+
+func (k AlarmKind) String() string {
+	return map[AlarmKind]string{NoSpace: "NOSPACE", Corrupt: "CORRUPT"}[k]
 }
 
 // Status answers for the cluster's member id.
@@ -176,18 +195,20 @@ func (c *Cluster) Status(id uint64) Status {
 		s.Leader = 0
 	}
 	for _, m := range c.members {
-		if c.alarms[m.ID] {
-			s.Alarms = append(s.Alarms, m.ID)
+		for _, kind := range []AlarmKind{NoSpace, Corrupt} {
+			if a := (Alarm{m.ID, kind}); c.alarms[a] {
+				s.Alarms = append(s.Alarms, a)
+			}
 		}
 	}
 	return s
 }
 
-// Alarm raises a member's NOSPACE alarm, or disarms it.
-func (c *Cluster) Alarm(id uint64, raised bool) {
+// Alarm raises an alarm, or disarms it.
+func (c *Cluster) Alarm(a Alarm, raised bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.alarms[id] = raised
+	c.alarms[a] = raised
 	c.update()
 }
 

@@ -242,7 +242,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 func TestSnapshotIsADatabaseAndItsSum(t *testing.T) {
 	t.Parallel()
 	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
-	b, err := c.Snapshot()
+	b, err := c.Snapshot([]etcd.KeyValue{{Key: "/registry/namespaces/kube-system", Revision: 2, Value: []byte("k8s\x00")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,5 +276,34 @@ func TestSnapshotIsADatabaseAndItsSum(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestASnapshotIsReadBack(t *testing.T) {
+	t.Parallel()
+	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
+	data := []etcd.KeyValue{{Key: "/registry/a", Revision: 3, Value: []byte("one")}, {Key: "/registry/b", Revision: 900, Value: []byte{}}}
+	b, err := c.Snapshot(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := etcd.ReadSnapshot(b, false)
+	if diff := cmp.Diff(data, got); diff != "" || err != nil {
+		t.Errorf("err = %v; (-want +got):\n%s", err, diff)
+	}
+	cases := map[string]struct {
+		bytes []byte
+		skip  bool
+		err   string
+	}{
+		"one bit is wrong":       {append(bytes.Clone(b[:len(b)-1]), b[len(b)-1]^1), false, "expected sha256"},
+		"a copy":                 {b[:len(b)-32], false, "snapshot missing hash"},
+		"a copy, said to be one": {b[:len(b)-32], true, ""},
+		"no database":            {make([]byte, 9000), true, "error verifying snapshot"},
+	}
+	for name, c := range cases {
+		if _, err := etcd.ReadSnapshot(c.bytes, c.skip); (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: err = %v, want %q", name, err, c.err)
+		}
 	}
 }

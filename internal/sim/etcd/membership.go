@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -54,7 +55,7 @@ func (c *Cluster) Remove(ctx context.Context, id uint64) error {
 			return err
 		}
 		c.members = slices.Delete(c.members, i, i+1)
-		delete(c.alarms, id)
+		maps.DeleteFunc(c.alarms, func(a Alarm, _ bool) bool { return a.Member == id })
 		c.index++
 		if c.leader == id {
 			c.leader = 0

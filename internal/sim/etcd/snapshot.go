@@ -14,9 +14,16 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
+// KeyValue is one key of what a cluster keeps for its clients, as it is now.
+type KeyValue struct {
+	Key      string
+	Revision uint64 // at which it was written
+	Value    []byte
+}
+
 // Snapshot is what etcd's maintenance API streams: the database as a bbolt
-// file, and the SHA-256 of it behind it.
-func (c *Cluster) Snapshot() (_ []byte, err error) {
+// file with the clients' data in it, and the SHA-256 of it behind it.
+func (c *Cluster) Snapshot(data []KeyValue) (_ []byte, err error) {
 	dir, err := os.MkdirTemp("", "etcd-")
 	if err != nil {
 		return nil, fmt.Errorf("make a directory for the snapshot: %w", err)
@@ -27,7 +34,7 @@ func (c *Cluster) Snapshot() (_ []byte, err error) {
 		return nil, fmt.Errorf("make the database: %w", err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := db.Update(c.fill); err != nil {
+	if err := db.Update(func(tx *bbolt.Tx) error { return c.fill(tx, data) }); err != nil {
 		return nil, fmt.Errorf("fill the database: %w", err)
 	}
 	var b bytes.Buffer
@@ -38,13 +45,16 @@ func (c *Cluster) Snapshot() (_ []byte, err error) {
 	return append(b.Bytes(), sum[:]...), nil
 }
 
-// fill writes the buckets that a new etcd 3.6 has (server/storage/schema) and one key of Kubernetes.
-func (c *Cluster) fill(tx *bbolt.Tx) error {
+// fill writes the buckets that a new etcd 3.6 has (server/storage/schema) and the clients' data.
+func (c *Cluster) fill(tx *bbolt.Tx, data []KeyValue) error {
 	buckets := map[string]map[string][]byte{
-		"key":     {string(revision(2)): keyValue("/registry/namespaces/kube-system", 2, []byte("k8s\x00"))},
+		"key":     {},
 		"meta":    {"consistent_index": binary.BigEndian.AppendUint64(nil, c.Status(0).Index), "storageVersion": []byte("3.6.0")},
 		"members": {}, "cluster": {"clusterVersion": []byte("3.6.0")},
 		"alarm": {}, "auth": {}, "authRoles": {}, "authUsers": {}, "lease": {}, "members_removed": {},
+	}
+	for _, kv := range data {
+		buckets["key"][string(revision(kv.Revision))] = keyValue(kv.Key, kv.Revision, kv.Value)
 	}
 	for _, m := range c.List() {
 		b, err := json.Marshal(map[string]any{

@@ -56,7 +56,7 @@ func TestNodeGoesAndComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		l.NodeDown("wk1")
+		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(39 * time.Second)
 		step("silent, not noticed yet", seenNode{"boot-1-wk1", "a", corev1.ConditionTrue, []string{"gpu:NoSchedule"}})
 		time.Sleep(2 * time.Second)
@@ -98,7 +98,7 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 		if diff := cmp.Diff(map[string]int{"wk1 Running": 1, "wk2 Running": 1}, phases()); diff != "" {
 			t.Fatalf("at first (-want +got):\n%s", diff)
 		}
-		l.NodeDown("wk1")
+		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(10 * time.Minute)
 		if diff := cmp.Diff(map[string]int{"wk1 Running terminating": 1, "wk2 Running": 2}, phases()); diff != "" {
 			t.Fatalf("node lost (-want +got):\n%s", diff)
@@ -145,7 +145,7 @@ func TestSameStorySamePods(t *testing.T) {
 			deploy(t, c, "web", 6)
 			deploy(t, c, "db", 3)
 			time.Sleep(20 * time.Second)
-			l.NodeDown("wk2")
+			l.NodeDown(node("wk2", 1).UUID)
 			time.Sleep(10 * time.Minute)
 			list, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 			if err != nil {

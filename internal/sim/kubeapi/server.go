@@ -88,8 +88,8 @@ func (s *Server) Store() store.Store { return s.store }
 // NodeUp starts the kubelet of a machine that has booted and returns at once.
 func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 
-// NodeDown ends it and returns at once; the API notices by and by.
-func (s *Server) NodeDown(name string) { s.control.NodeDown(name) }
+// NodeDown ends that of the machine with that UUID and returns at once; the API notices by and by.
+func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }
 
 // Node reads a Node object as it is now.
 func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -137,11 +138,15 @@ func always() <-chan struct{} {
 	return c
 }
 
+// roundTrip is how long it takes to hear that nobody listens any more.
+const roundTrip = time.Millisecond
+
 // stream is one direction of a connection.
 type stream struct {
 	mu      sync.Mutex
 	buf     []byte
 	ended   bool
+	ignored time.Time     // when the writer first wrote to nobody
 	changed chan struct{} // closed and renewed with every change
 }
 
@@ -169,11 +174,20 @@ func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 }
 
 // write takes what fits, and returns the channel to wait for before the rest.
+// As with TCP a write after the reader has closed goes nowhere and succeeds: only
+// the answer to it, a round trip later, says that nobody is there. What the other
+// end had sent before, the reason why perhaps, can still be read.
 func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
-		return 0, nil, io.ErrClosedPipe
+	switch {
+	case s.ended && s.ignored.IsZero():
+		s.ignored = time.Now()
+		return len(b), nil, nil
+	case s.ended && time.Since(s.ignored) < roundTrip:
+		return len(b), nil, nil
+	case s.ended:
+		return 0, nil, syscall.EPIPE
 	}
 	n = min(len(b), bufferBytes-len(s.buf))
 	s.buf = append(s.buf, b[:n]...)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +80,43 @@ func TestDeadlines(t *testing.T) {
 		_ = conn.SetDeadline(time.Time{})
 		if _, err := conn.Write([]byte("x")); err != nil {
 			t.Errorf("write without deadline: %v", err)
+		}
+		_ = conn.Close()
+		_ = l.Close()
+	})
+}
+
+// What the other end said before it closed is read, whatever was written meanwhile.
+func TestClosedByTheOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := network.Memory()
+		l, err := n.Listen("127.42.7.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			if conn, err := l.Accept(); err == nil {
+				_, _ = conn.Write([]byte("no"))
+				_ = conn.Close()
+			}
+		}()
+		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for range 2 {
+			if n, err := conn.Write([]byte("hello")); n != 5 || err != nil {
+				t.Errorf("write at once: %d, %v", n, err)
+			}
+		}
+		time.Sleep(time.Millisecond)
+		if _, err := conn.Write([]byte("hello")); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("write later: %v", err)
+		}
+		if b, err := io.ReadAll(conn); string(b) != "no" || err != nil {
+			t.Errorf("read %q, %v", b, err)
 		}
 		_ = conn.Close()
 		_ = l.Close()

@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // Client is one user of recast: a process that can be killed.
@@ -91,6 +92,7 @@ type session struct {
 	project  pipeline.Project
 	images   pipeline.Images
 	machines pipeline.Machines
+	talos    *talos.Client
 	close    []func()
 }
 
@@ -106,6 +108,7 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.lab.canary.visit(c.Dir)
 	s := &session{project: p}
 	if err := errors.Join(c.connectImages(s), c.connectMachines(s)); err != nil {
 		s.end()
@@ -150,6 +153,7 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
+	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: c.MachineConfig}
 	return nil
 }
@@ -172,7 +176,7 @@ func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.Loc
 	if err := c.connectImages(s); err != nil {
 		return pipeline.LockResult{}, err
 	}
-	return pipeline.Lock(ctx, s.project, s.images, o)
+	return told[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
 }
 
 // Drift is recast drift.
@@ -182,7 +186,7 @@ func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return pipeline.Drift(ctx, s.project, s.machines)
+	return told[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
 }
 
 // DeepDrift is recast drift --deep.
@@ -192,7 +196,7 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {})
+	return told[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
 }
 
 // Provenance is recast provenance NODE --deep.
@@ -202,7 +206,7 @@ func (c *Client) Provenance(ctx context.Context, node string) (cluster.Provenanc
 		return cluster.Provenance{}, err
 	}
 	defer s.end()
-	return pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {})
+	return told[cluster.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
 }
 
 // Plan is recast plan.
@@ -212,7 +216,7 @@ func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan,
 		return cluster.Plan{}, err
 	}
 	defer s.end()
-	return pipeline.Plan(ctx, s.project, s.machines, policy)
+	return told[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy))
 }
 
 // Publish is recast publish.
@@ -223,7 +227,7 @@ func (c *Client) Publish(ctx context.Context) error {
 	}
 	defer s.end()
 	src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
-	_, err = pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.Emit})
+	_, err = told[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
 	return err
 }
 
@@ -234,7 +238,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes})
+	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes}))
 }
 
 // Roll is recast roll --yes.
@@ -244,8 +248,8 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 		return pipeline.Report{}, err
 	}
 	defer s.end()
-	c.Runner.Emit = c.Emit
-	return pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
+	c.Runner.Emit = c.emit
+	return told[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 // Recover is recast recover --yes.
@@ -255,8 +259,31 @@ func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, err
 		return pipeline.Report{}, err
 	}
 	defer s.end()
-	c.Runner.Emit = c.Emit
-	return pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node)
+	c.Runner.Emit = c.emit
+	return told[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
+}
+
+// Backup is recast backup.
+func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline.BackupResult, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.BackupResult{}, err
+	}
+	defer s.end()
+	return told[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
+}
+
+// Restore is recast restore FILE --node NODE --yes.
+func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.RestoreReport, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.RestoreReport{}, err
+	}
+	defer s.end()
+	c.Runner.Emit = c.emit
+	return told[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
+		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(cluster.Policy{}),
+	}))
 }
 
 // Rollback is recast rollback --yes.
@@ -266,8 +293,8 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 		return pipeline.Report{}, err
 	}
 	defer s.end()
-	c.Runner.Emit = c.Emit
-	return pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy))
+	c.Runner.Emit = c.emit
+	return told[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {

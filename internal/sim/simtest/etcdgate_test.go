@@ -104,14 +104,15 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 	}
 }
 
-// TestGateOfEtcd rolls one control plane while etcd could not do without it.
-func TestGateOfEtcd(t *testing.T) {
-	long(t)
-	cases := map[string]struct {
-		spoil  func(l *Lab)
-		policy cluster.Policy
-		text   []string // of the error; none: the roll works
-	}{
+// etcdTrouble is something wrong with etcd when cp1 is about to be rolled.
+type etcdTrouble struct {
+	spoil  func(l *Lab)
+	policy cluster.Policy
+	text   []string // of the error; none: the roll works
+}
+
+func etcdTroubles() map[string]etcdTrouble {
+	return map[string]etcdTrouble{
 		"another member is down": {
 			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") }, cluster.Policy{}, []string{"etcd would not survive losing cp1", "cp2 does not answer"},
 		},
@@ -120,6 +121,17 @@ func TestGateOfEtcd(t *testing.T) {
 		},
 		"its own member is out of space": {
 			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp1"},
+		},
+		"the members do not hold the same data": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp2") }, cluster.Policy{}, []string{"alarm CORRUPT on member cp2"},
+		},
+		"another member is hung": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp3") }, cluster.Policy{}, []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"},
+		},
+		"another member is of another age": {
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Version: "3.4.27"}, "cp3") },
+			cluster.Policy{},
+			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
 		},
 		"another member is a learner": {
 			func(l *Lab) {
@@ -148,7 +160,12 @@ func TestGateOfEtcd(t *testing.T) {
 			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp1") }, cluster.Policy{}, nil,
 		},
 	}
-	for name, c := range cases {
+}
+
+// TestGateOfEtcd rolls one control plane while etcd could not do without it.
+func TestGateOfEtcd(t *testing.T) {
+	long(t)
+	for name, c := range etcdTroubles() {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: strings.HasSuffix(name, "kept")}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)

@@ -2,15 +2,10 @@ package simtest
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -28,7 +23,8 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 		kind  fault.Kind
 		text  string
 	}{
-		"two members of etcd": {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
+		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
+		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, "cp2", "old") }, fault.Refused, "which goes by the name of old: when the machine joins anew"},
 		"another machine's member": {
 			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "but what runs on 127.42.7.13 is member",
 		},
@@ -137,9 +133,5 @@ func impostor(t *testing.T, l *Lab, name, machine string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.talosctl(machine, func(ctx context.Context, c *client.Client) error {
-		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
-		return errors.Join(err, c.Reboot(ctx))
-	})
-	time.Sleep(2 * time.Minute)
+	l.apply(machine, config)
 }

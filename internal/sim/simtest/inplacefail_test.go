@@ -28,12 +28,12 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		"the installer can't be pulled": {"", talosapi.Unpullable, fault.Refused, "wk1 can't fetch the installer ", []string{"ImageService/Pull"}, true},
 		"the installer fails": {
 			"", talosapi.InstallerFails, fault.Failed, "failed to copy boot assets: input/output error",
-			[]string{"ImageService/Pull", "evict", "LifecycleService/Upgrade"},
+			[]string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade"},
 			true,
 		},
 		"the new system gives up": {
 			"", talosapi.RollsBack, fault.Failed, "it came back as its old system",
-			[]string{"ImageService/Pull", "evict", "LifecycleService/Upgrade", "MachineService/Reboot"},
+			[]string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot"},
 			false,
 		},
 		"the old API refuses":           {"v1.12.6", talosapi.Unpullable, fault.Failed, "install ", []string{"evict", "MachineService/Upgrade"}, true},

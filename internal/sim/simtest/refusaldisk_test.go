@@ -115,8 +115,9 @@ func reassign(from int, key string, to int, toKey string) edit {
 // provenRefusals are system disks that can't be proven, and data disks that could not be afterwards.
 func provenRefusals() []refusal {
 	const (
-		vm     = `VM 9031 "wk1" on pve1: system disk can't be proven: `
-		serial = ": give the drive a serial= in Proxmox, restart the VM once, and try again"
+		vm    = `VM 9031 "wk1" on pve1: system disk can't be proven: `
+		names = ": give the drive a name of its own that Talos shows: with qm set 9031 add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, and try again; with scsihw virtio-scsi-single SCSI drives need none"
+		wwn   = ",wwn=0x3000000000000001"
 	)
 	data := func(serial string) edit {
 		return whileOff(change("scsi1=" + wk1Data + ",iothread=1,discard=on,ssd=1" + serial))
@@ -132,20 +133,28 @@ func provenRefusals() []refusal {
 		{
 			name:  "neither serial nor address, and one size twice",
 			bring: whileOff(change("scsihw=lsi", "scsi0="+wk1System, "scsi2=fast:10,serial=other")),
-			both:  []string{vm + "no drive matches sda (no serial, and sdc has the same size)" + serial},
-			lift:  whileOff(change("scsi0=" + wk1SystemDrive)), undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single")),
+			both:  []string{vm + "no drive matches sda (no serial or WWID of a drive, and sdc has the same size)" + names},
+			lift:  whileOff(change("scsi0=" + wk1SystemDrive + wwn)), undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
 		},
 		{
 			name: "known by its size", bring: whileOff(change("scsihw=lsi", "scsi0="+wk1System)),
 			undo: whileOff(change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
 		},
 		{
-			name: "serial twice", bring: change("scsi2=fast:1,serial=sys-wk1"), lift: discard("scsi2"),
-			both: []string{vm + "2 drives match sda (serial sys-wk1)" + serial},
+			name: "WWN twice", bring: whileOff(change("scsi0="+wk1SystemDrive+wwn, "scsi2=fast:1,serial=other"+wwn)), lift: whileOff(discard("scsi2")),
+			both: []string{vm + "2 drives match sda (WWID naa.3000000000000001)" + names}, undo: whileOff(change("scsi0=" + wk1SystemDrive)),
+		},
+		{
+			name:  "data disk that could be either",
+			bring: whileOff(change("scsihw=lsi", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
+			both:  []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be told" + names},
+			lift:  whileOff(change("scsi1=" + wk1Data + ",iothread=1,discard=on,ssd=1,serial=data-wk1,wwn=0x3000000000000002")),
+			undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive,
+				"scsi1="+wk1Data+",iothread=1,discard=on,ssd=1,serial=data-wk1")),
 		},
 		{
 			name: "another slot configured", bring: configuration("{name: wk1,", "{name: wk1, systemDisk: {slot: scsi1},"),
-			both: []string{vm + "the configuration says scsi1, but the machine runs from scsi0 (serial sys-wk1): correct or remove nodes[].systemDisk.slot"},
+			both: []string{vm + "the configuration says scsi1, but the machine runs from scsi0 (address /pci0000:00/0000:00:05.0/0000:01:01.0/virtio2/host2/target2:0:0/2:0:0:0): correct or remove nodes[].systemDisk.slot"},
 			lift: configuration("slot: scsi1", "slot: scsi0"),
 		},
 	}

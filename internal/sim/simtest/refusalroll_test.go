@@ -240,7 +240,7 @@ func TestNothingIsPossible(t *testing.T) {
 // TestEtcdRefusesANewSystemDisk is about clusters whose etcd can't do without the node.
 func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	const only = "the only etcd member's data would be lost with the system disk: use in-place, " +
-		"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL)"
+		"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it"
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		n := planOf(t, lab, "cp1")

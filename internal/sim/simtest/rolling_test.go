@@ -284,7 +284,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		"one that recast does not know": func(_ *testing.T, lab *Lab) string {
 			lab.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
 			time.Sleep(time.Minute)
-			lab.Kube.NodeDown("gpu1")
+			lab.Kube.NodeDown("5ec0ffee-0000-4000-8000-0000000000aa")
 			return "gpu1"
 		},
 	}

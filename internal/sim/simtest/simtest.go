@@ -26,6 +26,7 @@ type Lab struct {
 	Dir string
 	t   testing.TB
 
+	canary     *canary
 	persistent []content // of the persistent disks when the lab was new
 
 	mu      sync.Mutex
@@ -55,6 +56,9 @@ func New(t testing.TB, o sim.Options) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.canary = newCanary(lab, files)
+	l.canary.visit(l.Dir)
+	t.Cleanup(l.requireNoLeaks)
 	for name, content := range files {
 		l.Write(name, content)
 	}

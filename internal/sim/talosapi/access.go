@@ -12,6 +12,7 @@ import (
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,6 +50,9 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, n
 	if err := g.authorize(ctx, info.FullMethod); err != nil {
 		return nil, err
 	}
+	if err := g.hang(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
 	return next(ctx, req)
 }
 
@@ -70,7 +74,18 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	if err := g.authorize(ss.Context(), info.FullMethod); err != nil {
 		return err
 	}
+	if err := g.hang(ss.Context(), info.FullMethod); err != nil {
+		return err
+	}
 	return next(srv, ss)
+}
+
+// hang leaves those who read resources to rule, which knows what they read.
+func (g *gate) hang(ctx context.Context, method string) error {
+	if strings.HasPrefix(method, stateService) {
+		return nil
+	}
+	return g.boot.m.hang(ctx, method, "")
 }
 
 func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
@@ -78,8 +93,12 @@ func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
 		Proto: "talos", Target: g.boot.m.addr.String(), Method: method,
 		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return call, status.Error(codes.Unavailable, err.Error())
+	case g.boot.dying.Load():
+		g.boot.m.fw.o.Recorder.End(call)
+		return call, errNoMachined
 	}
 	return call, nil
 }
@@ -97,12 +116,17 @@ var reads = []string{
 // do all (rules in internal/app/machined/pkg/system/services/machined.go).
 func (g *gate) authorize(ctx context.Context, method string) error {
 	base := path.Base(method)
+	if g.maintenance {
+		if err := g.boot.release().maintained(method); err != nil {
+			return err
+		}
+	}
 	if g.maintenance && base == "ApplyConfiguration" {
 		return nil
 	}
 	allowed := []role.Role{role.Admin}
 	switch base {
-	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "Events", "DiskUsage", "HealthCheck", "Disks":
+	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "LogsContainers", "Containers", "Mounts", "Processes", "ImageList", "Events", "DiskUsage", "HealthCheck", "Disks":
 		allowed = append(allowed, role.Operator, role.Reader)
 	case "EtcdMemberList", "EtcdStatus", "EtcdAlarmList":
 		allowed = append(allowed, role.Operator, role.Reader, role.EtcdBackup)
@@ -133,15 +157,22 @@ func roles(ctx context.Context) role.Set {
 	return role.MakeSet(role.Reader)
 }
 
-// rule guards the resources: nobody writes them, and only admins read what is
-// marked sensitive. Disks are probed afresh before they are read.
+// verbs are how the service calls what reads resources.
+var verbs = map[state.Verb]string{state.Get: "Get", state.List: "List", state.Watch: "Watch"}
+
+// rule guards the resources: nobody writes them, only admins read what is marked
+// sensitive, and kinds and namespaces that the release does not have are denied
+// (AccessPolicy in internal/app/resources). Disks are probed afresh before they are read.
 func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
-		return status.Error(codes.PermissionDenied, "write access denied")
+		return status.Error(codes.PermissionDenied, "write access is not allowed")
 	}
 	kind, err := b.store.st.Get(ctx, resource.NewMetadata(
 		meta.NamespaceName, meta.ResourceDefinitionType, strings.ToLower(access.ResourceType), resource.VersionUndefined))
-	if err != nil {
+	switch {
+	case state.IsNotFoundError(err):
+		return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", access.ResourceType)
+	case err != nil:
 		return err
 	}
 	rd, ok := kind.(*meta.ResourceDefinition)
@@ -151,8 +182,18 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if rd.TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin) {
 		return status.Error(codes.PermissionDenied, "not authorized")
 	}
+	_, err = b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, meta.NamespaceType, access.ResourceNamespace, resource.VersionUndefined))
+	switch {
+	case state.IsNotFoundError(err):
+		return status.Errorf(codes.PermissionDenied, "namespace %q is not supported", access.ResourceNamespace)
+	case err != nil:
+		return err
+	}
+	if err := b.m.hang(ctx, stateService+verbs[access.Verb], access.ResourceType); err != nil {
+		return err
+	}
 	switch access.ResourceType {
-	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType:
+	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType, runtime.MetaKeyType, runtime.MountStatusType:
 		return b.publishBlock(ctx)
 	}
 	return nil

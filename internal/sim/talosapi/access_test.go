@@ -27,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestRoles(t *testing.T) {
@@ -84,7 +85,7 @@ func TestRoles(t *testing.T) {
 		}
 		want := map[string]string{
 			"status": "OK OK ", "version": "OK OK ", "config": "OK PermissionDenied ", "watch config": "OK PermissionDenied ",
-			"file": "OK PermissionDenied ", "unknown kind": "NotFound NotFound ", "write": "PermissionDenied PermissionDenied ",
+			"file": "OK PermissionDenied ", "unknown kind": "PermissionDenied PermissionDenied ", "write": "PermissionDenied PermissionDenied ",
 			"rollback": "Unknown PermissionDenied ", "lifecycle upgrade": "Internal PermissionDenied ",
 			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
 			"apply rubbish": "InvalidArgument PermissionDenied ",
@@ -121,7 +122,7 @@ func TestWorkerNeedsAControlPlane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
 		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-		wk := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, l.installed(conf, image("old"))))
+		wk := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, l.installed(conf, image("old"))))
 		wk.on()
 		defer wk.guest.Kill()
 		time.Sleep(5 * time.Minute)
@@ -142,7 +143,7 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 		defer cp.guest.Kill()
 		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
 		wk := func() *box {
-			b := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, l.installed(conf, image("old"))))
+			b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, l.installed(conf, image("old"))))
 			b.on()
 			l.running(workerAddr)
 			return b
@@ -244,31 +245,61 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
-		b := l.box(9011, "02:00:00:00:00:1F",
-			disk("scsi0", "", 10, nil), disk("scsi1", "data-wk1", 20, []byte("ext4, perhaps")), disk("virtio3", "", 1, nil),
-			disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))
-		b.on()
-		defer b.guest.Kill()
-		c := l.insecure(workerAddr)
-		l.awaitStage(c, runtime.MachineStageMaintenance)
-		all, err := safe.StateListAll[*block.Disk](t.Context(), c.COSI)
-		if err != nil {
-			t.Fatal(err)
+		named := func(d world.Drive) world.Drive {
+			d.WWN = "3ABCDEF012345678"
+			return d
 		}
-		got := map[resource.ID]string{}
-		for d := range all.All() {
-			s := d.TypedSpec()
-			got[d.Metadata().ID()] = fmt.Sprintf("%q %s cdrom=%v ro=%v", s.Serial, s.BusPath, s.CDROM, s.Readonly)
-		}
-		want := map[resource.ID]string{
-			"loop0": `""  cdrom=false ro=true`,
-			"sda":   `"drive-scsi0" /pci0000:00/0000:00:05.0/0000:01:01.0/virtio2/host2/target2:0:0/2:0:0:0/ cdrom=false ro=false`,
-			"sdb":   `"data-wk1" /pci0000:00/0000:00:05.0/0000:01:02.0/virtio3/host3/target3:0:0/3:0:0:1/ cdrom=false ro=false`,
-			"vda":   `"" /pci0000:00/0000:00:0d.0/virtio5/ cdrom=false ro=false`,
-			"sr0":   `"QM00003" /pci0000:00/0000:00:01.1/ata3/host2/target2:0:0/2:0:0:0/ cdrom=true ro=false`,
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("disks (-want +got):\n%s", diff)
+		for name, tc := range map[string]struct {
+			hw     world.Hardware
+			drives []world.Drive
+			want   map[resource.ID]string
+		}{
+			"virtio-scsi-single": {world.Hardware{SCSI: "virtio-scsi-single"}, []world.Drive{
+				disk("scsi0", "", 10, nil), disk("scsi1", "data-wk1", 20, []byte("ext4, perhaps")), named(disk("scsi4", "more", 1, nil)), disk("virtio3", "sys", 1, nil), named(disk("virtio4", "", 1, nil)),
+			}, map[resource.ID]string{
+				"sda": `virtio "" "" /pci0000:00/0000:00:05.0/0000:01:01.0/virtio2/host2/target2:0:0/2:0:0:0`,
+				"sdb": `virtio "" "" /pci0000:00/0000:00:05.0/0000:01:02.0/virtio3/host3/target3:0:0/3:0:0:1`,
+				"sdc": `virtio "" "naa.3abcdef012345678" /pci0000:00/0000:00:05.0/0000:01:05.0/virtio6/host6/target6:0:0/6:0:0:4`,
+				"vda": `virtio "sys" "" /pci0000:00/0000:00:0d.0/virtio5`,
+				"vdb": `virtio "" "" /pci0000:00/0000:00:0e.0/virtio6`,
+			}},
+			"virtio-scsi-pci": {world.Hardware{SCSI: "virtio-scsi-pci"}, []world.Drive{disk("scsi0", "", 10, nil), disk("scsi3", "data", 10, nil)}, map[resource.ID]string{
+				"sda": `virtio "" "" /pci0000:00/0000:00:05.0/virtio3/host2/target2:0:0/2:0:0:0`,
+				"sdb": `virtio "" "" /pci0000:00/0000:00:05.0/virtio3/host2/target2:0:0/2:0:0:3`,
+			}},
+			"LSI": {world.Hardware{}, []world.Drive{disk("scsi0", "sys", 10, nil), named(disk("scsi9", "", 10, nil))}, map[resource.ID]string{
+				"sda": `spi "" "" /pci0000:00/0000:00:05.0/host2/target2:0:0/2:0:0:0`,
+				"sdb": `spi "" "naa.3abcdef012345678" /pci0000:00/0000:00:05.1/host3/target3:0:2/3:0:2:0`,
+			}},
+			"ATA on q35": {world.Hardware{Q35: true}, []world.Drive{disk("ide0", "", 10, nil), disk("sata1", "data", 10, nil), named(disk("sata2", "x", 1, nil))}, map[resource.ID]string{
+				"sda": `sata "" "t10.ATA     QEMU HARDDISK                           QM00001" /pci0000:00/0000:00:01.1/ata1/host0/target0:0:0/0:0:0:0`,
+				"sdb": `sata "" "t10.ATA     QEMU HARDDISK                           data" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
+				"sdc": `sata "" "naa.3abcdef012345678" /pci0000:00/0000:00:01.1/ata3/host2/target2:0:0/2:0:0:0`,
+			}},
+			"IDE on i440fx": {world.Hardware{}, []world.Drive{disk("ide0", "data", 10, nil), disk("ide1", "", 10, nil)}, map[resource.ID]string{
+				"sda": `ata "QEMU_HARDDISK_data" "t10.ATA     QEMU HARDDISK                           data" /pci0000:00/0000:00:01.1/ata1/host0/target0:0:0/0:0:0:0`,
+				"sdb": `ata "QEMU_HARDDISK_QM00002" "t10.ATA     QEMU HARDDISK                           QM00002" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
+			}},
+		} {
+			b := l.box(9011, "02:00:00:00:00:1F", append(tc.drives, disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))...)
+			b.hw.SCSI, b.hw.Q35 = tc.hw.SCSI, tc.hw.Q35
+			b.on()
+			c := l.insecure(workerAddr)
+			l.awaitStage(c, runtime.MachineStageMaintenance)
+			all, err := safe.StateListAll[*block.Disk](t.Context(), c.COSI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[resource.ID]string{}
+			for d := range all.All() {
+				if s := d.TypedSpec(); !s.CDROM && !s.Readonly {
+					got[d.Metadata().ID()] = fmt.Sprintf("%s %q %q %s", s.Transport, s.Serial, s.WWID, s.BusPath)
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("%s: disks (-want +got):\n%s", name, diff)
+			}
+			b.guest.Kill()
 		}
 	})
 }

@@ -17,19 +17,44 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
+// What becomes of a configuration.
+const (
+	appliedNow    = "Applied configuration without a reboot"
+	stagedForBoot = "Staged configuration to be applied after the next reboot"
+)
+
 // errNoState says that there is no STATE partition to keep a configuration in.
 var errNoState = errors.New("the STATE partition is missing")
 
 // ApplyConfiguration implements the API.
 func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
+	badMode := s.boot.release().badMode(req.GetMode(), s.maintenance)
+	bare := s.maintenance && s.boot.release().bareMaintenance
+	if bare && badMode != nil {
+		return nil, badMode
+	}
 	cfg, err := parseConfig(req.GetData())
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	//lint:ignore SA1019 this is the side that Validate is for
-	warnings, err := cfg.Validate(metalMode{})
-	if err != nil {
+	if err := s.boot.release().takes(req.GetData()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if text := s.boot.m.has().Refuses; text != "" {
+		return nil, status.Error(codes.InvalidArgument, text)
+	}
+	if err := s.boot.publishBlock(ctx); err != nil { // it looks for the disk to install on
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	_, installed := systemDisk(s.boot.m.devices())
+	warnings, err := cfg.ValidateAtRuntime(ctx, s.boot.store.st, metalMode{installed})
+	switch {
+	case err != nil && bare:
 		return nil, status.Errorf(codes.InvalidArgument, "configuration validation failed: %s", err)
+	case err != nil:
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	case badMode != nil:
+		return nil, badMode
 	}
 	apply := s.applyRunning
 	if s.maintenance {
@@ -43,22 +68,36 @@ func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi
 	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{answer}}, nil
 }
 
-// applyMaintenance hands a machine its first configuration.
+// applyMaintenance hands a machine its first configuration, at once or, staged,
+// at its next boot: where there is no STATE to keep it in, nothing is left of it then.
 func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
-	switch mode := req.GetMode(); mode {
-	//lint:ignore SA1019 REBOOT is the zero value, and means NO_REBOOT here
-	case machineapi.ApplyConfigurationRequest_REBOOT, machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT:
-	default:
-		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported in maintenance mode", mode)
+	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: appliedNow}
+	bare, tried := s.boot.release().bareMaintenance, false
+	switch mode := req.GetMode(); {
+	case bare:
+		answer = &machineapi.ApplyConfiguration{}
+	case mode == machineapi.ApplyConfigurationRequest_STAGED:
+		answer.Mode, answer.ModeDetails = mode, stagedForBoot
+	case mode == machineapi.ApplyConfigurationRequest_TRY:
+		answer.Mode, tried = mode, true
 	}
-	answer := &machineapi.ApplyConfiguration{
-		Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot",
-	}
-	if req.GetDryRun() {
+	switch {
+	case req.GetDryRun() && bare:
+		answer.ModeDetails = "Dry run summary:\nNode is running in maintenance mode and does not have a config yet."
+		return answer, nil
+	case req.GetDryRun():
 		return s.boot.dryRun(answer, cfg)
+	case answer.Mode == machineapi.ApplyConfigurationRequest_STAGED:
+		err := s.boot.keep(stateData{Config: req.GetData(), NodeID: newNodeID()})
+		if err != nil && !errors.Is(err, errNoState) {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		return answer, nil
+	case tried:
+		answer.ModeDetails += triedFor(tryFor(req.GetTryModeTimeout()))
 	}
 	select {
-	case s.boot.configs <- req.GetData():
+	case s.boot.configs <- firstConfig{raw: req.GetData(), tried: tried}:
 		return answer, nil
 	default:
 		return nil, status.Error(codes.FailedPrecondition, "the machine has already been given a configuration")
@@ -67,24 +106,29 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 
 // applyRunning changes the configuration of a configured machine.
 func (s *machineService) applyRunning(ctx context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
-	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: "Applied configuration without a reboot"}
+	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: appliedNow}
 	active := cfg
 	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
 	switch mode := req.GetMode(); {
-	case mode == machineapi.ApplyConfigurationRequest_AUTO, mode == machineapi.ApplyConfigurationRequest_NO_REBOOT:
+	case mode == machineapi.ApplyConfigurationRequest_TRY:
+		answer.Mode = mode
 	case mode == machineapi.ApplyConfigurationRequest_STAGED:
-		answer.Mode, answer.ModeDetails = mode, "Staged configuration to be applied after the next reboot"
+		answer.Mode, answer.ModeDetails = mode, stagedForBoot
 		active = s.boot.config()
-	case mode == reboot && !after(s.boot.med.image.TalosVersion, config.TalosVersion1_13):
+	case mode == reboot:
 		answer.Mode, answer.ModeDetails = mode, "Applied configuration with a reboot"
 		active = s.boot.config()
-	default:
-		return nil, status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported", mode)
 	}
 	if req.GetDryRun() {
 		return s.boot.dryRun(answer, cfg)
 	}
+	if answer.Mode == machineapi.ApplyConfigurationRequest_TRY {
+		d := tryFor(req.GetTryModeTimeout())
+		answer.ModeDetails += triedFor(d)
+		return answer, s.boot.try(ctx, cfg, d)
+	}
+	s.boot.endTrial()
 	if err := s.boot.persist(req.GetData()); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -182,8 +226,8 @@ func parseConfig(raw []byte) (config.Provider, error) {
 }
 
 // metalMode is what configurations are validated for.
-type metalMode struct{}
+type metalMode struct{ installed bool }
 
-func (metalMode) String() string        { return "metal" }
-func (metalMode) RequiresInstall() bool { return true }
-func (metalMode) InContainer() bool     { return false }
+func (metalMode) String() string          { return "metal" }
+func (m metalMode) RequiresInstall() bool { return !m.installed }
+func (metalMode) InContainer() bool       { return false }

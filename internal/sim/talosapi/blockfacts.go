@@ -5,6 +5,7 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
 
 const (
@@ -33,6 +34,14 @@ func (b *boot) publishBlock(ctx context.Context) error {
 			return err
 		}
 	}
+	for kind, rs := range map[resource.Type][]resource.Resource{
+		runtime.MetaKeyType:     metaKeys(devs),
+		runtime.MountStatusType: b.mountStatuses(devs),
+	} {
+		if err := b.store.replace(ctx, resource.NewMetadata(runtime.NamespaceName, kind, "", resource.VersionUndefined), rs); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -45,7 +54,7 @@ func disks(devs []device) []resource.Resource {
 	for _, d := range devs {
 		r := block.NewDisk(block.NamespaceName, d.name)
 		*r.TypedSpec() = block.DiskSpec{
-			DevPath: d.path(), IOSize: 512, SectorSize: 512, CDROM: d.CDROM, Model: d.model, Serial: d.Serial, BusPath: d.busPath,
+			DevPath: d.path(), IOSize: 512, SectorSize: 512, CDROM: d.CDROM, Model: d.model, Serial: d.serial, WWID: d.wwid, BusPath: d.busPath,
 			SubSystem: "/sys/class/block", Transport: d.transport, Rotational: true, Symlinks: d.symlinks(),
 		}
 		r.TypedSpec().SetSize(uint64(d.SizeBytes))
@@ -116,6 +125,8 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 		spec.Type = block.VolumeTypePartition
 		p, found := v.locate(devs)
 		switch {
+		case !found && v.id == labelState && cfg != nil: // while Talos is installed
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
 		case !found && v.fixed:
 			spec.Phase = block.VolumePhaseMissing
 		case !found || cfg == nil && !v.fixed:

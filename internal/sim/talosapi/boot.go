@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,27 +25,35 @@ type boot struct {
 	started time.Time
 	kernel  *kernelLog
 	events  *eventLog
+	shown   map[string]service             // as they were last told of; with showing held
 	told    *machineapi.MachineStatusEvent // the last one of its kind; with showing held
 
-	fixed func() nodeFiles // what of the file system stays as it is, worked out once
+	seq    *sequence // nil between two
+	ending bool      // whether the sequence that ends the boot has begun
 
-	probing    sync.Mutex // one look at the disks at a time
-	showing    sync.Mutex // one refresh at a time
-	installing sync.Mutex // one installer at a time
-	settled    sync.Once  // when the machine is running and ready
+	tried bool // the configuration came from nowhere that lasts; before any task of the boot runs
 
-	orders  chan outcome // from the API: reboot, shut down
-	configs chan []byte  // from the API in maintenance mode
+	fixed    func() nodeFiles // what of the file system stays as it is, worked out once
+	extended func() []string  // IDs of the services that the image's extensions bring, worked out once
+
+	probing    sync.Mutex  // one look at the disks at a time
+	showing    sync.Mutex  // one refresh at a time
+	installing sync.Mutex  // one installer at a time
+	settled    sync.Once   // when the machine is running and ready
+	dying      atomic.Bool // apid answers still, machined does not
+
+	orders  chan outcome     // from the API: reboot, shut down
+	configs chan firstConfig // from the API in maintenance mode
 
 	mu      sync.Mutex
 	api     *api            // nil while the API is down
 	cfg     config.Provider // nil in maintenance mode
+	trial   *time.Timer     // at its end the configuration before that on trial is active again; nil: there was none
 	upgrade upgrade         // what to do when the order is to upgrade
 	nodeID  string
 	status  runtime.MachineStatusSpec // as stage set it
 	etcd    *etcdService              // nil on a worker, and until it is started
 	kubelet time.Time                 // when it was restarted; zero if it never was
-	ending  bool                      // whether the sequence that ends the boot has begun
 	actor   string                    // ID of whoever gave the order to end
 	drain   bool                      // whether Talos is to empty the node before it ends
 	reset   *machineapi.ResetRequest  // what to wipe when the order is to reset
@@ -57,18 +66,20 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		return killed
 	}
 	if _, installed := systemDisk(m.devices()); installed && med.halts() {
-		m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
-		return m.dark(ctx)
+		return m.halt(ctx)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	b := &boot{
 		m: m, med: med, id: uuid.NewString(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
-		orders: make(chan outcome, 1), configs: make(chan []byte, 1),
+		orders: make(chan outcome, 1), configs: make(chan firstConfig, 1),
 		started: time.Now(), kernel: &m.kernel, events: newEventLog(),
 	}
 	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
+	m.log.clear()
+	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
+	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
 	end, err := b.run(ctx)
 	cancel()
 	b.tasks.Wait() // one of them may start the API
@@ -86,28 +97,31 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return b.crash(ctx, err)
 	}
-	if b.store, err = newStore(ctx, kinds); err != nil {
+	if b.store, err = newStore(ctx, b.release().kinds(kinds)); err != nil {
 		return b.crash(ctx, err)
 	}
 	if err := b.publishFacts(ctx); err != nil {
 		return b.crash(ctx, err)
 	}
+	b.sequence("", "initialize", b.release().phases(initializePhases))
+	b.seq.to("config")
 	st, configured := readState(b.m.devices())
 	if !configured {
-		raw, end, err := b.maintenance(ctx)
+		first, end, err := b.maintenance(ctx)
 		if err != nil {
 			return b.crash(ctx, err)
 		}
 		if end != carryOn {
 			return b.leave(ctx, end), nil
 		}
-		st = stateData{Config: raw, NodeID: newNodeID()}
-		if _, installed := systemDisk(b.m.devices()); installed {
+		st, b.tried = stateData{Config: first.raw, NodeID: newNodeID()}, first.tried
+		if _, installed := systemDisk(b.m.devices()); installed && !b.tried {
 			if err := b.keep(st); err != nil {
 				return b.crash(ctx, err)
 			}
 		}
 	}
+	b.seq.end()
 	if end := b.stumble(ctx); end != carryOn {
 		return end, nil
 	}
@@ -136,31 +150,33 @@ func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 }
 
 // maintenance serves the API of a machine without configuration until it gets one.
-func (b *boot) maintenance(ctx context.Context) ([]byte, outcome, error) {
+func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
+	b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_START})
 	if err := b.stage(ctx, runtime.MachineStageMaintenance, true); err != nil {
-		return nil, carryOn, err
+		return firstConfig{}, carryOn, err
 	}
 	if b.m.addr.IsValid() {
 		tls, err := maintenanceTLS(b.m.addr)
 		if err != nil {
-			return nil, carryOn, err
+			return firstConfig{}, carryOn, err
 		}
 		if err := b.startAPI(tls, nil, true); err != nil {
-			return nil, carryOn, err
+			return firstConfig{}, carryOn, err
 		}
 	}
 	select {
 	case <-ctx.Done():
-		return nil, killed, nil
+		return firstConfig{}, killed, nil
 	case <-b.m.power:
-		return nil, powerOff, nil
-	case raw := <-b.configs:
+		return firstConfig{}, powerOff, nil
+	case first := <-b.configs:
 		// the answer to the request still leaves through the old API
 		if end := b.wait(ctx, switchTime); end != carryOn {
-			return nil, end, nil
+			return firstConfig{}, end, nil
 		}
 		b.stopAPI()
-		return raw, b.wait(ctx, switchTime), nil
+		b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_STOP})
+		return first, b.wait(ctx, switchTime), nil
 	}
 }
 
@@ -179,15 +195,34 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		if b.m.etcdData() != nil {
 			b.startEtcd(ctx) // its volume is there, so it does not wait for the install
 		}
-		return b.install(ctx)
-	}
-	if end := b.runStaged(ctx); end != carryOn {
+		if end, err := b.install(ctx); err != nil || end != carryOn {
+			return end, err
+		}
+	} else if end := b.runStaged(ctx); end != carryOn {
 		return end, nil
+	}
+	if b.seq == nil {
+		b.bootSequence()
+		if err := b.unattended(ctx, runtime.UnattendedInstallPhaseInstalled, nil); err != nil {
+			return carryOn, err
+		}
 	}
 	if err := b.provision(ctx); err != nil {
 		return carryOn, err
 	}
-	b.startEtcd(ctx)
+	b.seq.to("startEverything")
+	if end, err := b.awaitTime(ctx); err != nil || end != carryOn {
+		return end, err
+	}
+	if b.med.entry != "" && b.m.fw.defects.of(b.med.image) == Unready {
+		if err := b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running"); err != nil {
+			return carryOn, err
+		}
+		return b.wait(ctx, 0), nil
+	}
+	if b.etcdService() == nil {
+		b.startEtcd(ctx)
+	}
 	if end := b.wait(ctx, serviceTime); end != carryOn {
 		return end, nil
 	}
@@ -199,6 +234,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if end := b.awaitEtcd(ctx); end != carryOn {
 		return end, nil
 	}
+	b.seq.end()
 	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {
 		return carryOn, err
 	}
@@ -222,33 +258,50 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	default:
 		return end
 	}
-	actor := b.begin(map[bool]string{true: "shutdown", false: "reboot"}[end == powerOff])
 	b.mu.Lock()
 	drain := b.drain
 	b.mu.Unlock()
+	if end == powerOff {
+		b.begin("shutdown", b.release().shuttingDown(drain))
+	} else {
+		b.begin("reboot", b.release().rebooting())
+	}
 	if drain {
+		b.seq.to("drain")
 		b.empty(ctx)
 	}
 	b.gone()
-	b.tell(actor, &machineapi.TaskEvent{Task: "stopAllServices", Action: machineapi.TaskEvent_START})
+	b.seq.to("stopEverything")
 	b.etcdService().stop(errOrderly)
-	if err := b.stage(ctx, stage, false); err != nil || !b.m.fw.sleep(ctx, leaveTime) {
+	if err := b.stage(ctx, stage, true); err != nil || !b.m.fw.sleep(ctx, leaveTime/2) {
 		return killed
 	}
-	b.tell(actor, &machineapi.TaskEvent{Task: "stopAllServices", Action: machineapi.TaskEvent_STOP})
+	b.dying.Store(true) // machined goes before apid
+	if !b.m.fw.sleep(ctx, leaveTime/2) {
+		return killed
+	}
+	b.seq.to("reboot")
+	b.seq.to("shutdown")
 	return end
 }
 
-// begin tells that the sequence which ends this boot has begun, if none has, and who wanted it.
-func (b *boot) begin(sequence string) (actor string) {
-	b.mu.Lock()
-	begun, actor := b.ending, b.actor
-	b.ending = true
-	b.mu.Unlock()
-	if !begun {
-		b.tell(actor, &machineapi.SequenceEvent{Sequence: sequence, Action: machineapi.SequenceEvent_START})
+// begin begins the sequence that ends this boot, if none has, for whoever wanted it.
+func (b *boot) begin(name string, phases []phase) {
+	if b.ending {
+		return
 	}
-	return actor
+	b.ending = true
+	b.mu.Lock()
+	actor := b.actor
+	b.mu.Unlock()
+	b.sequence(actor, name, phases)
+}
+
+// bootSequence begins what makes an installed machine a node, as far as there is no
+// volume to wait for.
+func (b *boot) bootSequence() {
+	b.sequence("", "boot", b.release().phases(bootPhases))
+	b.seq.to("ephemeral")
 }
 
 // wait lets d pass (0: for ever) unless the machine is told to end before.

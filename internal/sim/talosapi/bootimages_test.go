@@ -34,7 +34,7 @@ func TestDisksHoldWhatTheInstallerHad(t *testing.T) {
 		}
 
 		mustInstall(t, c, newRef)
-		wk := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, nil), cdrom(l.iso(image("old"))))
+		wk := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("old"))))
 		wk.on()
 		defer func() { wk.guest.Kill() }()
 		l.awaitStage(l.insecure(workerAddr), runtime.MachineStageMaintenance)

@@ -1,6 +1,7 @@
 package talosapi
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -69,13 +70,14 @@ type Machine struct {
 	Hostname      string
 	ControlPlane  bool
 	Installer     string   // image reference
-	InstallSerial string   // serial of the disk to install on; empty: /dev/sda
+	InstallDisk   string   // what to install on; empty: /dev/sda
+	InstallSerial string   // serial of the disk to install on, which goes before that where it is not unattended
 	Documents     []string // further configuration documents, as YAML: volumes and the like
 }
 
 // MachineConfig makes the machine's configuration.
 func (c *Cluster) MachineConfig(m Machine) ([]byte, error) {
-	in, err := c.input(generate.WithInstallDisk("/dev/sda"), generate.WithInstallImage(m.Installer))
+	in, err := c.input(generate.WithInstallDisk(cmp.Or(m.InstallDisk, "/dev/sda")), generate.WithInstallImage(m.Installer))
 	if err != nil {
 		return nil, err
 	}

@@ -17,8 +17,11 @@ const (
 	Sound Defect = "" // none
 
 	Unpullable     Defect = "cannot be pulled"
-	InstallerFails Defect = "installer fails" // with an exit code, before it changes an installed system
+	Unauthorized   Defect = "needs credentials" // that the machines do not have
+	InstallerFails Defect = "installer fails"   // with an exit code, before it changes an installed system
 
+	// Unready is a system that comes up, API and all, and whose kubelet never starts.
+	Unready Defect = "never ready"
 	// RollsBack is a system whose machined ends with a fatal error: it puts the
 	// entry of before the upgrade back, if META names one, and reboots.
 	RollsBack Defect = "rolls back"
@@ -102,6 +105,7 @@ func (b *boot) stumble(ctx context.Context) outcome {
 // fatal is how machined ends with an error: it reverts an upgrade that has not
 // proven itself and reboots through the firmware (main.go, revert.go in Talos' machined).
 func (b *boot) fatal(ctx context.Context, why string) outcome {
+	b.ending = true // without a sequence
 	b.m.console("%s", why)
 	if err := b.m.revertUpgrade(); err != nil {
 		b.m.console("failed to revert bootloader: %v", err)

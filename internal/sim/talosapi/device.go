@@ -12,13 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// device is a drive as the kernel shows it; its Serial is what the kernel reads, QEMU's own where none was given.
+// device is a drive as the kernel shows it.
 type device struct {
 	world.Drive
 	name      string // "sda", "vda", "sr0"
 	model     string
 	transport string
 	busPath   string
+	serial    string // as Talos has it, which is not always what the drive was given
+	wwid      string
 	disk      artefact.Disk // no partitions when blank or foreign
 	foreign   bool          // holds bytes that are no partition table of ours
 }
@@ -35,21 +37,54 @@ func (d device) bytes() []byte {
 // partitionName is the device of the partition with that index, counted from 1.
 func (d device) partitionName(index int) string { return d.name + strconv.Itoa(index) }
 
-// symlinks are udev's stable names.
+// symlinks are udev's stable names, which it makes of what it reads from the
+// device itself (60-persistent-storage.rules).
 func (d device) symlinks() []string {
-	if d.Serial == "" {
-		return nil
+	model, serial := strings.ReplaceAll(d.model, " ", "_"), d.given()
+	var links []string
+	switch bus, _, _ := splitKey(d.Key); {
+	case bus == "virtio" && serial != "":
+		links = append(links, "virtio-"+serial)
+	case bus == "scsi" && d.WWN != "":
+		links = append(links, "scsi-3"+strings.ToLower(d.WWN))
+	case bus == "scsi":
+		links = append(links, "scsi-0QEMU_"+model+"_"+serial)
+	case bus == "sata" || bus == "ide":
+		links = append(links, "ata-"+model+"_"+serial)
 	}
-	if strings.HasPrefix(d.Key, "virtio") {
-		return []string{"/dev/disk/by-id/virtio-" + d.Serial}
+	if naa, ok := strings.CutPrefix(d.wwid, "naa."); ok {
+		links = append(links, "wwn-0x"+naa)
 	}
-	return []string{"/dev/disk/by-id/scsi-0QEMU_" + strings.ReplaceAll(d.model, " ", "_") + "_" + d.Serial}
+	for i := range links {
+		links[i] = "/dev/disk/by-id/" + links[i]
+	}
+	return links
+}
+
+// given is the serial that the device itself answers with: QEMU makes one up for
+// ATA drives (ide_init_drive), and for SCSI its device_id, for which Proxmox takes
+// the drive's name.
+func (d device) given() string {
+	switch bus, n, _ := splitKey(d.Key); {
+	case d.Serial != "" || bus == "virtio":
+		return d.Serial
+	case bus == "scsi":
+		return "drive-" + d.Key
+	default:
+		return fmt.Sprintf("QM%05d", n+1)
+	}
 }
 
 // devices are the machine's drives as they are now, in the order of the kernel's names.
-func (m *machine) devices() []device { return devicesOf(m.hw.Drives()) }
+func (m *machine) devices() []device {
+	drives := m.hw.Drives()
+	for i, t := 0, m.has(); i < len(drives); i++ {
+		drives[i] = t.shown(drives[i])
+	}
+	return devicesOf(m.hw, drives)
+}
 
-func devicesOf(drives []world.Drive) []device {
+func devicesOf(hw *world.Hardware, drives []world.Drive) []device {
 	var devs []device
 	counts := map[string]int{}
 	for _, drive := range drives {
@@ -58,7 +93,7 @@ func devicesOf(drives []world.Drive) []device {
 			continue // an EFI or TPM state disk is the firmware's, not the system's
 		}
 		d := device{Drive: drive}
-		d.describe(bus, n)
+		d.describe(hw, bus, n)
 		kind := map[string]string{"virtio": "vd"}[bus]
 		switch {
 		case drive.CDROM:
@@ -96,36 +131,62 @@ func deviceName(kind string, n int) string {
 	return kind + suffix
 }
 
-// describe fills what QEMU shows of a drive; the addresses are those of
-// Proxmox' virtio-scsi-single, which gives each disk a controller of its own.
-func (d *device) describe(bus string, n int) {
+// describe fills what the kernel says of a drive, as Talos has it: the serial
+// from sysfs, where SCSI disks have none, else from udev's ata_id, which it asks
+// for the transport "ata" alone (block/disks.go in machined, GetProperties in
+// go-blockdevice). The addresses are those that qemu-server gives (print_drivedevice_full).
+func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	d.model = "QEMU HARDDISK"
 	if d.CDROM {
 		d.model = "QEMU DVD-ROM"
 	}
 	switch bus {
 	case "scsi":
-		d.transport = "virtio"
-		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:05.0/0000:01:%02x.0/virtio%d/host%d/target%d:0:0/%d:0:0:%d/", n+1, n+2, n+2, n+2, n+2, n)
-		if d.Serial == "" {
-			d.Serial = "drive-scsi" + strconv.Itoa(n)
-		}
+		d.describeSCSI(hw.SCSI, n)
 	case "virtio":
-		d.model, d.transport = "", "virtio"
-		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:%02x.0/virtio%d/", n+10, n+2)
+		d.model, d.transport, d.serial = "", "virtio", d.Serial
+		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:%02x.0/virtio%d", n+10, n+2)
 	default:
-		d.transport = "ata"
-		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:01.1/ata%d/host%d/target%d:0:0/%d:0:0:0/", n+1, n, n, n)
-		if d.Serial == "" {
-			d.Serial = fmt.Sprintf("QM%05d", n+1)
+		d.transport = "sata"
+		if bus == "ide" && !hw.Q35 { // ata_piix
+			d.transport, d.serial = "ata", strings.ReplaceAll(d.model, " ", "_")+"_"+d.given()
+		}
+		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:01.1/ata%d/host%d/target%d:0:0/%d:0:0:0", n+1, n, n, n)
+		if !d.CDROM { // libata's own page 83 (ata_scsiop_inq_83)
+			d.wwid = strings.TrimSpace(fmt.Sprintf("t10.ATA     %-40s%-20s", d.model, d.given()))
 		}
 	}
+	if d.WWN != "" && bus != "virtio" {
+		d.wwid = "naa." + strings.ToLower(d.WWN) // scsi_vpd_lun_id: the last one of equal rank
+	}
+}
+
+// describeSCSI is describe for the controllers of scsihw. QEMU's designator for a
+// disk without WWN is of a kind that the kernel passes over (designator_prio in scsi_lib.c).
+func (d *device) describeSCSI(scsihw string, n int) {
+	host, target, lun := 2, n%7, 0
+	slot := fmt.Sprintf("0000:00:05.%d", n/7)
+	switch {
+	case strings.HasPrefix(scsihw, "virtio-scsi"):
+		d.transport, target, lun = "virtio", 0, n
+		slot = "0000:00:05.0/virtio3"
+		if scsihw == "virtio-scsi-single" { // a controller for each disk
+			host, slot = n+2, fmt.Sprintf("0000:00:05.0/0000:01:%02x.0/virtio%d", n+1, n+2)
+		}
+	case scsihw == "megasas":
+		d.transport, target, lun = "megaraid_sas", 0, n
+	case scsihw == "pvscsi":
+		d.transport, target = "vmw_pvscsi", n
+	default:
+		d.transport, host = "spi", n/7+2
+	}
+	d.busPath = fmt.Sprintf("/pci0000:00/%s/host%d/target%d:0:%d/%d:0:%d:%d", slot, host, host, target, host, target, lun)
 }
 
 // selectable is the device as disk selectors of a configuration see it.
 func (d device) selectable() *block.DiskSpec {
 	return &block.DiskSpec{
-		DevPath: d.path(), Size: uint64(d.SizeBytes), Serial: d.Serial, Model: d.model, Transport: d.transport,
+		DevPath: d.path(), Size: uint64(d.SizeBytes), Serial: d.serial, Wwid: d.wwid, Model: d.model, Transport: d.transport,
 		BusPath: d.busPath, Cdrom: d.CDROM, Rotational: true, SubSystem: "/sys/class/block", Symlinks: d.symlinks(),
 		SectorSize: 512, IoSize: 512,
 	}

@@ -24,6 +24,7 @@ type hub struct {
 	issuers    map[*boot]issuer
 	etcds      map[string][]*etcd.Cluster // that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
+	recovery   map[int][]byte             // snapshots of etcd that were uploaded, by VMID
 	kubernetes map[*boot]bool             // control planes whose API server runs
 	changed    chan struct{}              // closed at the next change
 }
@@ -45,7 +46,7 @@ type issuer struct {
 func newHub() *hub {
 	return &hub{
 		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
-		faults: map[int]EtcdFault{}, kubernetes: map[*boot]bool{}, changed: make(chan struct{}),
+		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]bool{}, changed: make(chan struct{}),
 	}
 }
 
@@ -162,9 +163,9 @@ func awaitChange(ctx context.Context, changed <-chan struct{}, next time.Time) b
 func (b *boot) affiliate() cluster.AffiliateSpec {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	name := hostnameOf(b.cfg, b.nodeID)
+	host := hostOf(b.cfg, b.nodeID)
 	spec := cluster.AffiliateSpec{
-		NodeID: b.nodeID, Hostname: name, Nodename: name, MachineType: b.cfg.Machine().Type(),
+		NodeID: b.nodeID, Hostname: host.FQDN(), Nodename: nodenameOf(b.cfg, b.nodeID), MachineType: b.cfg.Machine().Type(),
 		OperatingSystem: "Talos (" + b.med.image.TalosVersion + ")",
 	}
 	if b.m.addr.IsValid() {
@@ -176,7 +177,7 @@ func (b *boot) affiliate() cluster.AffiliateSpec {
 	return spec
 }
 
-// publishMembers shows affiliates by identity and members by name; of two
+// publishMembers shows affiliates by identity and members by node name; of two
 // affiliates with one name the later identity is shown.
 func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec) error {
 	var affiliates []resource.Resource

@@ -10,63 +10,81 @@ import (
 	"google.golang.org/grpc"
 )
 
-// kernelLog is what the kernel of one boot keeps, as Dmesg sends it.
-type kernelLog struct {
+// textLog is the lines of a log, which nobody takes out again before the next boot.
+type textLog struct {
 	mu      sync.Mutex
 	lines   []string
 	changed chan struct{} // closed at the next line
 }
 
-// restart begins the log of another kernel.
-func (k *kernelLog) restart(version, cmdline string) {
-	k.mu.Lock()
-	k.lines = nil
-	k.mu.Unlock()
-	k.add("kern", "notice", "Linux version "+version)
-	k.add("kern", "info", "Command line: "+cmdline)
+// clear empties it.
+func (l *textLog) clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = nil
 }
 
-// add appends a line. Dmesg's format is machined's.
-func (k *kernelLog) add(facility, priority, text string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.lines = append(k.lines, fmt.Sprintf("%s: %7s: [%s]: %s\n", facility, priority, time.Now().Format(time.RFC3339Nano), text))
-	if k.changed != nil {
-		close(k.changed)
+// add appends a line.
+func (l *textLog) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, line+"\n")
+	if l.changed != nil {
+		close(l.changed)
 	}
-	k.changed = make(chan struct{})
+	l.changed = make(chan struct{})
 }
 
 // after are the lines from the nth on, and a channel closed at the next one.
-func (k *kernelLog) after(n int) ([]string, <-chan struct{}) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.lines[n:len(k.lines):len(k.lines)], k.changed
+func (l *textLog) after(n int) ([]string, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.changed == nil {
+		l.changed = make(chan struct{})
+	}
+	return l.lines[n:len(l.lines):len(l.lines)], l.changed
 }
 
-// Dmesg implements the API.
-func (s *machineService) Dmesg(req *machineapi.DmesgRequest, srv grpc.ServerStreamingServer[common.Data]) error {
-	if err := s.sinceThirteen("Dmesg"); err != nil {
-		return err
-	}
-	n := 0
-	if req.GetTail() {
-		lines, _ := s.boot.kernel.after(0)
-		n = len(lines)
-	}
+// send streams the lines from the nth on, and those to come as long as the caller follows.
+func (l *textLog) send(n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
 	for {
-		lines, changed := s.boot.kernel.after(n)
+		lines, changed := l.after(n)
 		n += len(lines)
 		for _, line := range lines {
 			if err := srv.Send(&common.Data{Bytes: []byte(line)}); err != nil {
 				return err
 			}
 		}
-		if !req.GetFollow() {
+		if !follow {
 			return nil
 		}
 		if !awaitChange(srv.Context(), changed, time.Time{}) {
 			return srv.Context().Err()
 		}
 	}
+}
+
+// kernelLog is what the kernel of one boot keeps, as Dmesg sends it.
+type kernelLog struct{ textLog }
+
+// restart begins the log of another kernel.
+func (k *kernelLog) restart(version, cmdline string) {
+	k.clear()
+	k.add("kern", "notice", "Linux version "+version)
+	k.add("kern", "info", "Command line: "+cmdline)
+}
+
+// add appends a line in the format of machined's Dmesg.
+func (k *kernelLog) add(facility, priority, text string) {
+	k.textLog.add(fmt.Sprintf("%s: %7s: [%s]: %s", facility, priority, time.Now().Format(time.RFC3339Nano), text))
+}
+
+// Dmesg implements the API.
+func (s *machineService) Dmesg(req *machineapi.DmesgRequest, srv grpc.ServerStreamingServer[common.Data]) error {
+	n := 0
+	if req.GetTail() {
+		lines, _ := s.boot.kernel.after(0)
+		n = len(lines)
+	}
+	return s.boot.kernel.send(n, req.GetFollow(), srv)
 }

@@ -37,8 +37,8 @@ type etcdService struct {
 	status    service
 	cluster   *etcd.Cluster // while the server runs
 	member    uint64
-	joined    bool // by this start of the service: only then Talos promotes the learner
-	bootstrap bool
+	joined    bool          // by this start of the service: only then Talos promotes the learner
+	bootstrap *bootstrap    // nil: it joins
 	wake      chan struct{} // closed when bootstrap is set
 }
 
@@ -108,14 +108,8 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 		if d := b.m.etcdData(); d != nil {
 			return b.m.fw.hub.etcdOf(clusterID(b.config()), d.Cluster), *d, nil
 		}
-		e.mu.Lock()
-		bootstrap := e.bootstrap
-		e.mu.Unlock()
-		form := e.join
-		if bootstrap {
-			form = e.found
-		}
-		cluster, data, err := form(ctx)
+		order := e.ordered()
+		cluster, data, err := e.form(ctx, order)
 		if err == nil {
 			err = b.m.writeEtcdData(&data)
 		}
@@ -124,6 +118,11 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 		}
 		if err == nil {
 			return cluster, data, nil
+		}
+		if order != nil && order.recover {
+			e.fail(ctx, order, err)
+			e.show(ctx, service{state: statePreparing, message: "Running pre state", unknown: true})
+			continue
 		}
 		if text := err.Error(); text != last {
 			b.m.console("service[etcd](Preparing): failed to build initial etcd cluster: %s", text)
@@ -139,9 +138,6 @@ func (e *etcdService) pause(ctx context.Context) {
 	defer t.Stop()
 	e.mu.Lock()
 	wake := e.wake
-	if e.bootstrap {
-		wake = nil
-	}
 	e.mu.Unlock()
 	select {
 	case <-ctx.Done():
@@ -157,12 +153,6 @@ func (b *boot) hostname() string {
 }
 
 func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr, port) }
-
-// found makes a new cluster with this member alone.
-func (e *etcdService) found(context.Context) (*etcd.Cluster, EtcdData, error) {
-	c := e.b.m.fw.newEtcd(clusterID(e.b.config()), EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr})
-	return c, dataOf(c, c.List()[0]), nil
-}
 
 // join adds this machine to the running cluster as a learner. A member of its
 // own name is taken for its own stale one and removed first (addMember).
@@ -213,16 +203,6 @@ func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
 func parseID(s string) uint64 {
 	id, _ := strconv.ParseUint(s, 16, 64) // what is no ID names no member
 	return id
-}
-
-// requestBootstrap makes the service form a new cluster.
-func (e *etcdService) requestBootstrap() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.bootstrap {
-		e.bootstrap = true
-		close(e.wake)
-	}
 }
 
 // show changes what is seen of the service.

@@ -40,7 +40,7 @@ func newQuorum(t *testing.T, n int) *quorum {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.data[member.Name] = disk("scsi1", "data", 20, content)
+		q.data[member.Name] = disk("virtio1", "data", 20, content)
 		q.start(i+1, member.Name, member.Name)
 	}
 	t.Cleanup(func() {
@@ -65,14 +65,14 @@ func (q *quorum) start(n int, machine, hostname string) {
 	if err != nil {
 		q.t.Fatal(err)
 	}
-	b := q.box(9000+n, fmt.Sprintf("02:00:00:00:00:%02X", 10+n), disk("scsi0", "system", 10, system), q.data[machine])
+	b := q.box(9000+n, fmt.Sprintf("02:00:00:00:00:%02X", 10+n), disk("virtio0", "system", 10, system), q.data[machine])
 	q.boxes[machine] = b
 	b.on()
 }
 
 // blank gives a machine an empty data disk.
 func (q *quorum) blank(machine string) {
-	q.data[machine] = disk("scsi1", "data", 20, talosapi.DataDisk("EPHEMERAL", nil))
+	q.data[machine] = disk("virtio1", "data", 20, talosapi.DataDisk("EPHEMERAL", nil))
 }
 
 func (q *quorum) kill(machine string) { q.boxes[machine].guest.Kill() }
@@ -227,7 +227,7 @@ func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		q.start(3, "cp3", "cp3")
-		time.Sleep(20 * time.Minute)
+		time.Sleep(20*time.Minute + time.Second) // between two attempts
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Waiting ?: Runner Containerd(etcd) exited without error, going to restart it")
 		want(t, "machine", q.machine(3), "booting ready=false services: etcd not running")
@@ -307,8 +307,8 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		l := newLab(t)
 		img := image("old")
 		img.TalosVersion = "v1.14.1"
-		data := disk("scsi1", "data", 20, nil)
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installed(l.config(talosapi.Machine{
+		data := disk("virtio1", "data", 20, nil)
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installed(l.config(talosapi.Machine{
 			Hostname: "cp1", ControlPlane: true, Installer: oldRef,
 			Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: ETCD\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n  minSize: 1GiB\n"},
 		}), img)), data)

@@ -1,10 +1,10 @@
 package talosapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -53,6 +53,10 @@ func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, 
 	deadline := time.Now().Add(s.boot.m.fw.scaled(localDialTime))
 	for {
 		changed := s.boot.m.fw.hub.changes()
+		if s.boot.m.etcdFault().Hung {
+			<-ctx.Done()
+			return nil, 0, ctx.Err()
+		}
 		if c, id, ok := s.boot.etcdService().server(); ok {
 			return c, id, nil
 		}
@@ -104,7 +108,7 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 	now := c.Status(id)
 	answer := &machineapi.EtcdMemberStatus{
 		MemberId: id, Leader: now.Leader, RaftTerm: now.Term, RaftIndex: now.Index, RaftAppliedIndex: now.Index, IsLearner: now.Learner,
-		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: s.boot.etcdVersion(),
+		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: cmp.Or(s.boot.m.etcdFault().Version, s.boot.etcdVersion()),
 	}
 	if v := strings.Split(answer.ProtocolVersion, "."); len(v) > 1 {
 		answer.StorageVersion = v[0] + "." + v[1] + ".0"
@@ -112,8 +116,8 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 	if now.Leader == 0 {
 		answer.Errors = append(answer.Errors, "etcdserver: no leader")
 	}
-	for _, member := range now.Alarms {
-		answer.Errors = append(answer.Errors, "memberID:"+strconv.FormatUint(member, 10)+" alarm:NOSPACE ")
+	for _, a := range now.Alarms {
+		answer.Errors = append(answer.Errors, fmt.Sprintf("memberID:%d alarm:%s ", a.Member, a.Kind))
 	}
 	return &machineapi.EtcdStatusResponse{Messages: []*machineapi.EtcdStatus{{MemberStatus: answer}}}, nil
 }
@@ -138,8 +142,8 @@ func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*
 		return nil, fmt.Errorf("failed to list etcd alarms: %w", err)
 	}
 	answer := &machineapi.EtcdAlarm{}
-	for _, member := range c.Status(id).Alarms {
-		answer.MemberAlarms = append(answer.MemberAlarms, &machineapi.EtcdMemberAlarm{MemberId: member, Alarm: machineapi.EtcdMemberAlarm_NOSPACE})
+	for _, a := range c.Status(id).Alarms {
+		answer.MemberAlarms = append(answer.MemberAlarms, &machineapi.EtcdMemberAlarm{MemberId: a.Member, Alarm: machineapi.EtcdMemberAlarm_AlarmType(a.Kind)})
 	}
 	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{answer}}, nil
 }
@@ -150,7 +154,7 @@ func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grp
 	if err != nil {
 		return err
 	}
-	b, err := c.Snapshot()
+	b, err := s.boot.m.fw.snapshot(srv.Context(), c)
 	if err != nil {
 		return fmt.Errorf("failed reading etcd snapshot: %w", err)
 	}
@@ -276,31 +280,11 @@ func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
 		return err
 	}
 	b.etcdService().stop(errOrderly)
+	if err := ctx.Err(); err != nil { // whoever asked is gone
+		return fmt.Errorf("failed to stop etcd: %w", err)
+	}
 	if err := b.m.writeEtcdData(nil); err != nil {
 		return fmt.Errorf("failed to remove /var/lib/etcd: %w", err)
 	}
 	return b.refresh(ctx)
-}
-
-// Bootstrap implements the API.
-func (s *machineService) Bootstrap(_ context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
-	cfg := s.boot.config()
-	if cfg == nil {
-		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
-	}
-	if !cfg.Machine().Type().IsControlPlane() {
-		return nil, status.Error(codes.FailedPrecondition, "bootstrap can only be performed on a control plane node")
-	}
-	if req.GetRecoverEtcd() {
-		return nil, status.Error(codes.Unimplemented, "the lab cannot recover etcd from a snapshot")
-	}
-	e := s.boot.etcdService()
-	if e == nil {
-		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
-	}
-	if s.boot.m.etcdData() != nil {
-		return nil, status.Error(codes.AlreadyExists, "etcd data directory is not empty")
-	}
-	e.requestBootstrap()
-	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
 }

@@ -177,7 +177,7 @@ func TestEtcdCallsThatAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 1)
 		q.installers[oldRef] = image("old")
-		wk := q.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, nil), cdrom(q.iso(image("old"))))
+		wk := q.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(q.iso(image("old"))))
 		wk.on()
 		defer func() { wk.guest.Kill() }()
 		open := q.insecure(workerAddr)
@@ -198,7 +198,7 @@ func TestEtcdCallsThatAreRefused(t *testing.T) {
 		_, err = worker.EtcdStatus(ctx)
 		requireError(t, "status on a worker", err, codes.Unimplemented, "etcd status is only available on control plane nodes")
 		requireError(t, "snapshot on a worker", snapshotError(ctx, worker), codes.Unimplemented, "etcd snapshot is only available on control plane nodes")
-		requireError(t, "bootstrap of a worker", worker.Bootstrap(ctx, &machineapi.BootstrapRequest{}), codes.FailedPrecondition, "bootstrap can only be performed on a control plane node")
+		requireError(t, "bootstrap of a worker", worker.Bootstrap(ctx, &machineapi.BootstrapRequest{}), codes.Unimplemented, "bootstrap is only available on control plane nodes")
 		reader := q.client(address(1), role.Reader)
 		requireError(t, "leave as a reader", reader.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{}), codes.PermissionDenied, "not authorized")
 		requireError(t, "snapshot as a reader", snapshotError(ctx, reader), codes.PermissionDenied, "not authorized")
@@ -307,7 +307,7 @@ func TestEtcdStartsDuringTheISOBoot(t *testing.T) {
 		q.installers[newRef] = image("new")
 		old := q.id("cp3")
 		q.kill("cp3")
-		b := q.box(9003, "02:00:00:00:00:0D", disk("scsi0", "fresh", 10, nil), q.data["cp3"], cdrom(q.iso(image("new"))))
+		b := q.box(9003, "02:00:00:00:00:0D", disk("virtio0", "fresh", 10, nil), q.data["cp3"], cdrom(q.iso(image("new"))))
 		q.boxes["cp3"] = b
 		b.on()
 		open := q.insecure(address(3))

@@ -90,9 +90,12 @@ func (fw *Firmware) EtcdViolations() []string {
 
 // EtcdFault is what a test breaks of a machine's etcd; the zero value is none.
 type EtcdFault struct {
-	Down     bool // the process fails again and again
-	Learner  bool // the machine's member is never promoted
-	NoSpace  bool // its member has raised that alarm
+	Down     bool   // the process fails again and again
+	Learner  bool   // the machine's member is never promoted
+	NoSpace  bool   // its member has raised that alarm
+	Corrupt  bool   // and that one
+	Hung     bool   // its server takes calls of clients and answers none
+	Version  string // what its server says that it is; "": that of its image
 	Snapshot SnapshotFault
 }
 

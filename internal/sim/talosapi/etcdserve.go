@@ -14,6 +14,9 @@ const (
 	etcdFailed = `Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`
 )
 
+// memberRemoved is why a server whose member the others have removed ends.
+const memberRemoved = "the member has been permanently removed from the cluster"
+
 // serve runs the member's server until ctx ends, the member is removed from the
 // cluster or the server is broken; it says how Talos words that.
 func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
@@ -44,25 +47,31 @@ func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) st
 func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d EtcdData) string {
 	m := e.b.m
 	e.show(ctx, service{state: stateRunning, message: "Started task etcd for container etcd", unknown: true})
+	m.etcdSays("info", "embed/serve.go:139", "ready to serve client requests", "")
 	if err := e.b.publishEtcdMember(ctx, id); err != nil && ctx.Err() == nil {
 		m.console("service[etcd]: %v", err)
 	}
 	m.fw.hub.wake()
-	alarmed := false
+	alarmed := EtcdFault{}
 	for {
 		changed, faults := c.Changed(), m.fw.hub.changes()
 		if c.Removed(id) {
-			m.console("etcd: the member has been permanently removed from the cluster")
+			m.console("etcd: %s", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:849", "server error", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:850", "data-dir used by this member must be removed", "")
 			return etcdExited
 		}
 		fault := m.etcdFault()
 		if fault.Down {
 			return etcdFailed
 		}
-		if fault.NoSpace != alarmed {
-			alarmed = fault.NoSpace
-			c.Alarm(id, alarmed)
+		if fault.NoSpace != alarmed.NoSpace {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.NoSpace}, fault.NoSpace)
 		}
+		if fault.Corrupt != alarmed.Corrupt {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.Corrupt}, fault.Corrupt)
+		}
+		alarmed = fault
 		if now, ok := c.Lookup(id); ok && dataOf(c, now) != d {
 			d = dataOf(c, now)
 			if err := m.writeEtcdData(&d); err != nil {

@@ -9,11 +9,8 @@ import (
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -63,9 +60,6 @@ func (fw *Firmware) eventID() string {
 // Events implements the API: an empty event first, then those asked for of the
 // past, then what happens, until the machine goes down.
 func (s *machineService) Events(req *machineapi.EventsRequest, srv grpc.ServerStreamingServer[machineapi.Event]) error {
-	if err := s.sinceThirteen("Events"); err != nil {
-		return err
-	}
 	b := s.boot
 	if err := srv.Send(&machineapi.Event{Data: &anypb.Any{}, Id: b.m.fw.eventID(), ActorId: req.GetWithActorId()}); err != nil {
 		return err
@@ -109,13 +103,21 @@ func tail(events []event, wanted func(event) bool) []event {
 	return events[i:]
 }
 
-// sinceThirteen refuses what maintenance mode has only had since Talos 1.13:
-// before that it was a service of its own with few methods.
-func (s *machineService) sinceThirteen(method string) error {
-	if s.maintenance && !after(s.boot.med.image.TalosVersion, config.TalosVersion1_12) {
-		return status.Errorf(codes.Unimplemented, "method %s not implemented", method)
+// tellService tells of a service that is not as it was last told to be, as a service
+// of machined does itself (UpdateState). It wants b.showing held.
+func (b *boot) tellService(s service) {
+	if b.shown[s.id] == s {
+		return
 	}
-	return nil
+	if b.shown == nil {
+		b.shown = map[string]service{}
+	}
+	b.shown[s.id] = s
+	b.tell("", &machineapi.ServiceStateEvent{
+		Service: s.id, Action: machineapi.ServiceStateEvent_Action(machineapi.ServiceStateEvent_Action_value[strings.ToUpper(s.state)]),
+		Message: s.message, Health: s.info().GetHealth(),
+	})
+	b.m.say("service[%s](%s): %s", s.id, s.state, s.message)
 }
 
 // tellStatus wants b.showing held.

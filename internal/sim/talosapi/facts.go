@@ -38,16 +38,25 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	// Talos goes by systemd-boot's variables (SecurityStateController), where
 	// every entry of the lab is called "Talos-…".
 	security.TypedSpec().BootedWithUKI = b.m.uefi()
-	rs := []resource.Resource{version, system, cmdline, bootID, security}
+	platform := runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID)
+	platform.TypedSpec().Platform = img.Platform
+	rs := []resource.Resource{version, system, cmdline, bootID, security, platform}
 	if b.med.entry != "" {
 		entry := runtime.NewBootedEntrySpec()
 		entry.TypedSpec().BootedEntry = b.med.entry
 		rs = append(rs, entry)
 	}
+	if img.SchematicID != "" {
+		schematic := runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID)
+		flavor, url, _ := strings.Cut(strings.TrimSuffix(img.SchematicAuthor, ")"), " (")
+		*schematic.TypedSpec() = runtime.ImageFactorySchematicSpec{SchematicID: img.SchematicID, Flavor: flavor, APIURL: url}
+		rs = append(rs, schematic)
+	}
+	rs = append(rs, b.links()...)
 	if b.m.addr.IsValid() {
 		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
 			addr := network.NewNodeAddress(network.NamespaceName, id)
-			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, 24)}
+			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, prefixBits)}
 			rs = append(rs, addr)
 		}
 	}
@@ -117,11 +126,10 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	b.mu.Unlock()
 	kind := configres.NewMachineType()
 	kind.SetMachineType(active.Machine().Type())
-	name := hostnameOf(active, nodeID)
 	host := network.NewHostnameStatus(network.NamespaceName, network.HostnameID)
-	host.TypedSpec().Hostname = name
+	*host.TypedSpec() = hostOf(active, nodeID)
 	node := k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID)
-	node.TypedSpec().Nodename = name
+	node.TypedSpec().Nodename = nodenameOf(active, nodeID)
 	identity := cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity)
 	identity.TypedSpec().NodeID = nodeID
 	info := cluster.NewInfo()
@@ -131,16 +139,29 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	}
 	return b.store.set(ctx, append(b.kubernetesConfig(active),
 		configres.NewMachineConfig(active), configres.NewMachineConfigWithID(stored, configres.PersistentID),
-		kind, host, node, identity, info)...)
+		kind, host, node, identity, info, b.nodeIP())...)
 }
 
-// hostnameOf is the configured name, or the one that Talos makes up from the node's identity.
-func hostnameOf(cfg config.Provider, nodeID string) string {
+// hostOf is the configured name, which may be one with a domain, or the one that Talos makes up from the node's identity.
+func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec) {
 	var configured string
 	if h := cfg.NetworkHostnameConfig(); h != nil {
 		configured = h.Hostname()
 	}
-	return cmp.Or(configured, "talos-"+strings.ReplaceAll(nodeID, "-", "")[:6])
+	host.Hostname, host.Domainname, _ = strings.Cut(cmp.Or(configured, "talos-"+strings.ReplaceAll(nodeID, "-", "")[:6]), ".")
+	return host
+}
+
+// hostnameOf is the kernel's: without the domain.
+func hostnameOf(cfg config.Provider, nodeID string) string { return hostOf(cfg, nodeID).Hostname }
+
+// nodenameOf is the machine's name in Kubernetes (controllers/k8s/nodename.go).
+func nodenameOf(cfg config.Provider, nodeID string) string {
+	host := hostOf(cfg, nodeID)
+	if n := cfg.K8sNodeConfig(); n != nil && n.RegisterWithFQDN() {
+		return strings.ToLower(host.FQDN())
+	}
+	return strings.ToLower(host.Hostname)
 }
 
 // clusterID is what machines of one cluster find each other by; empty when discovery has no identity.
@@ -165,7 +186,7 @@ func (b *boot) announce() {
 // nodeInfo wants b.mu held.
 func (b *boot) nodeInfo() NodeInfo {
 	info := NodeInfo{
-		Name: hostnameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr,
+		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr,
 		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
 	}
 	if k := b.cfg.K8sKubeletConfig(); k != nil {
@@ -188,6 +209,6 @@ func (b *boot) gone() {
 		b.m.fw.hub.leave(b)
 	}
 	if node != "" && b.m.fw.o.Kubelet != nil {
-		b.m.fw.o.Kubelet.NodeDown(node)
+		b.m.fw.o.Kubelet.NodeDown(node, b.m.hw.UUID)
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/config"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -68,9 +67,6 @@ func sendFile(srv grpc.ServerStreamingServer[common.Data], content []byte) error
 // List implements the API: the root itself first, then what is below it, in the
 // order of their names, each directory before what is in it.
 func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStreamingServer[machineapi.FileInfo]) error {
-	if s.maintenance && !after(s.boot.med.image.TalosVersion, config.TalosVersion1_12) {
-		return status.Error(codes.Unimplemented, "method List not implemented") // a service of its own, without files
-	}
 	root := "/" + strings.TrimPrefix(strings.TrimSuffix(req.GetRoot(), "/"), "/")
 	fsys := s.boot.files()
 	at, err := fsys.root(root)

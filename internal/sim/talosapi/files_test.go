@@ -196,7 +196,7 @@ func TestFilesInMaintenance(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, nil), cdrom(l.iso(image("old"))))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("old"))))
 		b.on()
 		defer func() { b.guest.Kill() }()
 		c := l.insecure(cpAddr)
@@ -223,7 +223,7 @@ func TestLaterExtensionWins(t *testing.T) {
 		over.Name, over.Files = "over", map[string][]byte{"/usr/local/sbin/iscsid": []byte("of over")}
 		img.Extensions = append(img.Extensions, over)
 		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
 		b.hw.NVRAM.Write(talosapi.NVRAM(img))
 		b.on()
 		defer b.guest.Kill()
@@ -243,7 +243,7 @@ func TestLinksOfExtensions(t *testing.T) {
 		img.Extensions[0].Files = map[string][]byte{"/usr/local/lib/tool/lib.so.0": []byte("library")}
 		img.Extensions[0].Links = map[string]string{"/usr/local/lib/tool/lib.so": "lib.so.0", "/usr/local/lib/lib": "/usr/local/lib/tool"}
 		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
 		b.hw.NVRAM.Write(talosapi.NVRAM(img))
 		b.on()
 		defer b.guest.Kill()
@@ -270,7 +270,7 @@ func TestFirmwareIsWhereItBelongs(t *testing.T) {
 			"/usr/lib/firmware/nic/a.bin": []byte("blob"), "/usr/lib/firmware/intel-ucode/06-9e-09": []byte("ucode"), "/usr/local/bin/tool": []byte("tool"),
 		}
 		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, img)), cdrom(nil))
 		b.hw.NVRAM.Write(talosapi.NVRAM(img))
 		b.on()
 		defer b.guest.Kill()

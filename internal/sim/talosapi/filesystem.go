@@ -40,12 +40,18 @@ const schematicDir = "/usr/local/share/schematic/"
 
 // files are what the API shows of the running system. Who gets them changes nothing.
 func (b *boot) files() nodeFiles {
-	t := b.fixed()
+	t := maps.Clone(b.fixed())
+	if b.etcdService() != nil {
+		t[constants.EtcdDataPath] = nodeFile{mode: fs.ModeDir | 0o700}
+		t.addDirectories(constants.EtcdDataPath)
+		if b.m.etcdData() != nil {
+			t[constants.EtcdDataPath+"/member"] = nodeFile{mode: fs.ModeDir | 0o700}
+		}
+	}
 	if !b.m.uefi() {
 		return t
 	}
 	if name := b.m.defaultEntry(loader{}); name != "" {
-		t = maps.Clone(t)
 		t[loaderDefaultVar] = nodeFile{mode: 0o644, data: efiString(name)}
 		t.addDirectories(loaderDefaultVar)
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/recast-sh/recast/internal/sim/etcd"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -33,7 +34,14 @@ const apiPort = 50000
 // Kubelet is told when a node's kubelet starts and when it is gone. Its methods must not block.
 type Kubelet interface {
 	NodeUp(NodeInfo)
-	NodeDown(name string)
+	NodeDown(name, uuid string)
+}
+
+// Data is what the API servers of the control planes keep in etcd.
+type Data interface {
+	Dump(ctx context.Context) ([]etcd.KeyValue, error)
+	// Load replaces all of it; nil is what the API servers of a new cluster begin with.
+	Load(ctx context.Context, data []etcd.KeyValue) error
 }
 
 // NodeInfo is a node as its kubelet registers it.
@@ -66,6 +74,8 @@ type Options struct {
 	Drain, Uncordon func(ctx context.Context, node string) error
 	// Kubelet may be nil.
 	Kubelet Kubelet
+	// Data is what API servers keep in etcd; nil: nothing.
+	Data Data
 	// Console gets what a machine prints on its screen; may be nil.
 	Console func(vmid int, line string)
 	// BootLog lets a booted node append a line to the data of its EPHEMERAL partition.
@@ -77,9 +87,11 @@ type Firmware struct {
 	o   Options
 	hub *hub
 
-	boots   bootImages
-	images  imageStore
-	defects defects
+	boots    bootImages
+	images   imageStore
+	defects  defects
+	troubles troubles
+	silences silences
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -94,10 +106,11 @@ func New(ctx context.Context, o Options) *Firmware {
 	}
 	return &Firmware{
 		o: o, hub: newHub(),
-		life:    func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
-		boots:   bootImages{held: map[string]*world.Media{}},
-		images:  imageStore{volumes: map[string]map[imageName]cachedImage{}},
-		defects: defects{what: map[string]Defect{}},
+		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		boots:    bootImages{held: map[string]*world.Media{}},
+		images:   imageStore{volumes: map[string]map[imageName]cachedImage{}},
+		defects:  defects{what: map[string]Defect{}},
+		troubles: troubles{what: map[int]Trouble{}, changed: make(chan struct{})},
 	}
 }
 
@@ -105,9 +118,7 @@ func New(ctx context.Context, o Options) *Firmware {
 func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	ctx, cancel := fw.life()
 	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
-	if len(hw.MACs) > 0 {
-		m.addr, _ = fw.o.Lease(hw.MACs[0])
-	}
+	m.addr = m.leased()
 	go func() {
 		off := m.run(ctx)
 		close(m.done)
@@ -138,7 +149,7 @@ func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 // console prints a line on a machine's screen.
 func (m *machine) console(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	m.kernel.add("user", "warning", "[talos] "+text)
+	m.say("%s", text)
 	if m.fw.o.Console != nil {
 		m.fw.o.Console(m.hw.VMID, text)
 	}

@@ -35,7 +35,7 @@ func TestWhatTheFirmwareBoots(t *testing.T) {
 				l := newLab(t)
 				img := image("new")
 				img.Arch = tc.arch
-				b := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, nil), cdrom(l.iso(img)))
+				b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
 				tc.change(&b.hw)
 				b.on()
 				defer b.guest.Kill()
@@ -69,7 +69,7 @@ func TestWhatTheImageIsFor(t *testing.T) {
 				l.installers[newRef] = img
 				cp := l.controlPlane()
 				defer cp.guest.Kill()
-				b := l.box(9011, "02:00:00:00:00:1F", disk("scsi0", "system", 10, nil), cdrom(l.iso(img)))
+				b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
 				if tc.seabios {
 					b.hw.NVRAM = nil
 				}

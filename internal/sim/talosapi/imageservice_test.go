@@ -2,8 +2,10 @@ package talosapi_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -12,6 +14,28 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
+
+// What nothing refers to goes after an hour; an API that pulls skips what is there.
+func TestImagesGo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, b, c := upgradeLab(t)
+		defer func() { b.guest.Kill() }()
+		l.installers[newRef] = image("new")
+		for _, after := range []time.Duration{0, time.Hour, 20 * time.Minute} {
+			time.Sleep(after)
+			if after < time.Hour {
+				if _, err := install(t.Context(), c, newRef); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "not found in containerd store") {
+					t.Errorf("%s after: %v", after, err)
+				}
+			}
+			if err := pull(t.Context(), c, newRef); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustInstall(t, c, newRef)
+	})
+}
 
 func TestImageNames(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
+// imageAge is after how long Talos has removed an image of its own namespaces that
+// nothing it runs refers to: it looks every 15 minutes, and waits for an hour since
+// it has seen that (controllers/cri/image_gc.go).
+const imageAge = 75 * time.Minute
+
 // ErrNoImage is what Options.PullInstaller and Options.ResolveImage return for
 // an image that the registry does not have.
 var ErrNoImage = errors.New("not found")
@@ -84,6 +89,9 @@ func (m *machine) images() map[imageName]cachedImage {
 	if all[p.part.UUID] == nil {
 		all[p.part.UUID] = map[imageName]cachedImage{}
 	}
+	maps.DeleteFunc(all[p.part.UUID], func(name imageName, c cachedImage) bool {
+		return name.namespace == common.ContainerdNamespace_NS_SYSTEM && time.Since(c.pulled) >= m.fw.scaled(imageAge)
+	})
 	return all[p.part.UUID]
 }
 
@@ -168,23 +176,39 @@ func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, pr
 	if _, ok := b.m.cached(name); ok {
 		return name, nil
 	}
+	c, err := b.fetchPatiently(ctx, name.ref, ref, notFoundRetries)
+	if err != nil {
+		return name, err
+	}
+	return name, b.receive(ctx, name, c, progress)
+}
+
+// fetchPatiently asks the registry again as Talos does for itself. Its API
+// (notFoundRetries is 0) asks a single time since 1.14
+// (Pull and PullWithRetriesAndTimeout in containers/image/pull.go).
+func (b *boot) fetchPatiently(ctx context.Context, ref, given string, notFoundRetries int) (cachedImage, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(pullTimeout))
 	defer cancel()
 	missing := 0
 	for pause := pullInterval; ; pause *= 2 {
-		c, err := b.m.fetch(ctx, name.ref, ref, b.med.image.Arch)
-		if err == nil {
-			return name, b.receive(ctx, name, c, progress)
+		c, err := b.m.fetch(ctx, ref, given, b.med.image.Arch)
+		switch {
+		case err == nil:
+			return c, nil
+		case errors.Is(err, errFull):
+			err = fmt.Errorf("failed to pull image %q: %w", ref, err)
+		default:
+			err = fmt.Errorf("failed to pull image %q: failed to resolve reference %q: %w", ref, ref, err)
 		}
-		err = fmt.Errorf("failed to pull image %q: failed to resolve reference %q: %w", name.ref, name.ref, err)
 		if errors.Is(err, ErrNoImage) {
-			if missing++; missing > notFoundRetries {
-				return name, err
-			}
+			missing++
+		}
+		if missing > notFoundRetries || notFoundRetries == 0 && !b.release().patientPull {
+			return c, err
 		}
 		b.m.console("%v", err)
 		if !b.m.fw.sleep(ctx, pause) {
-			return name, fmt.Errorf("timeout: %w", err)
+			return c, fmt.Errorf("timeout: %w", err)
 		}
 	}
 }
@@ -215,8 +239,13 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 	}
 	m.fw.defects.pulled(given, img)
-	if m.fw.defects.of(img, ref, given) == Unpullable {
+	switch what := m.fw.defects.of(img, ref, given); {
+	case what == Unpullable:
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
+	case what == Unauthorized:
+		return cachedImage{}, unauthorized(ref)
+	case m.has().Full && m.images() != nil:
+		return cachedImage{}, errFull
 	}
 	c := cachedImage{image: img, refs: []string{ref, given}, size: int64(len(uki))}
 	_, c.digest, _ = strings.Cut(ref, "@")

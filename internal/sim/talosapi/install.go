@@ -14,29 +14,35 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// install writes the system to the configured disk and reboots into it. A
-// failure leaves the machine as it is, with the reason in its status.
+// install writes the system to the configured disk and reboots into it. Where
+// that fails the sequence does, and machined with it (main.go): it reboots, from
+// its boot medium again.
 func (b *boot) install(ctx context.Context) (outcome, error) {
-	if err := b.stage(ctx, runtime.MachineStageInstalling, false, "services"); err != nil {
+	if b.config().UnattendedInstallConfig() != nil {
+		b.sequence("", "install", nil)
+		b.seq.end()
+		b.bootSequence()
+		return b.installUnattended(ctx)
+	}
+	b.sequence("", "install", b.release().phases(installPhases))
+	b.seq.to("install")
+	if err := b.stage(ctx, runtime.MachineStageInstalling, true); err != nil {
 		return carryOn, err
 	}
 	end, err := b.writeSystem(ctx)
-	if err == nil {
-		return end, nil
-	}
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return killed, nil
+	case err != nil:
+		return b.fatal(ctx, b.seq.fail(err).Error()), nil
 	}
-	b.m.console("install failed: %v", err)
-	if err := b.stage(ctx, runtime.MachineStageInstalling, false, "install: "+err.Error()); err != nil {
-		return carryOn, err
-	}
-	return b.wait(ctx, 0), nil
+	return end, nil
 }
 
 // writeSystem pulls the installer, wipes and partitions the disk, and writes
 // boot image and state. Power lost after partitioning leaves a disk that counts
-// as installed and cannot boot.
+// as installed and cannot boot. It carries on where the configuration wants no
+// reboot (shouldReboot in unattended_install.go).
 func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	ref, target, err := b.installTarget()
 	if err != nil {
@@ -45,9 +51,9 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if end := b.wait(ctx, pullTime); end != carryOn {
 		return end, nil
 	}
-	pulled, err := b.m.fetch(ctx, ref, ref, b.med.image.Arch)
+	pulled, err := b.fetchPatiently(ctx, ref, ref, legacyRetries)
 	if err != nil {
-		return carryOn, fmt.Errorf("pull installer: %w", err)
+		return carryOn, err
 	}
 	img := pulled.image
 	b.m.console("installing Talos %s to %s", img.TalosVersion, target.path())
@@ -71,19 +77,20 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if err := b.m.setDefault(target.Key, loader{}.nextName(img.TalosVersion)); err != nil {
 		return carryOn, err
 	}
+	b.ending = b.seq.name == "install" // it reboots by itself
+	if u := b.config().UnattendedInstallConfig(); u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
+		return carryOn, b.provision(ctx)
+	}
 	return kexec, b.provision(ctx)
 }
 
 // systemDisk is a freshly installed disk with the active configuration, EPHEMERAL aside.
 func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
-	raw, err := b.config().Bytes()
+	st, err := b.stateNow()
 	if err != nil {
-		return artefact.Disk{}, fmt.Errorf("write machine configuration: %w", err)
+		return artefact.Disk{}, err
 	}
-	b.mu.Lock()
-	id := b.nodeID
-	b.mu.Unlock()
-	return systemPartitions(installed.image.TalosVersion, installed.uki, stateData{Config: raw, NodeID: id})
+	return systemPartitions(installed.image.TalosVersion, installed.uki, st)
 }
 
 // systemPartitions are those of an installed system; uki is the digest of its boot image.
@@ -119,7 +126,7 @@ func (b *boot) installTarget() (string, device, error) {
 			return ref, d, nil
 		}
 	}
-	return "", device{}, errors.New("no disk matches the install disk selector")
+	return "", device{}, errNoMatch
 }
 
 // installWish reads installer and disk selector from whichever part of the configuration has them.

@@ -10,7 +10,6 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/compatibility"
-	"github.com/siderolabs/talos/pkg/machinery/config"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -87,7 +86,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string))
 // between takes the running system off the disk (Upgrade in sdboot.go).
 func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
 	kept, ok := l.entry(b.m.defaultEntry(*l))
-	if running, found := l.entry(b.med.entry); found && (!ok || after(installer, config.TalosVersion1_13)) {
+	if running, found := l.entry(b.med.entry); found && (!ok || !releaseOf(installer).keepsDefault) {
 		kept = running
 	}
 	l.Entries = slices.DeleteFunc(l.Entries, func(e bootEntry) bool {
@@ -117,10 +116,4 @@ func (b *boot) preflight(img artefact.Image) error {
 		return fmt.Errorf("pre-flight checks failed: %w", err)
 	}
 	return nil
-}
-
-// after says whether a Talos version is of a later minor release than that one.
-func after(version string, than *config.VersionContract) bool {
-	c, err := config.ParseContractFromVersion(version)
-	return err == nil && c.Greater(than)
 }

@@ -90,7 +90,7 @@ func (l *lab) NodeUp(n talosapi.NodeInfo) {
 }
 
 // NodeDown implements talosapi.Kubelet.
-func (l *lab) NodeDown(name string) {
+func (l *lab) NodeDown(name, _ string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kubelets = append(l.kubelets, "down "+name)
@@ -147,7 +147,7 @@ func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
 	b.hw = world.Hardware{
 		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Arch: "amd64", Memory: 4096,
 		UUID:      fmt.Sprintf("00000000-0000-4000-8000-%012d", vmid),
-		BootOrder: []string{"scsi0", "ide2"},
+		BootOrder: []string{"virtio0", "ide2"},
 		NVRAM:     world.NewMedia(nil),
 		Drives: func() []world.Drive {
 			b.mu.Lock()
@@ -194,6 +194,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 	if m.InstallSerial == "" {
 		m.InstallSerial = "system"
 	}
+	m.InstallDisk = "/dev/vda"
 	b, err := l.cluster.MachineConfig(m)
 	if err != nil {
 		l.t.Fatal(err)
@@ -205,7 +206,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 func (l *lab) controlPlane() *box {
 	l.t.Helper()
 	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-	b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
+	b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
 	b.hw.NVRAM.Write(talosapi.NVRAM(image("old")))
 	b.on()
 	return b

@@ -3,6 +3,7 @@ package talosapi
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -17,7 +18,9 @@ type machine struct {
 	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
 	done   chan struct{}
 
-	kernel kernelLog // of this boot
+	kernel kernelLog // of this boot, as the two below are
+	log    textLog   // machined's
+	etcd   textLog   // that of etcd's server
 
 	disks sync.Mutex // held while a disk's bytes are read, changed and written back
 }
@@ -106,11 +109,20 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 	return medium{}, false
 }
 
-// installed is the system disk's default entry, as kexec loads it.
+// installed is the system disk's default entry, as kexec loads it. The system
+// then reports the entry as the variable has it: what sd-boot says, which writes
+// names in lower case, is of the last time that the firmware ran
+// (controllers/runtime/booted_entry.go).
 func (m *machine) installed() (medium, bool) {
 	d, ok := systemDisk(m.devices())
 	if !ok {
 		return medium{}, false
 	}
-	return m.readMedium(d)
+	med, ok := m.readMedium(d)
+	if m.uefi() {
+		if name := readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault; strings.EqualFold(name, med.entry) {
+			med.entry = name
+		}
+	}
+	return med, ok
 }

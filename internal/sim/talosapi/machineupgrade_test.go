@@ -43,7 +43,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 			t.Errorf("an image that is not there: %v", err)
 		}
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
-		if now.schematic != "schematic-new" || now.entry != "talos-v1.13.9~1.efi" {
+		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" {
 			t.Errorf("after the upgrade: %+v", now)
 		}
 		synctest.Wait() // for what the boot still does
@@ -70,7 +70,7 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b := l.box(9001+i, fmt.Sprintf("02:00:00:00:00:%02X", 11+i), disk("scsi0", "system", 10, system))
+			b := l.box(9001+i, fmt.Sprintf("02:00:00:00:00:%02X", 11+i), disk("virtio0", "system", 10, system))
 			b.on()
 			boxes = append(boxes, b)
 		}
@@ -112,6 +112,41 @@ func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
 	})
 }
 
+// Before 1.13 etcd is looked at whatever is to be preserved, and one of two members is never let go.
+func TestOldUpgradeLooksAtEtcd(t *testing.T) {
+	t.Parallel()
+	for version, refused := range map[string]bool{"v1.12.6": true, "v1.13.9": false} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				old := image("old")
+				old.TalosVersion = version
+				l.installers[newRef] = image("new")
+				peers := []talosapi.EtcdPeer{{Name: "cp1", Addr: netip.MustParseAddr("127.42.7.11")}, {Name: "cp2", Addr: netip.MustParseAddr("127.42.7.12")}}
+				for i, member := range l.fw.FormEtcd(l.cluster, peers...) {
+					conf := l.config(talosapi.Machine{Hostname: peers[i].Name, ControlPlane: true, Installer: oldRef})
+					system, err := talosapi.WithEtcd(l.installed(conf, old), member)
+					if err != nil {
+						t.Fatal(err)
+					}
+					b := l.box(9001+i, fmt.Sprintf("02:00:00:00:00:%02X", 11+i), disk("virtio0", "system", 10, system))
+					b.on()
+					defer func() { b.guest.Kill() }()
+				}
+				for _, p := range peers {
+					l.running(p.Addr.String())
+				}
+				//lint:ignore SA1019 it is the only way that Talos 1.12 has
+				_, err := l.client(cpAddr, role.Admin).UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradePreserve(true))
+				if (err != nil) != refused || refused && !strings.Contains(err.Error(), "etcd member count(2) is insufficient to maintain quorum if upgrade commences") {
+					t.Errorf("err = %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestTalos112HasNoLifecycleService(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -120,7 +155,7 @@ func TestTalos112HasNoLifecycleService(t *testing.T) {
 		old.TalosVersion = "v1.12.4"
 		l.installers[newRef] = image("new")
 		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, old)))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, old)))
 		b.on()
 		defer func() { b.guest.Kill() }()
 		l.running(cpAddr)

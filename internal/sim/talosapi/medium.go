@@ -25,7 +25,7 @@ const (
 type medium struct {
 	key   string // the drive
 	image artefact.Image
-	entry string // boot entry, lower-case as the system reports it; empty for an ISO
+	entry string // boot entry as the system reports it; empty for an ISO
 }
 
 // halts says whether this medium refuses to run on an installed machine.

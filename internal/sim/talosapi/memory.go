@@ -10,9 +10,6 @@ import (
 
 // Memory implements the API. A part of what the VM has is the kernel's own.
 func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.MemoryResponse, error) {
-	if err := s.sinceThirteen("Memory"); err != nil {
-		return nil, err
-	}
 	total := uint64(s.boot.m.hw.Memory) * 1024 / 32 * 31
 	return &machineapi.MemoryResponse{Messages: []*machineapi.Memory{{Meminfo: &machineapi.MemInfo{
 		Memtotal: total, Memfree: total / 2, Memavailable: total / 4 * 3,
@@ -38,7 +35,7 @@ func (s *storageService) Disks(context.Context, *emptypb.Empty) (*storage.DisksR
 			kind = storage.Disk_CD
 		}
 		answer.Disks = append(answer.Disks, &storage.Disk{
-			DeviceName: d.path(), Size: uint64(d.SizeBytes), Model: d.model, Serial: d.Serial, Type: kind, BusPath: d.busPath,
+			DeviceName: d.path(), Size: uint64(d.SizeBytes), Model: d.model, Serial: d.serial, Wwid: d.wwid, Type: kind, BusPath: d.busPath,
 			SystemDisk: d.Key == system.Key, Subsystem: "/sys/class/block",
 		})
 	}

@@ -49,7 +49,7 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 				l := newLab(t)
 				l.installers[newRef] = test.upgraded
 				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-				b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
+				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
 				if test.seabios {
 					b.hw.NVRAM = nil
 				}
@@ -86,7 +86,7 @@ func TestInstallWritesVariables(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
 		l.installers[oldRef] = image("old")
-		b := l.box(9001, "02:00:00:00:00:0B", disk("scsi0", "system", 10, nil), cdrom(l.iso(image("old"))))
+		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("old"))))
 		b.on()
 		defer func() { b.guest.Kill() }()
 		maintenance := l.insecure(cpAddr)

@@ -93,7 +93,7 @@ func TestAnswersAreJoined(t *testing.T) {
 func (q *quorum) worker() *box {
 	q.t.Helper()
 	conf := q.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-	b := q.box(9031, "02:00:00:00:00:1F", disk("scsi0", "system", 10, q.installed(conf, image("old"))))
+	b := q.box(9031, "02:00:00:00:00:1F", disk("virtio0", "system", 10, q.installed(conf, image("old"))))
 	b.on()
 	q.running(workerAddr)
 	return b
@@ -153,8 +153,8 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		c := q.admin(2)
 		err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "NONE", Wipe: true}}})
 		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
-		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/sda"}})
-		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/sda is the system disk")
+		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/vda"}})
+		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/vda is the system disk")
 		before, err := get[*config.MachineConfig](t.Context(), c, config.NewMachineConfig(nil).Metadata())
 		if err != nil {
 			t.Fatal(err)

@@ -58,28 +58,33 @@ func (b *boot) runReset(ctx context.Context) outcome {
 	b.mu.Lock()
 	req := b.reset
 	b.mu.Unlock()
-	actor := b.begin("reset")
+	b.begin("reset", b.release().resetting(req, b.config().Machine().Type().IsControlPlane()))
 	if err := b.stage(ctx, runtime.MachineStageResetting, false); err != nil {
 		return killed
 	}
 	if req.GetGraceful() {
+		b.seq.to("drain")
 		b.empty(ctx)
 	}
 	b.gone()
 	if req.GetGraceful() && b.config().Machine().Type().IsControlPlane() {
+		b.seq.to("leave")
 		c, err := b.reachEtcd(ctx)
 		if err == nil {
 			err = b.leaveEtcd(ctx, c)
 		}
 		if err != nil {
-			b.m.console("reset failed: error running phase in reset sequence: failed to leave cluster: %v", err)
+			b.m.console("reset failed: %v", b.seq.fail(fmt.Errorf("failed to leave cluster: %w", err)))
 			return b.m.dark(ctx)
 		}
 	}
-	b.tell(actor, &machineapi.TaskEvent{Task: "stopAllServices", Action: machineapi.TaskEvent_START})
+	b.seq.to("stopEverything")
 	b.etcdService().stop(errOrderly)
+	for _, phase := range []string{"forceCleanup", "reset", "resetSpec"} {
+		b.seq.to(phase)
+	}
 	if err := b.wipe(req); err != nil {
-		b.m.console("reset failed: %v", err)
+		b.m.console("reset failed: %v", b.seq.fail(err))
 		return b.m.dark(ctx)
 	}
 	switch {

@@ -20,7 +20,6 @@ import (
 	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/api/storage"
-	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -54,7 +53,7 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
 	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
-	if after(b.med.image.TalosVersion, config.TalosVersion1_12) {
+	if b.release().lifecycle {
 		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
 		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
 	}
@@ -68,7 +67,7 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 	b.mu.Unlock()
 	go func() {
 		defer close(a.done)
-		_ = a.grpc.Serve(l) // ends with stopAPI, which is no error
+		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // ends with stopAPI, which is no error
 	}()
 	return nil
 }
@@ -133,6 +132,9 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 	name := hostnameOf(b.cfg, b.nodeID)
 	b.mu.Unlock()
 	if server, err = clusterTLS(ca, b.m.addr, name, security.CertSANs()...); err != nil {
+		return nil, nil, err
+	}
+	if server, err = b.offClock(server, ca, name); err != nil {
 		return nil, nil, err
 	}
 	if cfg.Machine().Type().IsControlPlane() {

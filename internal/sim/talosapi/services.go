@@ -3,14 +3,20 @@ package talosapi
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
+	"go.yaml.in/yaml/v4"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
 // The states of a service, as Talos names them.
@@ -19,7 +25,11 @@ const (
 	statePreparing = "Preparing"
 	stateRunning   = "Running"
 	stateFinished  = "Finished"
+	stateFailed    = "Failed"
 )
+
+// dashboard is the service that nobody checks the health of.
+const dashboard = "dashboard"
 
 // service is a system service as the API lists it.
 type service struct {
@@ -45,13 +55,14 @@ func (s service) info() *machineapi.ServiceInfo {
 
 // services are those that the machine has now.
 func (b *boot) services() []service {
-	ids := []string{"apid", "machined"}
+	ids := []string{"apid", "auditd", "containerd", dashboard, "machined", "syslogd", "udevd"}
 	if cfg := b.config(); cfg != nil {
-		ids = append(ids, "containerd", "cri", "kubelet")
+		ids = append(ids, "cri", "kubelet")
 		if cfg.Machine().Type().IsControlPlane() {
 			ids = append(ids, "etcd", "trustd")
 		}
 	}
+	ids = append(ids, b.extended()...)
 	slices.Sort(ids)
 	b.mu.Lock()
 	kubelet := b.kubelet
@@ -62,12 +73,34 @@ func (b *boot) services() []service {
 		switch {
 		case id == "etcd":
 			s = b.etcdStatus()
+		case id == dashboard:
+			s.message, s.healthy, s.unknown = fmt.Sprintf(`Process Process(["/sbin/dashboard"]) started with PID %d`, b.pid(id)), false, true
+		case strings.HasPrefix(id, extensionPrefix): // nor that of these
+			s.message, s.healthy, s.unknown = fmt.Sprintf("Started task %s for container %s", id, id), false, true
 		case id == "kubelet" && !kubelet.IsZero():
 			s.at = kubelet
 		}
 		all = append(all, s)
 	}
 	return all
+}
+
+// extensionPrefix begins the IDs of the services that extensions bring.
+const extensionPrefix = "ext-"
+
+// extensionServices are those whose specification one of the image's extensions brings
+// (ExtensionServiceController).
+func extensionServices(img artefact.Image) []string {
+	var ids []string
+	for _, e := range img.Extensions {
+		for name, content := range e.Files {
+			var spec struct{ Name string }
+			if path.Dir(name) == constants.ExtensionServiceConfigPath && path.Ext(name) == ".yaml" && yaml.Unmarshal(content, &spec) == nil && spec.Name != "" {
+				ids = append(ids, extensionPrefix+spec.Name)
+			}
+		}
+	}
+	return ids
 }
 
 // etcdStatus is the service etcd, which waits for a volume before it is started.
@@ -102,6 +135,7 @@ func (b *boot) refresh(ctx context.Context) error {
 	b.mu.Unlock()
 	var rs []resource.Resource
 	for _, s := range b.services() {
+		b.tellService(s)
 		if u := s.unmet(); u != "" && status.Status.Ready && (status.Stage == runtime.MachineStageBooting || status.Stage == runtime.MachineStageRunning) {
 			status.Status.Ready = false
 			status.Status.UnmetConditions = append(slices.Clone(status.Status.UnmetConditions), runtime.UnmetCondition{Name: "services", Reason: u})
@@ -131,7 +165,7 @@ func (b *boot) refresh(ctx context.Context) error {
 
 // control is what the API does to a service: of those that the lab's machines
 // have it may only start and restart the kubelet (APIRestartAllowed and its like).
-func (b *boot) control(id, operation string) error {
+func (b *boot) control(ctx context.Context, id, operation string) error {
 	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
 	if i < 0 {
 		return fmt.Errorf("service %q not defined", id)
@@ -144,30 +178,30 @@ func (b *boot) control(id, operation string) error {
 		return fmt.Errorf("service %q doesn't support %s operation via API", id, operation)
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.kubelet = time.Now()
-	return nil
+	b.mu.Unlock()
+	return b.refresh(ctx)
 }
 
 // ServiceStart implements the API.
-func (s *machineService) ServiceStart(_ context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	if err := s.boot.control(req.GetId(), "start"); err != nil {
+func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "start"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
 }
 
 // ServiceStop implements the API.
-func (s *machineService) ServiceStop(_ context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	if err := s.boot.control(req.GetId(), "stop"); err != nil {
+func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "stop"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
 }
 
 // ServiceRestart implements the API.
-func (s *machineService) ServiceRestart(_ context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	if err := s.boot.control(req.GetId(), "restart"); err != nil {
+func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "restart"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil

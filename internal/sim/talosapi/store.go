@@ -28,7 +28,7 @@ type store struct {
 	mu sync.Mutex // one writer at a time
 }
 
-// newStore makes an empty store that knows the namespaces and kinds of Talos 1.13, as far as the machine shows them.
+// newStore makes an empty store that knows the namespaces and those kinds, as far as the machine shows them.
 func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, error) {
 	s := &store{st: state.WrapCore(namespaced.NewState(inmem.Build))}
 	spaces := registry.NewNamespaceRegistry(s.st)
@@ -72,11 +72,11 @@ func resourceKinds() []meta.ResourceWithRD {
 		&config.MachineConfig{}, &config.MachineType{},
 		&etcd.Member{},
 		&hardware.SystemInformation{},
-		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.Nodename{},
+		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.NodeIP{}, &k8s.Nodename{},
 		&k8s.SchedulerConfig{}, &k8s.StaticPodStatus{},
-		&network.HostnameStatus{}, &network.NodeAddress{},
-		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.KernelCmdline{},
-		&runtime.MachineStatus{}, &runtime.SecurityState{}, &runtime.Version{},
+		&network.AddressStatus{}, &network.HostnameStatus{}, &network.LinkStatus{}, &network.NodeAddress{}, &network.RouteStatus{},
+		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.ImageFactorySchematic{}, &runtime.KernelCmdline{},
+		&runtime.MachineStatus{}, &runtime.MetaKey{}, &runtime.MountStatus{}, &runtime.PlatformMetadata{}, &runtime.SecurityState{}, &runtime.UnattendedInstallStatus{}, &runtime.Version{},
 		&v1alpha1.Service{},
 	}
 }

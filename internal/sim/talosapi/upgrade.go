@@ -59,9 +59,10 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: actor}}}, nil
 }
 
-// checkEtcd refuses to take a control plane down unless every member of etcd is up.
+// checkEtcd refuses to take a control plane down unless every member of etcd is
+// up. Before 1.13 preserve is no reason not to look (v1alpha1_server.go, Upgrade).
 func (b *boot) checkEtcd(ctx context.Context, req *machineapi.UpgradeRequest) error {
-	if req.GetForce() || req.GetPreserve() || !b.config().Machine().Type().IsControlPlane() {
+	if req.GetForce() || req.GetPreserve() && b.release().lifecycle || !b.config().Machine().Type().IsControlPlane() {
 		return nil
 	}
 	c, err := b.reachEtcd(ctx)
@@ -114,13 +115,16 @@ func (b *boot) runUpgrade(ctx context.Context) outcome {
 	b.mu.Lock()
 	u := b.upgrade
 	b.mu.Unlock()
-	b.begin("upgrade")
-	if err := b.stage(ctx, runtime.MachineStageUpgrading, false, "services"); err != nil {
+	b.begin("upgrade", b.release().upgrading(u.then))
+	if err := b.stage(ctx, runtime.MachineStageUpgrading, true); err != nil {
 		return killed
 	}
+	b.seq.to("drain")
 	b.empty(ctx)
 	b.gone()
+	b.seq.to("stopServices")
 	b.etcdService().stop(errOrderly)
+	b.seq.to("upgrade")
 	c, ok := b.m.cached(u.image)
 	if !ok {
 		return b.sequenceFailed(ctx, fmt.Errorf("image %q: not found", u.image.ref))
@@ -150,19 +154,22 @@ func (b *boot) sequenceFailed(ctx context.Context, err error) outcome {
 	if ctx.Err() != nil {
 		return killed
 	}
-	return b.fatal(ctx, fmt.Sprintf("fatal sequencer error in \"upgrade\" sequence: %v", err))
+	name := b.seq.name
+	return b.fatal(ctx, fmt.Sprintf("fatal sequencer error in %q sequence: code:FATAL message:%q", name, "sequence failed: "+b.seq.fail(err).Error()))
 }
 
 // runStaged does the upgrade that was staged for this boot, if one was; it is tried once.
 func (b *boot) runStaged(ctx context.Context) outcome {
-	d, ok := systemDisk(b.m.devices())
-	if !ok || b.med.entry == "" {
-		return carryOn
-	}
+	d, _ := systemDisk(b.m.devices())
 	name := systemContainerd
-	if name.ref = readMeta(d).Staged; name.ref == "" {
+	if name.ref = readMeta(d).Staged; name.ref == "" || b.med.entry == "" {
+		b.sequence("", "install", nil)
+		b.seq.end()
 		return carryOn
 	}
+	b.sequence("", "install", b.release().phases(installPhases))
+	b.seq.to("install")
+	b.ending = true
 	if err := b.m.editMeta(d.Key, func(meta *metaData) { meta.Staged = "" }); err != nil {
 		return b.sequenceFailed(ctx, err)
 	}

@@ -175,7 +175,7 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 			t.Errorf("disk: %s\nwant:  %s", got, want)
 		}
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if now.schematic != "schematic-new" || now.entry != "talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
+		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
 			t.Errorf("after the reboot: %+v", now)
 		}
 		if got, want := efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`; got != want {
@@ -242,7 +242,7 @@ func TestRollback(t *testing.T) {
 		mustInstall(t, c, newRef)
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		now := l.reboot(c, func() error { return c.Rollback(t.Context()) })
-		if now.schematic != "schematic-old" || now.entry != "talos-v1.13.9.efi" {
+		if now.schematic != "schematic-old" || now.entry != "Talos-v1.13.9.efi" {
 			t.Errorf("after the rollback: %+v", now)
 		}
 		now = l.reboot(c, func() error { return c.Rollback(t.Context()) })

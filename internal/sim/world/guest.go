@@ -27,7 +27,9 @@ type Hardware struct {
 	MACs   []string // upper-case, in order of netN
 	Arch   string   // "amd64" or "arm64"
 	CPU    string
-	Memory int // MiB
+	Memory int    // MiB
+	SCSI   string // scsihw; "" is an LSI controller
+	Q35    bool   // the machine's IDE drives are on its AHCI controller
 
 	// Drives reads the drives as plugged in now, in bus order; media may have changed since power on.
 	Drives func() []Drive
@@ -46,6 +48,7 @@ type Hardware struct {
 type Drive struct {
 	Key       string // "scsi0"
 	Serial    string // serial= of the drive, what the guest reads from the device
+	WWN       string // wwn= of the drive, 16 hex digits
 	CDROM     bool
 	SizeBytes int64
 	Media     *Media // nil for an empty CD-ROM drive

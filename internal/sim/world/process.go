@@ -105,7 +105,7 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
 		MACs: v.macs(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
-		Arch: v.arch(), NVRAM: w.nvram(v), SecureBoot: v.enrolled(),
+		Arch: v.arch(), NVRAM: w.nvram(v), SecureBoot: v.enrolled(), SCSI: v.config["scsihw"], Q35: strings.Contains(v.config["machine"], "q35"),
 		Drives:   func() []Drive { return w.drives(v, p) },
 		PowerOff: func() { w.poweredOff(v, p) },
 	}
@@ -156,7 +156,7 @@ func (w *World) drives(v *vm, p *process) []Drive {
 		if err != nil || strings.HasPrefix(key, "unused") || slices.Contains([]string{"efidisk0", "tpmstate0"}, key) {
 			continue
 		}
-		out := Drive{Key: key, Serial: d.options["serial"], CDROM: d.cdrom()}
+		out := Drive{Key: key, Serial: d.options["serial"], WWN: strings.TrimPrefix(d.options["wwn"], "0x"), CDROM: d.cdrom()}
 		if _, vol, err := w.volume(d.volid, v.host); err == nil && !d.empty() {
 			out.Media, out.SizeBytes = vol.media, vol.size
 		}

@@ -42,8 +42,8 @@ type Manager struct {
 	done   sync.WaitGroup
 
 	mu       sync.Mutex
-	kubelets map[string]*kubelet // running ones, by node
-	err      error               // what stopped the manager
+	kubelets []*kubelet // running ones, in the order in which they started
+	err      error      // what stopped the manager
 }
 
 // New starts the controllers. What takes them a second takes 1/speed of one.
@@ -52,9 +52,8 @@ func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	m := &Manager{
 		store: s, cancel: cancel,
-		timers:   newTimers(speed),
-		kick:     make(chan struct{}, 1),
-		kubelets: map[string]*kubelet{},
+		timers: newTimers(speed),
+		kick:   make(chan struct{}, 1),
 	}
 	var watches []store.Watch
 	for _, r := range watched() {

@@ -39,23 +39,34 @@ type kubelet struct {
 // registered, or taken over if the object survived, and Ready a while later.
 func (m *Manager) NodeUp(info NodeInfo) {
 	m.mu.Lock()
-	m.kubelets[info.Name] = &kubelet{NodeInfo: info}
+	m.kubelets = append(m.without(info.UUID), &kubelet{NodeInfo: info})
 	m.mu.Unlock()
 	m.wake()
 }
 
-// NodeDown ends it. Nobody tells the API: it has to notice.
-func (m *Manager) NodeDown(name string) {
+// NodeDown ends that of the machine with that UUID. Nobody tells the API: it has to notice.
+func (m *Manager) NodeDown(uuid string) {
 	m.mu.Lock()
-	delete(m.kubelets, name)
+	m.kubelets = m.without(uuid)
 	m.mu.Unlock()
 	m.wake()
 }
 
+// without wants m.mu held.
+func (m *Manager) without(uuid string) []*kubelet {
+	return slices.DeleteFunc(slices.Clone(m.kubelets), func(k *kubelet) bool { return k.UUID == uuid })
+}
+
+// running are the kubelets by the name of their node. Of several machines with
+// one name the last that started is heard: what the others write it overwrites.
 func (m *Manager) running() map[string]*kubelet {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.kubelets)
+	byName := map[string]*kubelet{}
+	for _, k := range m.kubelets {
+		byName[k.Name] = k
+	}
+	return byName
 }
 
 func (m *Manager) syncNodes(ctx context.Context) error {

@@ -159,6 +159,35 @@ func sameAs(r schema.GroupVersionResource, old, obj Object) error {
 	return nil
 }
 
+// Replace makes the store hold these objects and no others, as they are, UIDs
+// included. It gives them revisions after all others: the lab's controllers
+// watch on, and must not see them go back.
+func (m *Memory) Replace(objects map[schema.GroupVersionResource][]Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range slices.SortedFunc(maps.Keys(m.objects), compareResources) {
+		for _, k := range slices.SortedFunc(maps.Keys(m.objects[r]), key.compare) {
+			stays := slices.ContainsFunc(objects[r], func(o Object) bool { return k == key{o.GetNamespace(), o.GetName()} })
+			if old := m.objects[r][k]; !stays {
+				m.remove(r, k, duplicate(old), old)
+			}
+		}
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(objects), compareResources) {
+		for _, o := range objects[r] {
+			old, event := m.objects[r][key{o.GetNamespace(), o.GetName()}], watch.Modified
+			if old == nil {
+				event = watch.Added
+			}
+			m.put(r, event, duplicate(o), old)
+		}
+	}
+}
+
+func compareResources(a, b schema.GroupVersionResource) int {
+	return cmp.Compare(a.String(), b.String())
+}
+
 // put stores fresh under a new revision and tells the watchers.
 func (m *Memory) put(r schema.GroupVersionResource, t watch.EventType, fresh, old Object) {
 	m.revision++

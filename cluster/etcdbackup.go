@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Backup is a snapshot of etcd that was saved.
+type Backup struct {
+	File    string     `json:"file"`
+	Taken   time.Time  `json:"taken"`
+	Member  string     `json:"member"` // whose database it is
+	Address netip.Addr `json:"address"`
+	Snapshot
+	Warnings []string `json:"warnings,omitempty"` // what is wrong with etcd, and members that gave no usable snapshot
+}
+
+// saidEvery is after how many bytes of a snapshot its progress is told.
+const saidEvery = 64 << 20
+
+// BackUpEtcd saves a snapshot of the most up-to-date of the members at these
+// addresses: the leader, else another voting member that follows one. What is
+// wrong with the others is a warning; members that do not agree on the data have
+// none to be trusted.
+func BackUpEtcd(ctx context.Context, etcd EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
+	v, at, problems := atEndpoints(ctx, etcd, ask)
+	if err := ctx.Err(); err != nil {
+		return Backup{}, err
+	}
+	if len(v.statuses) == 0 {
+		return Backup{}, errors.Join(append(problems, errors.New("no endpoint of the talosconfig says how etcd is"))...)
+	}
+	fit, err := v.fit()
+	if err != nil {
+		return Backup{}, errors.Join(append(problems, err)...)
+	}
+	b := Backup{File: file, Taken: time.Now().UTC().Truncate(time.Second), Warnings: v.unhealthy("")}
+	var failed []error
+	for _, m := range fit {
+		s := v.statuses[m.ID]
+		b.Member, b.Address = m.name(), at[m.ID]
+		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
+		b.Snapshot, err = SaveSnapshot(file, func(w io.Writer) error {
+			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
+		})
+		if err == nil {
+			return b, nil
+		}
+		if _, local := errors.AsType[*fs.PathError](err); local {
+			return Backup{}, fault.WithHint(fmt.Errorf("save the snapshot: %w", err), "give it room there, or another place with --to")
+		}
+		err = fmt.Errorf("snapshot of etcd from %s: %w", b.Member, err)
+		if failed = append(failed, err); ctx.Err() != nil {
+			break
+		}
+		b.Warnings = append(b.Warnings, err.Error())
+	}
+	return Backup{}, errors.Join(append(failed, errors.New("no member gave a snapshot of etcd that can be used; none was saved"))...)
+}
+
+// atEndpoints asks whatever is at the addresses for its own status, the first
+// that can for all members, and members that are at none of them where they say
+// that they are.
+func atEndpoints(ctx context.Context, etcd EtcdReader, ask []netip.Addr) (v etcdView, at map[uint64]netip.Addr, problems []error) {
+	v = etcdView{statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
+	at = map[uint64]netip.Addr{}
+	unread := map[netip.Addr]error{}
+	look := func(addr netip.Addr) (EtcdStatus, error) {
+		if err := unread[addr]; err != nil {
+			return EtcdStatus{}, err
+		}
+		s, err := etcd.EtcdStatus(ctx, addr)
+		if err == nil {
+			v.statuses[s.MemberID], at[s.MemberID] = s, addr
+		} else {
+			unread[addr], problems = err, append(problems, err)
+		}
+		return s, err
+	}
+	for _, addr := range ask {
+		s, err := look(addr)
+		if err == nil && len(v.Members) == 0 && s.Leader != 0 && !s.Learner {
+			if v.Members, err = etcd.EtcdMembers(ctx, addr); err != nil {
+				problems = append(problems, err)
+			}
+		}
+	}
+	for _, m := range v.Members {
+		if _, known := v.statuses[m.ID]; known {
+			continue
+		}
+		addr, err := m.address(nil)
+		if err == nil {
+			_, err = look(addr)
+		}
+		if err != nil {
+			v.errs[m.ID] = fmt.Errorf("does not answer: %w", err)
+		}
+	}
+	return v, at, problems
+}
+
+// fit are the members whose snapshot is worth having, the best first.
+func (v etcdView) fit() ([]EtcdMember, error) {
+	var fit []EtcdMember
+	strangers := maps.Clone(v.statuses)
+	for _, m := range v.Members {
+		delete(strangers, m.ID)
+		s, ok := v.statuses[m.ID]
+		if ok && s.Corrupt {
+			return nil, fault.WithHint(fault.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
+				"talosctl etcd alarm list; replace the member that is wrong; talosctl etcd snapshot takes one of a member that you trust")
+		}
+		if ok && s.Leader != 0 && !s.Learner && !m.Learner {
+			fit = append(fit, m)
+		}
+	}
+	for id := range strangers {
+		if len(v.Members) > 0 {
+			return nil, fault.WithHint(fault.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.names()),
+				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
+		}
+	}
+	if len(fit) == 0 {
+		return nil, fault.WithHint(fault.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
+			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
+	}
+	slices.SortStableFunc(fit, func(a, b EtcdMember) int { return cmp.Compare(v.rank(a), v.rank(b)) })
+	return fit, nil
+}
+
+// rank orders members: the leader has all that was ever agreed upon.
+func (v etcdView) rank(m EtcdMember) int {
+	if v.statuses[m.ID].Leader == m.ID {
+		return 0
+	}
+	return 1
+}
+
+func leads(s EtcdStatus) string {
+	if s.Leader == s.MemberID {
+		return "the leader"
+	}
+	return "a follower"
+}
+
+// counted tells how far a stream has come.
+type counted struct {
+	w        io.Writer
+	n, of    int64
+	lastTold int64
+	say      func(string)
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	if c.n += int64(n); c.n-c.lastTold >= saidEvery {
+		c.lastTold = c.n
+		c.say(fmt.Sprintf("%d of about %d MiB", c.n>>20, c.of>>20))
+	}
+	return n, err
+}

@@ -1,0 +1,75 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// EtcdTroubles says what is wrong with etcd, each with what to do about it.
+func (s Survey) EtcdTroubles(ctx context.Context, talos Talos, files FileReader) []error {
+	planes := s.controlPlanes()
+	if len(planes) == 0 {
+		return nil // told where Kubernetes is
+	}
+	v, err := viewEtcd(ctx, talos, planes)
+	if err != nil {
+		return []error{fault.WithHint(err, "talosctl etcd status; bring etcd back first")}
+	}
+	var out []error
+	for _, wrong := range v.unhealthy("") {
+		out = append(out, fault.WithHint(fault.Refusedf("%s", wrong), "talosctl etcd status; talosctl etcd alarm list; a roll takes no control plane out before that is put right"))
+	}
+	for _, e := range planes {
+		if !v.has(e) {
+			out = append(out, s.noMember(ctx, talos, files, v, e))
+		}
+	}
+	return out
+}
+
+// has says whether a control plane is a member, if only one that was added and has not started yet.
+func (v etcdView) has(e endpoint) bool {
+	return slices.ContainsFunc(v.Members, func(m EtcdMember) bool {
+		addr, err := m.address(nil)
+		return m.Name == e.Node || m.Name == "" && err == nil && addr == e.Addr
+	})
+}
+
+// noMember says what is known of a control plane that the members do not know. One
+// that was removed while it kept its data restarts its etcd for ever, and says so
+// in the log of that only.
+func (s Survey) noMember(ctx context.Context, talos Talos, files FileReader, v etcdView, e endpoint) error {
+	err := fault.Refusedf("%s is no member of etcd (%s are)", e.Node, v.names())
+	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
+		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),
+			"there are two etcds: talosctl etcd members, asked of each control plane, shows who is in which; find out which has the cluster's data before anything is wiped")
+	}
+	i := slices.IndexFunc(s.Found, func(f Found) bool { return f.Name == e.Node && f.Machine != nil })
+	if i < 0 {
+		return fault.WithHint(err, "bring its machine back, or delete its Node if it is gone for good")
+	}
+	m := *s.Found[i].Machine
+	data, errData := hasEtcdData(ctx, files, RestoreTarget{Node: e.Node, Addr: e.Addr, UUID: m.UUID})
+	switch {
+	case errData != nil:
+		return fmt.Errorf("%w, and whether it has data of etcd can't be told: %w", err, errData)
+	case data && len(v.Members)*2 > len(s.controlPlanes()):
+		return fault.WithHint(fmt.Errorf("%w, but has data of one: it was removed, and its etcd restarts for ever (the member has been permanently removed from the cluster)", err),
+			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", emptyEtcd(e.Addr, &m))
+	}
+	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
+}
+
+// emptyEtcd is the command that empties what a control plane has of etcd, so that
+// it joins anew; m may be nil.
+func emptyEtcd(addr netip.Addr, m *Machine) string {
+	label := "EPHEMERAL"
+	if m != nil && len(m.disksWith("ETCD")) > 0 {
+		label = "ETCD"
+	}
+	return fmt.Sprintf("talosctl reset -n %s --graceful=false --reboot --system-labels-to-wipe %s", addr, label)
+}

@@ -1,0 +1,76 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// TestSettledTakesBack: what shows that another system runs takes back that a node
+// has settled; a reading that fails does not.
+func TestSettledTakesBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lacks string
+		err   error
+		want  bool
+	}{
+		"nothing is missing":   {want: true},
+		"something is missing": {lacks: "its Node is not Ready"},
+		"no answer":            {err: errors.New("connection refused"), want: true},
+		"its old system":       {err: fmt.Errorf("%w: v1 → v2", errRolledBack)},
+		"another system":       {err: fmt.Errorf("%w: v1 → v2", errOtherSystem)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := &nodeRoll{Roller: &Roller{}, hasSettled: true}
+			got, err := n.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
+			if err != nil || (got != "") != c.want {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
+
+// configuredMachine is one in maintenance mode that answers so to a configuration.
+type configuredMachine struct {
+	Maintenance
+	answer error
+}
+
+func (configuredMachine) PatchConfig(config Secret, _ ConfigPatch) (Secret, error) {
+	return config, nil
+}
+
+func (c configuredMachine) ApplyConfig(context.Context, netip.Addr, string, Secret) error {
+	return c.answer
+}
+
+// TestApplyHints: that a machine waits for a configuration is only said where it has refused one.
+func TestApplyHints(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer error
+		waits  bool
+	}{
+		"refused": {fault.Refusedf("unknown keys"), true},
+		"lost":    {fmt.Errorf("apply: %w", ErrLostAnswer), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := &nodeRoll{Roller: &Roller{
+				Maintenance:   configuredMachine{answer: c.answer},
+				MachineConfig: func(string) (Secret, bool, error) { return Secret("machine: {}"), true, nil },
+			}}
+			err := n.apply(t.Context(), MachineDisk{})
+			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
+				t.Errorf("%v, %q", err, fault.Hints(err))
+			}
+		})
+	}
+}

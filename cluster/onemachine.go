@@ -1,0 +1,103 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// What a name stands for its Node in Kubernetes says: it is there on every
+// cluster, as a node is matched to its VM by it. Talos' discovery may be off,
+// knows machines that are gone for half an hour more, and shows of two with one
+// name only one member (controllers/cluster/member.go).
+
+// requireOneMachine refuses unless who answers at the node's address and who has
+// its name in Kubernetes are one machine, that of its VM. Whether a machine has
+// to answer is for others to say.
+func (n *nodeRoll) requireOneMachine(ctx context.Context) error {
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	switch {
+	case err != nil:
+	case m.UUID != n.plan.UUID:
+		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.plan.Node)
+	case m.Nodename != "" && m.Nodename != n.plan.Node:
+		return fault.WithHint(fault.Refusedf("the machine of %s is node %s by now", n.plan.Node, m.Nodename),
+			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
+	}
+	return n.requireOwnName(ctx)
+}
+
+// requireOwnName refuses where Kubernetes knows another machine by the node's name.
+func (n *nodeRoll) requireOwnName(ctx context.Context) error {
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return err
+	}
+	return n.requireOwn(ctx, k)
+}
+
+func (n *nodeRoll) requireOwn(ctx context.Context, k KubeNode) error {
+	if k.UUID == n.plan.UUID {
+		return nil
+	}
+	return n.otherMachine(ctx, k.UUID, fault.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.plan.Node, n.plan.VMID, n.plan.UUID))
+}
+
+// otherMachine says who the machine with that UUID is, which goes by the node's name, too.
+func (n *nodeRoll) otherMachine(ctx context.Context, uuid string, err error) error {
+	vms, errVMs := n.Proxmox.VMs(ctx)
+	for _, vm := range vms {
+		if errVMs == nil && vm.UUID() == uuid {
+			err = fmt.Errorf("%w; it is the machine of %s", err, vm)
+		}
+	}
+	return fault.WithHint(err, "give every machine a hostname of its own (is one a clone?): talosctl get affiliates shows who is who; "+
+		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.plan.Node, n.plan.Node)
+}
+
+// requireNameFree refuses to bring a machine up under the node's name while
+// another one goes by it: it would take that one's Node and, as it joins etcd,
+// Talos would remove that one's member (addMember in services/etcd.go). An API
+// that does not answer, this may be the only control plane, has nothing to lose:
+// without etcd's quorum nobody joins.
+func (n *nodeRoll) requireNameFree(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, lookAround)
+	defer cancel()
+	if k, err := n.kubeNode(asking); err == nil {
+		if err := n.requireOwn(asking, k); err != nil {
+			return err
+		}
+	}
+	for _, e := range n.askEtcd() {
+		if n.plan.Role != controlPlane || e.Node == n.plan.Node {
+			continue
+		}
+		members, err := n.Talos.EtcdMembers(asking, e.Addr)
+		if err != nil {
+			continue
+		}
+		m, found, err := etcdView{Members: members}.member(n.plan.Node)
+		if err != nil || !found {
+			return errors.Join(err, ctx.Err())
+		}
+		return n.requireOwnMember(asking, m)
+	}
+	return ctx.Err()
+}
+
+// requireOwnMember refuses where another machine runs the member of the node's
+// name. One at whose peer address nobody answers us is nobody's, or the node's own.
+func (n *nodeRoll) requireOwnMember(ctx context.Context, m EtcdMember) error {
+	addr, err := m.address(nil)
+	if err != nil || addr == n.plan.Addr {
+		return nil //nolint:nilerr // added, but never started
+	}
+	other, err := n.Talos.Machine(ctx, addr)
+	if err != nil || other.UUID == n.plan.UUID {
+		return nil //nolint:nilerr // see above
+	}
+	return n.otherMachine(ctx, other.UUID, fault.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
+}

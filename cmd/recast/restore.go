@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newRestoreCmd(s *streams, g *globals) *cobra.Command {
+	var f struct {
+		node   string
+		copied bool
+		yes    bool
+		out    string
+	}
+	c := &cobra.Command{
+		Use: "restore FILE --node NAME", Short: "Make etcd of a single control plane anew from a snapshot",
+		Long: `Upload a snapshot of etcd to the only control plane of a cluster, whose own data
+of etcd is gone, have Talos bootstrap from it, and wait until etcd, the Kubernetes
+API and the Node are back. Everything that Kubernetes was told after the snapshot
+was taken is lost: what workers run by then and the snapshot does not know is
+stopped.
+
+The machine must be up and configured as that control plane, with the same
+secrets as before, and wait for a bootstrap: installed anew, or reset with
+talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false. Before
+anything is changed the snapshot is verified (see recast backup) and must be of an
+etcd that had this node as a member. Refused with exit code 4 if the machine has
+data of etcd, if it is not the VM of that node, or unless Talos' discovery knows
+all other nodes, as workers.
+
+Safe to run again: whatever was cut off goes on. It takes the claim of the cluster,
+and a talosconfig with the role os:admin.`,
+		Example: `  recast restore .recast/etcd/etcd-prod-20261121T040000Z.db --node cp1
+  recast restore db --copied --node cp1 --yes   # copied from a member's data directory`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := format(f.out, "text", "json"); err != nil {
+				return err
+			}
+			if f.node == "" {
+				return errUsage{errors.New("--node is needed: which machine is to get the data")}
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			var cl closers
+			defer cl.close()
+			m, err := connectMachines(s, p, &cl)
+			if err != nil {
+				return err
+			}
+			t, err := connectTalos(p, &cl)
+			if err != nil {
+				return err
+			}
+			ctx := c.Context()
+			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+			rep, err := pipeline.Restore(ctx, p, m, t, run, pipeline.RestoreOptions{
+				File: args[0], Node: f.node, Copied: f.copied,
+				Confirm: func(rep pipeline.RestoreReport) (bool, error) { return confirmRestore(ctx, s, rep, f.copied, f.yes) },
+				Claim:   pipeline.RollOptions{Holder: holder(), Dead: dead},
+			})
+			if rep.Run == "" {
+				return err
+			}
+			return errors.Join(err, ui.WriteRestore(s.out, f.out, rep))
+		},
+	}
+	c.Flags().StringVar(&f.node, "node", "", "`name` of the control plane")
+	c.Flags().BoolVar(&f.copied, "copied", false, "FILE was copied from a member's data directory (member/snap/db) and has no checksum")
+	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
+	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
+	return c
+}
+
+func confirmRestore(ctx context.Context, s *streams, rep pipeline.RestoreReport, copied, yes bool) (bool, error) {
+	if err := ui.WriteRestore(s.err, "text", rep); err != nil {
+		return false, err
+	}
+	q := question{
+		command: "recast restore " + rep.File + " --node " + rep.Node,
+		text:    "Make etcd anew from this, and lose what Kubernetes was told since?", untouched: "nothing was restored",
+	}
+	if copied {
+		q.command += " --copied"
+	}
+	if !rep.Bootstrapped.IsZero() {
+		q.text = "Go on waiting?"
+	}
+	return confirm(ctx, s, q, yes)
+}

@@ -1,0 +1,95 @@
+// Package etcddb reads the database that a snapshot of etcd is.
+package etcddb
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// ErrDamaged is a file that is no database, or no longer what etcd wrote.
+var ErrDamaged = errors.New("no database of etcd, or a damaged one")
+
+// Contents is what a database says of itself.
+type Contents struct {
+	Revision uint64 // of the last change; 0: nothing was ever written
+	Members  []Member
+}
+
+// Member is one of etcd's members, as one of them has written it down.
+type Member struct {
+	Name  string   `json:"name"`
+	Peers []string `json:"peerURLs"`
+}
+
+// Read reads a database of so many bytes; what follows it in the file (a
+// snapshot's checksum) is left alone. bbolt trusts what it maps: of a damaged
+// file it panics or reads where nothing is, which is ErrDamaged here.
+func Read(file string, size int64) (c Contents, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", ErrDamaged, p)
+		}
+	}()
+	db, err := bbolt.Open(file, 0o400, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = db.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > size {
+			return fmt.Errorf("%w: it was cut off: %d of %d bytes", ErrDamaged, size, tx.Size())
+		}
+		return errors.Join(c.revision(tx), c.members(tx))
+	})
+	return c, err
+}
+
+// revision reads the last key of the bucket "key": its keys are revisions, in
+// order (etcd server/storage/mvcc/revision.go).
+func (c *Contents) revision(tx *bbolt.Tx) error {
+	keys, err := bucket(tx, "key")
+	if err != nil {
+		return err
+	}
+	switch last, _ := keys.Cursor().Last(); {
+	case last == nil:
+	case len(last) < 17:
+		return fmt.Errorf("%w: %x is no revision", ErrDamaged, last)
+	default:
+		c.Revision = binary.BigEndian.Uint64(last)
+	}
+	return nil
+}
+
+func (c *Contents) members(tx *bbolt.Tx) error {
+	members, err := bucket(tx, "members")
+	if err != nil {
+		return err
+	}
+	err = members.ForEach(func(id, v []byte) error {
+		var m Member
+		if err := json.Unmarshal(v, &m); err != nil {
+			return fmt.Errorf("%w: member %s: %w", ErrDamaged, id, err)
+		}
+		c.Members = append(c.Members, m)
+		return nil
+	})
+	slices.SortFunc(c.Members, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
+	return err
+}
+
+func bucket(tx *bbolt.Tx, name string) (*bbolt.Bucket, error) {
+	if b := tx.Bucket([]byte(name)); b != nil {
+		return b, nil
+	}
+	return nil, fmt.Errorf("%w: it has no bucket %q", ErrDamaged, name)
+}

@@ -1,0 +1,132 @@
+package kubeapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// Stored is an object as an API server keeps it in etcd.
+type Stored struct {
+	Key      string // "/registry/pods/default/web"
+	Revision uint64
+	Value    []byte // protobuf, or JSON of a custom resource
+}
+
+// Dump is all that the API server keeps in etcd.
+func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
+	var out []Stored
+	for _, r := range s.serves() {
+		objects, _, err := s.store.List(ctx, r.GroupVersionResource, "")
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", r.Resource, err)
+		}
+		for _, o := range objects {
+			value, err := s.stored(o, r.GVK())
+			if err != nil {
+				return nil, fmt.Errorf("store %s %s: %w", r.Kind, o.GetName(), err)
+			}
+			revision, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("store %s %s: %w", r.Kind, o.GetName(), err)
+			}
+			out = append(out, Stored{Key: registryKey(r, o), Revision: revision, Value: value})
+		}
+	}
+	return out, nil
+}
+
+// stored leaves out the revision, which etcd itself keeps.
+func (s *Server) stored(o store.Object, gvk schema.GroupVersionKind) ([]byte, error) {
+	o = s.typed(o, gvk).(store.Object)
+	o.SetResourceVersion("")
+	media := runtime.ContentTypeProtobuf
+	if isCustom(o) {
+		media = runtime.ContentTypeJSON
+	}
+	info, found := runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), media)
+	if !found {
+		return nil, errors.New("no serializer for " + media)
+	}
+	var b bytes.Buffer
+	err := info.Serializer.Encode(o, &b)
+	return b.Bytes(), err
+}
+
+// registryKey is where an object is kept; two resources have other names there
+// (kube-apiserver, DefaultStorageFactory and the registries' prefixes).
+func registryKey(r store.Resource, o store.Object) string {
+	path := r.Resource
+	switch {
+	case r.GroupVersionResource == store.Nodes():
+		path = "minions"
+	case r.Group == "" && r.Resource == "services":
+		path = "services/specs"
+	case !slices.ContainsFunc(store.Resources(), func(b store.Resource) bool { return b.GroupVersionResource == r.GroupVersionResource }):
+		path = r.Group + "/" + r.Resource
+	}
+	if r.Namespaced {
+		path += "/" + o.GetNamespace()
+	}
+	return "/registry/" + path + "/" + o.GetName()
+}
+
+// Load replaces everything by what is found in an etcd; nil is a new cluster.
+func (s *Server) Load(ctx context.Context, all []Stored) error {
+	memory, ok := s.store.(*store.Memory)
+	if !ok {
+		return errors.New("the objects are not the lab's own to replace")
+	}
+	objects := map[schema.GroupVersionResource][]store.Object{}
+	for _, kv := range all {
+		r, o, err := s.restored(kv.Value)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", kv.Key, err)
+		}
+		objects[r] = append(objects[r], o)
+	}
+	memory.Replace(objects)
+	if len(all) == 0 {
+		return seed(ctx, memory)
+	}
+	return nil
+}
+
+func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.Object, err error) {
+	var decoded runtime.Object
+	if bytes.HasPrefix(value, []byte("{")) {
+		decoded = &unstructured.Unstructured{}
+		err = decoded.(*unstructured.Unstructured).UnmarshalJSON(value)
+	} else {
+		decoded, _, err = s.codecs.UniversalDeserializer().Decode(value, nil, nil)
+	}
+	if err != nil {
+		return r, nil, err
+	}
+	o, ok := decoded.(store.Object)
+	if !ok {
+		return r, nil, fmt.Errorf("%T is no object", decoded)
+	}
+	gvks, _, err := s.scheme.ObjectKinds(decoded)
+	if isCustom(decoded) {
+		gvks, err = []schema.GroupVersionKind{decoded.GetObjectKind().GroupVersionKind()}, nil
+	}
+	if err != nil {
+		return r, nil, err
+	}
+	all := s.serves()
+	i := slices.IndexFunc(all, func(r store.Resource) bool { return r.GVK() == gvks[0] })
+	if i < 0 {
+		return r, nil, fmt.Errorf("%s is not served", gvks[0])
+	}
+	return all[i].GroupVersionResource, o, nil
+}

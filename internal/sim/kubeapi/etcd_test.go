@@ -1,0 +1,82 @@
+package kubeapi_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// What was there when it was dumped is there again, and nothing else; a new
+// cluster has what every cluster begins with.
+func TestDumpAndLoad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		ctx, s, r := t.Context(), l.Store(), widgets(false)
+		l.Define(r)
+		if _, err := s.Create(ctx, r.GroupVersionResource, widget("kept", 3)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		values := func() map[string]string {
+			t.Helper()
+			all, err := l.Dump(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, revisions := map[string]string{}, []uint64{}
+			for _, kv := range all {
+				out[kv.Key], revisions = string(kv.Value), append(revisions, kv.Revision)
+			}
+			slices.Sort(revisions)
+			if len(slices.Compact(revisions)) != len(all) {
+				t.Error("two objects were written at the same revision")
+			}
+			return out
+		}
+		before := values()
+		for _, key := range []string{"/registry/minions/wk1", "/registry/example.org/widgets/default/kept", "/registry/deployments/kube-system/coredns"} {
+			if before[key] == "" {
+				t.Errorf("there is no %s", key)
+			}
+		}
+		dump, err := l.Dump(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Create(ctx, r.GroupVersionResource, widget("later", 4)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Load(ctx, dump); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff(before, values()); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+
+		if err := l.Load(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		fresh := values()
+		if fresh["/registry/namespaces/kube-system"] == "" || fresh["/registry/example.org/widgets/default/kept"] != "" {
+			t.Errorf("a new cluster has %d objects", len(fresh))
+		}
+		if err := l.Load(ctx, []kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
+			t.Error("no error for what is no object")
+		}
+		if _, err := s.Get(ctx, store.Nodes(), "", "wk1"); err == nil {
+			t.Error("what could not be read has changed something")
+		}
+	})
+}

@@ -1,0 +1,201 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// canary hears everything that recast says in a lab.
+type canary struct {
+	secrets map[string]string // how a secret, or a piece of it, reads; what it is of
+
+	mu    sync.Mutex
+	heard bytes.Buffer
+	dirs  map[string]bool // the working directories
+}
+
+func (c *canary) hear(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heard.WriteString(text)
+	c.heard.WriteByte('\n')
+}
+
+func (c *canary) visit(dir string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dirs[dir] = true
+}
+
+// told hands on what a command returns, all of which it could print.
+func told[T any](l *Lab) func(T, error) (T, error) {
+	return func(res T, err error) (T, error) {
+		text, errJSON := json.Marshal(res)
+		if errJSON != nil {
+			l.t.Errorf("what a command returns can't be written down: %v", errJSON)
+		}
+		l.canary.hear(fmt.Sprintf("%s\n%v\n%s", text, err, strings.Join(fault.Hints(err), "\n")))
+		return res, err
+	}
+}
+
+// emit tells what happens on the way to Emit, too.
+func (c *Client) emit(e step.Event) {
+	c.lab.canary.hear(fmt.Sprintf("%+v", e))
+	if c.Emit != nil {
+		c.Emit(e)
+	}
+}
+
+// newCanary knows the lab's secrets.
+func newCanary(l *sim.Lab, files map[string][]byte) *canary {
+	c := &canary{secrets: map[string]string{}, dirs: map[string]bool{}}
+	b := l.Talos.Secrets
+	for what, key := range map[string][]byte{
+		"Talos' CA": b.Certs.OS.Key, "etcd's CA": b.Certs.Etcd.Key, "Kubernetes' CA": b.Certs.K8s.Key,
+		"the aggregator's CA": b.Certs.K8sAggregator.Key, "the service accounts' key": b.Certs.K8sServiceAccount.Key,
+		"the talosconfig's key": keyOf(files["talosconfig"]), "the kubeconfig's key": keyOf(files["kubeconfig"]),
+	} {
+		c.addKey(what, key)
+	}
+	_, token, _ := strings.Cut(l.Token(), "=")
+	_, poor, _ := strings.Cut(sim.PoorToken, "=")
+	for what, secret := range map[string]string{
+		"the cluster's secret": b.Cluster.Secret, "the bootstrap token": b.Secrets.BootstrapToken, "the secretbox secret": b.Secrets.SecretboxEncryptionSecret,
+		"the AES-CBC secret": b.Secrets.AESCBCEncryptionSecret, "trustd's token": b.TrustdInfo.Token, "the Proxmox token": token, "the poor token": poor,
+	} {
+		if secret != "" { // there is one of the two for the encryption of Kubernetes' secrets
+			c.secrets[secret] = what
+			c.secrets[base64.StdEncoding.EncodeToString([]byte(secret))] = what
+		}
+	}
+	return c
+}
+
+var keyLine = regexp.MustCompile(`(?m)^\s*(?:client-key-data|key): (\S+)$`)
+
+// keyOf is the private key in a talosconfig or a kubeconfig.
+func keyOf(file []byte) []byte {
+	m := keyLine.FindSubmatch(file)
+	if m == nil {
+		return nil
+	}
+	key, err := base64.StdEncoding.DecodeString(string(m[1]))
+	if err != nil {
+		return nil
+	}
+	return key
+}
+
+// addKey knows a key again by each line of its PEM, by its bytes, and by what
+// configurations have, the PEM once more in base64, piece by piece.
+func (c *canary) addKey(what string, key []byte) {
+	const piece = 48
+	block, _ := pem.Decode(key)
+	if block == nil {
+		panic(what + " is not in PEM")
+	}
+	c.secrets[string(block.Bytes)] = what
+	for line := range strings.Lines(string(key)) {
+		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "-----") && len(line) >= piece/2 {
+			c.secrets[line] = what
+		}
+	}
+	twice := base64.StdEncoding.EncodeToString(key)
+	for at := piece; at+piece <= len(twice); at += piece { // the first is that of any key
+		c.secrets[twice[at:at+piece]] = what
+	}
+}
+
+// in says which secrets are in a text.
+func (c *canary) in(text []byte) []string {
+	found := map[string]bool{}
+	for secret, what := range c.secrets {
+		if !found[what] && bytes.Contains(text, []byte(secret)) {
+			found[what] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// leaks says where in what recast has said and left behind there are secrets.
+func (l *Lab) leaks() (out []string) {
+	look := func(where string, text []byte) {
+		for _, what := range l.canary.in(text) {
+			out = append(out, where+" has "+what)
+		}
+	}
+	l.canary.mu.Lock()
+	defer l.canary.mu.Unlock()
+	look("what recast said", l.canary.heard.Bytes())
+	for _, vm := range l.World.VMs() {
+		look(fmt.Sprintf("VM %d", vm.ID), fmt.Append(nil, vm.Config))
+	}
+	for _, call := range l.Recorder.Calls() {
+		if call.Proto == "proxmox" {
+			look(call.Method+" "+call.Path, fmt.Append(nil, call.Path, call.Params))
+		}
+	}
+	for _, n := range l.Nodes {
+		if k, err := l.Kube.Node(context.WithoutCancel(l.t.Context()), n.Name); err == nil {
+			look("Node "+n.Name, fmt.Append(nil, k.ObjectMeta))
+		}
+	}
+	for dir := range l.canary.dirs {
+		if err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() || given(path) {
+				return err
+			}
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			if isSecret(path) {
+				if info.Mode().Perm() != 0o600 {
+					out = append(out, fmt.Sprintf("%s has mode %s", path, info.Mode()))
+				}
+				return nil
+			}
+			content, err := os.ReadFile(path)
+			look(path, content)
+			return err
+		}); err != nil {
+			out = append(out, err.Error())
+		}
+	}
+	return out
+}
+
+// given are files with which somebody comes to recast.
+func given(path string) bool {
+	return slices.Contains([]string{"talosconfig", "kubeconfig", "env"}, filepath.Base(path))
+}
+
+// isSecret are files that recast keeps secrets in: the journal's, of which the
+// machine configurations are, and snapshots of etcd.
+func isSecret(path string) bool {
+	return strings.HasSuffix(path, ".secret") || strings.HasSuffix(path, ".db")
+}
+
+// requireNoLeaks fails a test in which a secret went where it must not be.
+func (l *Lab) requireNoLeaks() {
+	for _, leak := range l.leaks() {
+		l.t.Errorf("leaked: %s", leak)
+	}
+}

@@ -1,0 +1,62 @@
+package simtest
+
+import (
+	"encoding/base64"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// TestCanarySees says by hand what recast may never say: the check that every
+// story ends with has to see it.
+func TestCanarySees(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		if leaks := lab.leaks(); leaks != nil {
+			t.Fatalf("leaks at the beginning: %q", leaks)
+		}
+		b := lab.Talos.Secrets
+		lines := strings.Split(string(b.Certs.K8s.Key), "\n")
+		told[int](lab)(0, errors.New("line 7: cannot unmarshal `"+lines[1]+"`"))
+		told[string](lab)("token: "+b.TrustdInfo.Token, nil)
+		lab.Write(".recast/note", []byte("key: "+base64.StdEncoding.EncodeToString(b.Certs.OS.Key)))
+		lab.Write(".recast/runs/x/config.secret", b.Certs.Etcd.Key)
+		lab.Write("env", []byte(lab.Token()))
+		lab.EditVM(9031, "description", lab.Token())
+		must(t, os.Chmod(filepath.Join(lab.Dir, ".recast/runs/x/config.secret"), 0o644))
+		want := []string{
+			"what recast said has Kubernetes' CA", "what recast said has trustd's token", "VM 9031 has the Proxmox token",
+			filepath.Join(lab.Dir, ".recast/note") + " has Talos' CA",
+			filepath.Join(lab.Dir, ".recast/runs/x/config.secret") + " has mode -rw-r--r--",
+		}
+		if diff := cmp.Diff(want, lab.leaks()); diff != "" {
+			t.Errorf("leaks (-want +got):\n%s", diff)
+		}
+		lab.canary.heard.Reset()
+		lab.EditVM(9031, "description", "")
+		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/note")))
+		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/runs/x")))
+	})
+}
+
+// TestCanaryOfARejectedConfig: Talos quotes what it rejects, in whole or in part.
+func TestCanaryOfARejectedConfig(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		b := lab.Talos.Secrets
+		lab.Patch(everywhere)
+		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
+			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
+		err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "the machine does not take the configuration: ") {
+			t.Errorf("error %v", err)
+		}
+		lab.RequireIntact()
+	})
+}

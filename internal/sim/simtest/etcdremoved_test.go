@@ -1,0 +1,107 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// TestRemovedMember: somebody removes a control plane's member while it keeps its
+// data (facts: "the member has been permanently removed from the cluster"). doctor
+// names it. Where the data goes with the system disk a roll mends it; else it
+// refuses before anything is touched, and what it says to type does.
+func TestRemovedMember(t *testing.T) {
+	long(t)
+	for name, onData := range map[string]bool{"on the system disk": false, "on a disk of its own": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				removed := lab.memberIDs()["cp2"]
+				lab.removeMember(removed)
+				time.Sleep(time.Minute)
+
+				res := doctor(t, lab.Client())
+				const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
+				if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
+					t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
+				}
+				plan := lab.planOf(lab.Client(), "cp2", cluster.Policy{Only: []string{"cp2"}})
+				if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
+					return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
+				}) {
+					t.Errorf("the plan's notes: %q", plan.Drift.Notes)
+				}
+
+				from := len(lab.Recorder.Calls())
+				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}}); onData {
+					requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
+					lab.requireLeftAlone(from, "cp2")
+					lab.reset("cp2", "EPHEMERAL") // as it says
+					lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp2"}})
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				requireMembers(t, lab, "", false)
+				if lab.memberIDs()["cp2"] == removed {
+					t.Error("cp2 is the removed member")
+				}
+				if err := doctor(t, lab.Client()).Err(); err != nil {
+					t.Errorf("afterwards: %v", err)
+				}
+				requireDrift(t, lab, "cp1", "cp3", "wk1")
+				if !onData { // else it was wiped on purpose
+					lab.RequireIntact()
+				}
+			})
+		})
+	}
+}
+
+// removeMember takes a member out of etcd as a person does, asked of cp1.
+func (l *Lab) removeMember(id string) {
+	l.t.Helper()
+	l.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
+		return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: parseMember(id)})
+	})
+}
+
+// reset is talosctl reset --graceful=false --reboot --system-labels-to-wipe; without labels of the whole system disk.
+func (l *Lab) reset(node string, labels ...string) {
+	l.t.Helper()
+	req := &machineapi.ResetRequest{Reboot: true}
+	for _, label := range labels {
+		req.SystemPartitionsToWipe = append(req.SystemPartitionsToWipe, &machineapi.ResetPartitionSpec{Label: label, Wipe: true})
+	}
+	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
+		return c.ResetGeneric(ctx, req)
+	})
+	time.Sleep(2 * time.Minute)
+}
+
+// TestDoctorOfTwoEtcds: a control plane that has founded an etcd of its own is not
+// told from the cluster by who is asked first, and nobody is told to wipe anything.
+func TestDoctorOfTwoEtcds(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		splitBrain(lab)
+		time.Sleep(time.Minute)
+		var said []string
+		for _, c := range doctor(t, lab.Client()).Checks {
+			if c.What == "etcd" {
+				said = append(said, c.Seen+": "+strings.Join(c.Remedy, "; "))
+			}
+		}
+		all := strings.Join(said, "\n")
+		if !strings.Contains(all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ") || !strings.Contains(all, "there are two etcds") || strings.Contains(all, "talosctl reset") {
+			t.Errorf("doctor says\n%s", all)
+		}
+	})
+}

@@ -1,0 +1,174 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// cutOffAt rolls as a process that is killed while that request is on its way:
+// what it asks for never happens.
+func (l *Lab) cutOffAt(call string, only cluster.Policy) {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	c := l.as(firstRun)
+	l.Recorder.Hooks(func(r record.Call) error {
+		if !strings.HasSuffix(r.Method, call) {
+			return nil
+		}
+		c.Kill()
+		cancel()
+		return errKilled
+	}, nil)
+	err := c.roll(only)(ctx)
+	l.Recorder.Hooks(nil, nil)
+	if err == nil || ctx.Err() == nil {
+		l.t.Fatalf("it was not cut off at %s: %v", call, err)
+	}
+}
+
+// TestOldUpgradeCutOffInItsPull: before 1.13 the one call pulls the installer
+// first, and what is cut off there installs nothing. The next run does it again,
+// and does not take the old system, which it would boot, for one that came back.
+func TestOldUpgradeCutOffInItsPull(t *testing.T) {
+	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		only := cluster.Policy{Only: []string{"wk1"}}
+		lab.cutOffAt("MachineService/Upgrade", only)
+		since := len(lab.Recorder.Calls())
+		must(t, lab.as(secondRun).roll(only)(t.Context()))
+		if calls := lab.upgradeCalls(since); !slices.Contains(calls, "MachineService/Upgrade") || slices.Contains(calls, "MachineService/Reboot") {
+			t.Errorf("calls %q", calls)
+		}
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
+}
+
+// TestInPlaceThatNeverLeftItsBoot: a run that finds the machine marked and away
+// takes it for one that reboots. When it is back in the boot from before, the new
+// system was never tried, and nothing is held against that build.
+func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		only := cluster.Policy{Only: []string{"wk1"}}
+		lab.cutOffAt("MachineService/Upgrade", only)
+
+		var away atomic.Bool
+		c := lab.as(secondRun)
+		c.Reroute = func(addr string) string {
+			if away.Load() && strings.HasPrefix(addr, lab.node("wk1").Addr.String()+":") {
+				return lab.node("cp1").Addr.String() + ":50000"
+			}
+			return addr
+		}
+		gone, back := whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) })
+		c.Emit = func(e step.Event) { gone(e); back(e) }
+		err := c.roll(only)(t.Context())
+		if fault.KindOf(err) != fault.Failed || !strings.Contains(err.Error(), "still the boot from before the upgrade") || strings.Contains(err.Error(), "came back as its old system") {
+			t.Errorf("kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+		must(t, lab.as(thirdRun).roll(only)(t.Context()))
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
+}
+
+// TestInstallerGoneWhileItDrains: what nothing refers to Talos removes after an
+// hour (controllers/cri/image_gc.go), and a drain may last longer.
+func TestInstallerGoneWhileItDrains(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		c := lab.Client()
+		c.Emit = whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) })
+		must(t, c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
+}
+
+// TestInstallerAtWorkUnseen: another installer is at work, and for a while nobody
+// can be asked how it gets on. That is no reason to think that it has failed.
+func TestInstallerAtWorkUnseen(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		must(t, lab.Client().Publish(t.Context()))
+		c := lab.as(firstRun)
+		installed := make(chan struct{})
+		c.Emit = whenStarted("upgrade/install", func() {
+			go func() {
+				defer close(installed)
+				lab.installBy(t, "wk1", lab.locked("wk1").Installer)
+			}()
+			time.Sleep(time.Second)
+		})
+		var busy atomic.Int64 // since when, and asked how often
+		lab.Recorder.Hooks(func(r record.Call) error {
+			now := time.Now().Unix()
+			switch first := busy.Load(); {
+			case strings.HasSuffix(r.Method, "LifecycleService/Upgrade"):
+				if !busy.CompareAndSwap(0, 1) {
+					busy.CompareAndSwap(1, now)
+				}
+			case first > 1 && now <= first+1 && r.Proto == "talos" && strings.HasSuffix(r.Method, "/Version"):
+				return errKilled
+			}
+			return nil
+		}, nil)
+		err := c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		<-installed
+		must(t, err)
+		if busy.Load() < 2 {
+			t.Error("no other installer was met")
+		}
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
+}
+
+// TestLeaveWithoutAnAnswer: etcd removes the member before Talos empties its
+// data, and the call that asked for it was cut off in between. The roll goes on;
+// the old system disk, which would never join again, is no way back.
+func TestLeaveWithoutAnAnswer(t *testing.T) {
+	long(t)
+	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		left := false
+		lab.Recorder.Hooks(func(r record.Call) error {
+			if left || !strings.HasSuffix(r.Method, "EtcdLeaveCluster") {
+				return nil
+			}
+			left = true
+			lab.removeMember(lab.memberIDs()["cp2"])
+			return errKilled
+		}, nil)
+		err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"cp2"}})(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		if !left {
+			t.Error("it was not asked to leave")
+		}
+		requireDrift(t, lab, "cp1", "cp3", "wk1")
+		requireMembers(t, lab, "", false)
+		requireRefused(t, lab.as(secondRun).goBack("cp2")(t.Context()), "its old system disk holds the data of an etcd member that did not leave")
+		lab.RequireIntact()
+	})
+}

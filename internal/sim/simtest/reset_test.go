@@ -1,0 +1,155 @@
+package simtest
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"google.golang.org/grpc"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// TestResetMachine: somebody has reset a node, and it is in maintenance mode. Where
+// its configuration is at hand a roll gives it that back, then brings it to the
+// wanted build; else it says what to type, which does.
+func TestResetMachine(t *testing.T) {
+	cases := map[string]struct {
+		node   string
+		labels []string
+		files  bool // talos.machineConfigs
+		short  bool
+	}{
+		"a worker":                                {"wk1", []string{"STATE"}, true, true},
+		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true, false},
+		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false, false},
+		"a control plane":                         {"cp2", []string{"STATE"}, true, false},
+		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true, false},
+		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false, false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if !c.short {
+				long(t)
+			}
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				configs := lab.machineConfigs()
+				lab.Patch(everywhere)
+				only := cluster.Policy{Only: []string{c.node}}
+				lab.reset(c.node, c.labels...)
+				user := lab.Client()
+				var plans []string
+				user.Confirm = func(p cluster.Plan) (bool, error) {
+					for _, n := range p.Work() {
+						plans = append(plans, n.Node+" "+string(n.Strategy))
+					}
+					return true, nil
+				}
+				want := []string{c.node + " recreate"}
+				if c.files {
+					user.MachineConfig = configs
+					want = slices.Insert(want, 0, c.node+" configure")
+				}
+				from := len(lab.Recorder.Calls())
+				_, err := user.Roll(t.Context(), only)
+				if !c.files {
+					requireReset(t, lab, c.node, err)
+					lab.requireLeftAlone(from, c.node)
+					config, _, _ := configs(c.node)
+					lab.applyInsecure(c.node, config) // as it says
+					_, err = user.Roll(t.Context(), only)
+				}
+				if err != nil {
+					t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+				}
+				if diff := cmp.Diff(want, plans); diff != "" {
+					t.Errorf("what was planned (-want +got):\n%s", diff)
+				}
+				requireMembers(t, lab, "", false)
+				requireDrift(t, lab, slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "wk1"}, func(n string) bool { return n == c.node })...)
+				lab.requireServing(c.node)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// requireReset looks at what is said of a node that was reset.
+func requireReset(t *testing.T, lab *Lab, node string, err error) {
+	t.Helper()
+	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
+	for _, text := range []string{
+		"node " + node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
+		"put it as " + node + ".yaml into the directory that talos.machineConfigs names",
+		"talosctl apply-config --insecure -n " + lab.node(node).Addr.String() + " --file " + node + ".yaml",
+	} {
+		if !strings.Contains(all, text) {
+			t.Errorf("it does not say %q:\n%s", text, all)
+		}
+	}
+}
+
+// applyInsecure is talosctl apply-config --insecure.
+func (l *Lab) applyInsecure(node string, config []byte) {
+	l.t.Helper()
+	dialer := l.Lab.Client()
+	c, err := client.New(l.t.Context(), client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(l.node(node).Addr.String()), client.WithGRPCDialOptions( //nolint:gosec // as talosctl does
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.ApplyConfiguration(l.t.Context(), &machineapi.ApplyConfigurationRequest{Data: config}); err != nil {
+		l.t.Fatal(err)
+	}
+	time.Sleep(3 * time.Minute)
+}
+
+// TestResetToNothing: somebody has wiped the whole system disk, and the machine
+// boots nothing. Done as recast says, it comes back.
+func TestResetToNothing(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		config := lab.configOf("wk1")
+		lab.Patch(everywhere)
+		lab.reset("wk1")
+		only := cluster.Policy{Only: []string{"wk1"}}
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), only)
+		hints := strings.Join(fault.Hints(err), "\n")
+		say := regexp.MustCompile(`recast publish, then on pve1 qm set 9031 --ide2 (\S+),media=cdrom && qm stop 9031 && qm start 9031; in maintenance mode talosctl apply-config --insecure -n 127.42.7.31 --file wk1.yaml `).FindStringSubmatch(hints)
+		if say == nil {
+			t.Fatalf("%v\nhints: %s", err, hints)
+		}
+		if touched := lab.touched(from, "wk1"); len(touched) > 0 {
+			t.Errorf("wk1 was touched: %q", touched)
+		}
+		n := lab.node("wk1")
+		must(t, lab.Client().Publish(t.Context()))
+		must(t, lab.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"ide2": say[1] + ",media=cdrom"}}))
+		must(t, lab.World.PowerOff(n.VMID))
+		must(t, lab.World.PowerOn(n.VMID))
+		time.Sleep(2 * time.Minute)
+
+		_, err = lab.Client().Roll(t.Context(), only)
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "Talos is on none of its disks: talosctl apply-config --insecure -n 127.42.7.31 --file wk1.yaml installs it") {
+			t.Errorf("%v\nhints: %s", err, hints)
+		}
+		lab.applyInsecure("wk1", config)
+		lab.mustRoll("20000101-0000-0002", only)
+		requireDrift(t, lab, "cp1", "cp2", "cp3")
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+	})
+}

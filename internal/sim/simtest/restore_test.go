@@ -1,0 +1,322 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// backUp takes a backup of the lab's etcd.
+func (l *Lab) backUp() pipeline.BackupResult {
+	l.t.Helper()
+	res, err := l.Client().Backup(l.t.Context(), pipeline.BackupOptions{})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return res
+}
+
+// loseEtcd makes a control plane boot without its data of etcd, as
+// talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false does.
+func (l *Lab) loseEtcd(name string) {
+	l.t.Helper()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		return c.ResetGeneric(ctx, &machineapi.ResetRequest{
+			Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: constants.EphemeralPartitionLabel, Wipe: true}},
+		})
+	})
+	time.Sleep(2 * time.Minute)
+}
+
+// kubernetes is what there is in Kubernetes, by key, and who each object is. Pods
+// and what changes by the minute are left out.
+func (l *Lab) kubernetes() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	for _, r := range store.Resources() {
+		if r.GroupVersionResource == store.Pods() || r.Resource == "events" {
+			continue
+		}
+		objects, _, err := l.Kube.Store().List(l.t.Context(), r.GroupVersionResource, "")
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, o := range objects {
+			out[fmt.Sprint(r.Resource, " ", o.GetNamespace(), "/", o.GetName())] = fmt.Sprint(o.GetUID(), " ", o.GetLabels())
+		}
+	}
+	return out
+}
+
+var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+
+// note puts something into Kubernetes.
+func (l *Lab) note(name string) {
+	l.t.Helper()
+	_, err := l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Data: map[string]string{"is": name},
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// TestRestoreOfTheOnlyControlPlane: its etcd is gone, and comes back as it was when it was saved.
+func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.note("before")
+		before, saved := lab.kubernetes(), lab.backUp()
+		if saved.Member != "cp1" || saved.Revision == 0 || len(saved.Warnings) > 0 {
+			t.Errorf("saved %+v", saved)
+		}
+		lab.note("after")
+		lab.loseEtcd("cp1")
+		if ids := lab.memberIDs(); lab.serves() {
+			t.Errorf("Kubernetes answers without etcd, whose members are %v", ids)
+		}
+		rep, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
+		if err != nil {
+			t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+		}
+		if rep.Outcome != "done" || rep.Resumes || !strings.Contains(rep.VM, "9001") {
+			t.Errorf("report %+v", rep)
+		}
+		if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
+			t.Errorf("Kubernetes (-before +after):\n%s", diff)
+		}
+		if now := slices.Collect(maps.Keys(lab.memberIDs())); !slices.Equal(now, []string{"cp1"}) {
+			t.Errorf("members %q", now)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+
+		// It is never done to an etcd that has data.
+		from := len(lab.Recorder.Calls())
+		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
+		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+		lab.requireLeftAlone(from, "cp1")
+	})
+}
+
+// serves says whether the Kubernetes API answers.
+func (l *Lab) serves() bool {
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	_, err = s.machines.Kube.Nodes(l.t.Context())
+	return err == nil
+}
+
+// TestRestoreIsCutOff: killed after any call that changes something, and run
+// again, it comes to the same end, and Talos is told to bootstrap once.
+func TestRestoreIsCutOff(t *testing.T) {
+	long(t)
+	for n := range 8 { // claim, upload, bootstrap, heartbeats, claim
+		t.Run(fmt.Sprint("after change ", n+1), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				before, saved := lab.kubernetes(), lab.backUp()
+				lab.loseEtcd("cp1")
+				user := lab.Client()
+				var changes, bootstraps atomic.Int64
+				lab.Recorder.Hooks(nil, func(c record.Call) {
+					if c.Method == "/machine.MachineService/Bootstrap" {
+						bootstraps.Add(1)
+					}
+					if c.Mutation && changes.Add(1) == int64(n+1) {
+						user.Kill()
+					}
+				})
+				_, killed := user.Restore(t.Context(), saved.File, "cp1")
+				time.Sleep(time.Minute)
+				again := lab.Client()
+				again.Run = "20000101-0000-0002"
+				rep, err := again.Restore(t.Context(), saved.File, "cp1")
+				switch {
+				case killed == nil || err != nil && strings.Contains(err.Error(), "has data of etcd already"):
+					requireRefused(t, err, "has data of etcd already") // it was all but over
+				case err != nil:
+					t.Fatalf("%+v, %v", rep, err)
+				case rep.Resumes != (rep.Run == user.Run):
+					t.Errorf("%+v", rep)
+				}
+				if bootstraps.Load() != 1 {
+					t.Errorf("told to bootstrap %d times", bootstraps.Load())
+				}
+				if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
+					t.Errorf("Kubernetes (-before +after):\n%s", diff)
+				}
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// TestRestoreLosesAnAnswer: whether a bootstrap was begun is looked at, never tried out.
+func TestRestoreLosesAnAnswer(t *testing.T) {
+	long(t)
+	for name, arrives := range map[string]bool{"to a bootstrap": true, "and the bootstrap": false} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				before, saved := lab.kubernetes(), lab.backUp()
+				lab.loseEtcd("cp1")
+				user := lab.Client()
+				var asked, done atomic.Int64
+				lab.Recorder.Hooks(func(c record.Call) error {
+					if c.Method == "/machine.MachineService/Bootstrap" && asked.Add(1) == 1 && !arrives {
+						return errKilled
+					}
+					return nil
+				}, func(c record.Call) {
+					if c.Method == "/machine.MachineService/Bootstrap" && done.Add(1) == 1 && arrives {
+						user.Cut()
+						time.AfterFunc(5*time.Second, user.Mend)
+					}
+				})
+				_, err := user.Restore(t.Context(), saved.File, "cp1")
+				if !arrives {
+					if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
+						t.Errorf("err = %v", err)
+					}
+					_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
+				}
+				if err != nil || done.Load() != 1 {
+					t.Errorf("%d bootstraps, %v", done.Load(), err)
+				}
+				if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
+					t.Errorf("Kubernetes (-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestRestoreOnceMore: one that Talos came to the end of by itself is no new one a day later.
+func TestRestoreOnceMore(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		saved := lab.backUp()
+		lab.loseEtcd("cp1")
+		user := lab.Client()
+		lab.Recorder.Hooks(nil, func(c record.Call) {
+			if c.Method == "/machine.MachineService/Bootstrap" {
+				user.Kill()
+			}
+		})
+		if _, err := user.Restore(t.Context(), saved.File, "cp1"); err == nil {
+			t.Fatal("it was not killed")
+		}
+		lab.Recorder.Hooks(nil, nil)
+		time.Sleep(24 * time.Hour)
+		lab.note("since")
+		rep, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
+		if err != nil || rep.Run != user.Run || rep.Bootstrapped.IsZero() || rep.Started.Sub(rep.Bootstrapped) < 23*time.Hour {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		if _, there := lab.kubernetes()["configmaps default/since"]; !there {
+			t.Error("what Kubernetes was told since is gone")
+		}
+		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
+		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+	})
+}
+
+// TestRestoreOvertaken: cut off before the bootstrap, it takes an etcd that somebody began meanwhile for what it is.
+func TestRestoreOvertaken(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		saved := lab.backUp()
+		lab.loseEtcd("cp1")
+		user := lab.Client()
+		lab.Recorder.Hooks(nil, func(c record.Call) {
+			if c.Method == "/machine.MachineService/EtcdRecover" {
+				user.Kill()
+			}
+		})
+		if _, err := user.Restore(t.Context(), saved.File, "cp1"); err == nil {
+			t.Fatal("it was not killed")
+		}
+		lab.Recorder.Hooks(nil, nil)
+		lab.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
+			return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+		})
+		time.Sleep(2 * time.Minute)
+		_, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
+		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+	})
+}
+
+// TestRestoreIsRefused before anything is changed.
+func TestRestoreIsRefused(t *testing.T) {
+	long(t)
+	cases := map[string]struct {
+		planes int
+		spoil  func(t *testing.T, l *Lab, file string)
+		node   string
+		kind   fault.Kind
+		text   string
+	}{
+		"no such file": {1, func(_ *testing.T, l *Lab, file string) { l.Replace(strings.TrimPrefix(file, l.Dir), "", "") }, "cp1", fault.Config, "no such file"},
+		"cut off": {1, func(_ *testing.T, l *Lab, file string) {
+			rewrite(l, file, func(b []byte) []byte { return b[:len(b)-512] })
+		}, "cp1", fault.Refused, "does not match its checksum: it was cut off"},
+		"one bit is wrong": {1, func(_ *testing.T, l *Lab, file string) {
+			rewrite(l, file, func(b []byte) []byte { b[9000] ^= 1; return b })
+		}, "cp1", fault.Refused, "does not match its checksum"},
+		"no such node":         {1, nil, "cp9", fault.Config, `no node "cp9"`},
+		"a worker":             {1, nil, "wk1", fault.Refused, "wk1 was none of them"},
+		"three control planes": {3, nil, "cp1", fault.Refused, "cp1 is not the only control plane: Talos knows cp2 as well"},
+		"two that were off": {3, func(t *testing.T, l *Lab, _ string) {
+			must(t, l.World.PowerOff(l.node("cp2").VMID))
+			must(t, l.World.PowerOff(l.node("cp3").VMID))
+			time.Sleep(45 * time.Minute) // Talos' discovery forgets them after 30
+			l.loseEtcd("cp1")
+		}, "cp1", fault.Refused, "can't be told: Talos' discovery does not know cp2, cp3 at present"},
+		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has data of etcd already"},
+		"another VM":  {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "cp1", fault.Refused, "not VM 9002 as configured"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
+				saved := lab.backUp()
+				if c.spoil != nil {
+					c.spoil(t, lab, saved.File)
+				}
+				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+				_, err := lab.Client().Restore(t.Context(), saved.File, c.node)
+				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("err = %v (kind %d), want %q", err, fault.KindOf(err), c.text)
+				}
+				lab.requireLeftAlone(from, "cp1")
+				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+func rewrite(l *Lab, file string, change func([]byte) []byte) {
+	name := strings.TrimPrefix(file, l.Dir)
+	l.Write(name, change(l.Read(name)))
+}

@@ -1,0 +1,387 @@
+package simtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// rpc is what a machine is asked: a method, and the type of what is read with it.
+type rpc struct{ method, resource string }
+
+func (r rpc) String() string {
+	return strings.TrimSpace(path.Base(r.method) + " " + r.resource)
+}
+
+// connection is a machine that accepts connections and says nothing at all.
+var connection = rpc{method: "connection"}
+
+// silentCell is one thing that a machine falls silent about, and when.
+type silentCell struct {
+	what rpc
+	n    int // it is asked for the n-th time; 0: every machine answers
+	also rpc // with that, too
+}
+
+func (c silentCell) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %d %s", c.what, c.n, strings.Trim(c.also.String(), ".")))
+}
+
+// mute hears what the machines are asked, and has the one that is asked for that
+// the n-th time never answer it any more.
+type mute struct {
+	silentCell
+
+	mu           sync.Mutex
+	counted      map[rpc]int
+	beforeReboot int // how often the machines' status was asked for until one was told to reboot
+	vmid         int // of the machine that has fallen silent
+}
+
+func (m *mute) silent(r talosapi.Request) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	asked := rpc{r.Method, r.Resource}
+	if r.Method == "/machine.MachineService/Reboot" || r.Method == "/machine.MachineService/Upgrade" {
+		m.beforeReboot = m.counted[machineStatus]
+	}
+	if r.Method == "" {
+		asked = connection
+	}
+	m.counted[asked]++
+	if asked == m.what && m.counted[asked] == m.n {
+		m.vmid = r.VMID
+	}
+	return m.vmid == r.VMID && (asked == m.what || asked == m.also)
+}
+
+// during has the machines behave so while do runs.
+func (l *Lab) during(c silentCell, do func() error) (*mute, error) {
+	m := &mute{silentCell: c, counted: map[rpc]int{}}
+	l.Silence(m.silent)
+	defer l.Silence(nil)
+	return m, do()
+}
+
+// cells are all that were heard, each at its first use and half-way.
+func (m *mute) cells() (cells []silentCell) {
+	for what, n := range m.counted {
+		cells = append(cells, silentCell{what: what, n: 1})
+		if n > 1 {
+			cells = append(cells, silentCell{what: what, n: n/2 + 1})
+		}
+	}
+	slices.SortFunc(cells, func(a, b silentCell) int { return strings.Compare(a.String(), b.String()) })
+	return cells
+}
+
+// silentVerb is a command that changes a node.
+type silentVerb struct {
+	o       sim.Options
+	node    string
+	kept    int  // how many old system disks are kept in the end
+	stale   bool // the node is not as the lock has it in the end
+	fresh   bool // its etcd is
+	prepare func(t *testing.T, l *Lab)
+	do      func(c *Client) func(context.Context) error
+}
+
+// at has a machine fall silent, and looks at how the command ends, and whether the
+// same one ends well once the machine answers again.
+func (v silentVerb) at(t *testing.T, c silentCell) {
+	l := New(t, v.o)
+	members := l.memberIDs()
+	v.prepare(t, l)
+	start := time.Now()
+	m, err := l.during(c, func() error { return v.do(l.as(secondRun))(t.Context()) })
+	if took := time.Since(start); took > longestRoll {
+		t.Errorf("it took %s", took)
+	}
+	if m.vmid == 0 {
+		t.Fatalf("no machine was asked for it %d times: %v", c.n, m.counted)
+	}
+	l.RequireIntact()
+	if err != nil {
+		if kind := fault.KindOf(err); kind != fault.Failed && kind != fault.Refused || len(fault.Hints(err)) == 0 {
+			t.Errorf("kind %d, hints %q", kind, fault.Hints(err))
+		}
+		l.requireNamed(t, err.Error(), c.what, m.vmid)
+		if c.also != (rpc{}) {
+			l.requireNamed(t, err.Error(), c.also, m.vmid)
+		}
+		err = v.again(l, err)(t.Context())
+		if err != nil && strings.Contains(strings.Join(fault.Hints(err), "\n"), "recast roll finishes it") {
+			err = v.finish(l)(t.Context())
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), "it came back as its old system") {
+		err = v.again(l, err)(t.Context()) // as it was asked to, before it fell silent
+	}
+	must(t, err)
+	v.requireDone(t, l, members)
+}
+
+// again is the same command; a build that did not come up in place is given up for another.
+func (v silentVerb) again(l *Lab, err error) func(context.Context) error {
+	if strings.Contains(strings.Join(fault.Hints(err), "\n"), "this build is not tried in place on it again") {
+		l.Patch(everywhere)
+	}
+	return v.do(l.as(thirdRun))
+}
+
+// finish has a roll finish what another command had begun, and roll nothing else.
+func (v silentVerb) finish(l *Lab) func(context.Context) error {
+	c := l.as(thirdRun)
+	c.Confirm = func(p cluster.Plan) (bool, error) { return p.Run == secondRun, nil }
+	return func(ctx context.Context) error {
+		err := c.roll(cluster.Policy{Only: []string{v.node}})(ctx)
+		if fault.KindOf(err) == fault.Interrupted {
+			return nil
+		}
+		return err
+	}
+}
+
+func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string) {
+	t.Helper()
+	switch {
+	case v.fresh:
+		requireDrift(t, l)
+	case v.stale:
+		requireDrift(t, l, l.others("")...)
+	default:
+		requireDrift(t, l, l.others(v.node)...)
+	}
+	l.requireServing(v.node)
+	l.requireKept(v.kept)
+	l.RequireIntact()
+	requireNoClaim(t, l)
+	now := l.memberIDs()
+	for name, id := range members {
+		if now[name] == "" || now[name] != id && name != v.node {
+			t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
+		}
+	}
+	if len(now) != len(members) {
+		t.Errorf("members of etcd before: %v, now: %v", members, now)
+	}
+}
+
+// requireNamed is something said of which machine does not answer what.
+func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
+	t.Helper()
+	named := false
+	for _, n := range l.Nodes {
+		named = named || n.VMID == vmid && (strings.Contains(said, n.Name) || strings.Contains(said, n.Addr.String()))
+	}
+	if says := silentCalls()[what]; !named || says == "" || !strings.Contains(said, says) || !strings.Contains(said, "gave up") {
+		t.Errorf("VM %d does not answer %s (%q), and this is said:\n%s", vmid, what, says, said)
+	}
+}
+
+var machineStatus = rpc{"/cosi.resource.State/Get", runtime.MachineStatusType}
+
+// silentCalls is everything that recast asks machines for, and how an error says it.
+func silentCalls() map[rpc]string {
+	calls := map[rpc]string{
+		connection:                                            "connection",
+		{"/machine.MachineService/Version", ""}:               "read Talos version",
+		{"/machine.MachineService/Read", ""}:                  "read /",
+		{"/machine.MachineService/EtcdMemberList", ""}:        "list etcd's members",
+		{"/machine.MachineService/EtcdStatus", ""}:            "read etcd's status",
+		{"/machine.MachineService/EtcdAlarmList", ""}:         "list etcd's alarms",
+		{"/machine.MachineService/EtcdSnapshot", ""}:          "read etcd's snapshot",
+		{"/machine.MachineService/EtcdForfeitLeadership", ""}: "hand etcd's leadership over",
+		{"/machine.MachineService/EtcdLeaveCluster", ""}:      "leave etcd",
+		{"/machine.MachineService/EtcdRecover", ""}:           "upload the snapshot",
+		{"/machine.MachineService/Bootstrap", ""}:             "begin with the snapshot",
+		{"/machine.MachineService/ServiceList", ""}:           "list the services",
+		{"/machine.MachineService/ApplyConfiguration", ""}:    "apply",
+		{"/machine.MachineService/Reboot", ""}:                "reboot",
+		{"/machine.MachineService/Rollback", ""}:              "roll back",
+		{"/machine.MachineService/Upgrade", ""}:               "install",
+		{"/machine.MachineService/List", ""}:                  "list /",
+		{"/machine.ImageService/Pull", ""}:                    "pull ",
+		{"/machine.LifecycleService/Upgrade", ""}:             "install ",
+	}
+	for _, r := range []string{
+		"SystemInformations.hardware.talos.dev", "HostnameStatuses.net.talos.dev", "Nodenames.kubernetes.talos.dev", "MachineTypes.config.talos.dev", "MachineStatuses.runtime.talos.dev",
+		"UnattendedInstallStatuses.runtime.talos.dev", "SecurityStates.talos.dev", "BootIDs.runtime.talos.dev", "BootedEntries.talos.dev", "KernelCmdlines.runtime.talos.dev", "MachineConfigs.config.talos.dev",
+		"SystemDisks.block.talos.dev",
+	} {
+		calls[rpc{"/cosi.resource.State/Get", r}] = "read " + r
+	}
+	for _, r := range []string{"DiscoveredVolumes.block.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "Members.cluster.talos.dev", "VolumeStatuses.block.talos.dev"} {
+		calls[rpc{"/cosi.resource.State/List", r}] = "list " + r
+	}
+	return calls
+}
+
+// silentVerbs are the commands that change a node; each takes a world of its own.
+func silentVerbs() map[string]silentVerb {
+	planes := sim.Options{ControlPlanes: 3, Workers: 1}
+	verbs := map[string]silentVerb{
+		"recover wk1":  {o: oneWorker(), node: "wk1", stale: true, prepare: halfway("wk1"), do: func(c *Client) func(context.Context) error { return c.giveUp("wk1") }},
+		"recover cp2":  {o: planes, node: "cp2", stale: true, prepare: halfway("cp2"), do: func(c *Client) func(context.Context) error { return c.giveUp("cp2") }},
+		"rollback wk1": {o: oneWorker(), node: "wk1", kept: 1, stale: true, prepare: rolledBefore("wk1"), do: func(c *Client) func(context.Context) error { return c.goBack("wk1") }},
+		"rollback cp2": {o: planes, node: "cp2", kept: 1, stale: true, prepare: rolledBefore("cp2"), do: func(c *Client) func(context.Context) error { return c.goBack("cp2") }},
+		"restore cp1": {o: oneWorker(), node: "cp1", fresh: true, prepare: func(_ *testing.T, l *Lab) {
+			l.backUp()
+			l.loseEtcd("cp1")
+		}, do: func(c *Client) func(context.Context) error {
+			return func(ctx context.Context) error {
+				_, err := c.Restore(ctx, filepath.Join(c.Dir, snapshots, c.lab.snapshotFiles()[0]), "cp1")
+				return err
+			}
+		}},
+	}
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+		for node, o := range map[string]sim.Options{"wk1": oneWorker(), "cp2": planes} {
+			verbs["roll "+string(s)+" "+node] = silentVerb{
+				o: o, node: node, kept: map[bool]int{true: 0, false: 1}[s == cluster.InPlace],
+				prepare: func(_ *testing.T, l *Lab) {
+					l.setRoll("strategy: " + string(s))
+					l.Patch(everywhere)
+				},
+				do: func(c *Client) func(context.Context) error { return c.roll(cluster.Policy{Only: []string{node}}) },
+			}
+		}
+	}
+	old := verbs["roll in-place wk1"]
+	old.o.TalosVersion = "v1.12.6"
+	verbs["roll in-place wk1, which has the old API"] = old
+	return verbs
+}
+
+// halfway is a node that has lost its VM to a roll that was killed.
+func halfway(node string) func(*testing.T, *Lab) {
+	return func(t *testing.T, l *Lab) {
+		l.Patch(everywhere)
+		c := l.as(firstRun)
+		c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{node}}))
+	}
+}
+
+// rolledBefore is a node that has been rolled.
+func rolledBefore(node string) func(*testing.T, *Lab) {
+	return func(t *testing.T, l *Lab) {
+		l.Patch(everywhere)
+		must(t, l.as(firstRun).roll(cluster.Policy{Only: []string{node}})(t.Context()))
+	}
+}
+
+// silentReads are the commands that change nothing; all of a command's cells share
+// a world. What they return is what they say beside their error.
+func silentReads() map[string]func(context.Context, *Client) (any, error) {
+	return map[string]func(context.Context, *Client) (any, error){
+		"drift":        func(ctx context.Context, c *Client) (any, error) { return c.Drift(ctx) },
+		"drift --deep": func(ctx context.Context, c *Client) (any, error) { return c.DeepDrift(ctx) },
+		"plan":         func(ctx context.Context, c *Client) (any, error) { return c.Plan(ctx, cluster.Policy{}) },
+		"provenance":   func(ctx context.Context, c *Client) (any, error) { return c.Provenance(ctx, "cp2") },
+		"status":       func(ctx context.Context, c *Client) (any, error) { return c.Status(ctx) },
+		"doctor":       func(ctx context.Context, c *Client) (any, error) { return c.Doctor(ctx) },
+		"backup": func(ctx context.Context, c *Client) (any, error) {
+			time.Sleep(time.Second) // its file is called after that
+			_, err := c.Backup(ctx, pipeline.BackupOptions{})
+			return nil, err
+		},
+	}
+}
+
+// longestRead bounds what changes nothing.
+const longestRead = 3 * time.Minute
+
+// TestSilence has a machine fall silent about everything in turn that recast asks
+// of machines, the first time and half-way, in every command: it ends in time with
+// an error that says who does not answer what, nothing is lost, and the same
+// command ends well once the machine answers again.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	var silenced atomic.Int64
+	t.Cleanup(func() { t.Attr("rpcs-silenced", fmt.Sprint(silenced.Load())) })
+	for name, v := range silentVerbs() {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			var undisturbed *mute
+			synctest.Test(t, func(t *testing.T) {
+				l := New(t, v.o)
+				members := l.memberIDs()
+				v.prepare(t, l)
+				var err error
+				undisturbed, err = l.during(silentCell{}, func() error { return v.do(l.as(secondRun))(t.Context()) })
+				must(t, err)
+				v.requireDone(t, l, members)
+			})
+			cells := undisturbed.cells()
+			if strings.HasPrefix(name, "roll in-place") { // it does not come back, and can't be asked to roll back
+				cells = append(cells, silentCell{what: machineStatus, n: undisturbed.beforeReboot + 3, also: rpc{"/machine.MachineService/Rollback", ""}})
+			}
+			for _, c := range cells {
+				t.Run(c.String(), func(t *testing.T) {
+					silenced.Add(1)
+					inBubble(t, func(t *testing.T) { v.at(t, c) })
+				})
+			}
+		})
+	}
+	for name, read := range silentReads() {
+		t.Run(name, func(t *testing.T) {
+			if name != "drift" {
+				long(t)
+			}
+			inBubble(t, func(t *testing.T) { silenced.Add(readSilently(t, read)) })
+		})
+	}
+}
+
+// readSilently has a machine fall silent about each thing in turn, in one world.
+// Where another machine is asked instead, what is said is what is said otherwise.
+func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)) (silenced int64) {
+	l := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
+	l.Patch(everywhere)
+	said := ""
+	do := func() error {
+		res, err := read(t.Context(), l.Client())
+		text, errJSON := json.Marshal(res)
+		said = fmt.Sprintf("%s\n%v\n%s", text, err, strings.Join(fault.Hints(err), "\n"))
+		return errors.Join(err, errJSON)
+	}
+	undisturbed, err := l.during(silentCell{}, do)
+	must(t, err)
+	usual := said
+	for _, c := range undisturbed.cells() {
+		start := time.Now()
+		m, _ := l.during(c, do) // the error is in what was said
+		if took := time.Since(start); took > longestRead {
+			t.Errorf("%s: it took %s", c, took)
+		}
+		if said != usual {
+			l.requireNamed(t, said, c.what, m.vmid)
+		}
+		silenced++
+	}
+	must(t, do())
+	if said != usual {
+		t.Errorf("it answers again, but\n%s", said)
+	}
+	l.RequireIntact()
+	return silenced
+}

@@ -1,0 +1,196 @@
+package simtest
+
+import (
+	"maps"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// How a node stands after a roll that failed.
+const (
+	untouched = "on"
+	isOut     = "on, its old disk parked, cordoned"
+	isOff     = "off, its old disk parked, cordoned"
+)
+
+var (
+	threePlanes = sim.Options{ControlPlanes: 3, Workers: 1}
+	twoWorkers  = sim.Options{ControlPlanes: 1, Workers: 2}
+	unattended  = sim.Options{TalosVersion: "v1.14.1"} // installs by a document of its own
+)
+
+// fiveHours is a hardware clock that is set to local time.
+var fiveHours = talosapi.Trouble{Clock: 5 * time.Hour}
+
+func talosFaults() map[string]*talosFault {
+	all := map[string]*talosFault{}
+	for _, rows := range []map[string]*talosFault{faultsOfBoots(), faultsOfIdentity(), faultsOfNames(), faultsOfInstalls(), faultsOfEtcd(), faultsInPlace(), normalTroubles()} {
+		maps.Copy(all, rows)
+	}
+	return all
+}
+
+// faultsOfBoots: what the machine boots, and whether it gets as far as its API.
+func faultsOfBoots() map[string]*talosFault {
+	return map[string]*talosFault{
+		"the boot ISO is that of the old version": {
+			o: sim.Options{TalosVersion: "v1.12.6"}, begins: oldISO, mends: freshISO,
+			kind: fault.Refused, says: []string{"it booted v1.12.6 with schematic", "wanted is v1.13.9", "delete it from the Proxmox storage, then recast publish"}, stands: isOff,
+		},
+		"the boot ISO is another build": {
+			begins: inTurn(published, swapISOs), mends: swapISOs,
+			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic"}, stands: isOff,
+		},
+		"the maintenance API never comes": {
+			at: "bring-up/start", begins: troubled(talosapi.Trouble{Unplugged: true}), mends: inTurn(troubled(talosapi.Trouble{}), switchedOff),
+			says: []string{"wk1 in maintenance mode: gave up after 2m0s", "look at the console of VM 9031"}, stands: isOut,
+		},
+		"it halts because META is on another disk": {
+			at: "bring-up/start", begins: alien, mends: inTurn(switchedOff, unplugged),
+			says: []string{"wk1 in maintenance mode: gave up after 2m0s", "one of the other disks has a META partition"}, stands: isOut,
+		},
+		"the installed image loops": {
+			at: "bring-up/start", begins: breakImage(talosapi.Loops), remedy: (*talosScene).recovered,
+			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast recover wk1"}, stands: isOut,
+		},
+		"the installed image hangs": {
+			at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
+			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast recover wk1"}, stands: isOut,
+		},
+		"a control plane's image hangs": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
+			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is no member of etcd", "recast recover cp2"}, stands: isOut,
+		},
+	}
+}
+
+// faultsOfIdentity: who answers, and whether either side trusts the other.
+func faultsOfIdentity() map[string]*talosFault {
+	return map[string]*talosFault{
+		"another machine has its address": {
+			o: twoWorkers, at: "bring-up/start", begins: led("wk2"), mends: straight,
+			says: []string{"it asked for a certificate", "another machine has that address"}, stands: isOut,
+		},
+		"another machine has its address, and a certificate for it": {
+			o: twoWorkers, first: certified("127.42.7.31", "wk2"), at: "bring-up/start", begins: led("wk2"), mends: straight,
+			kind: fault.Refused, says: []string{"127.42.7.31 answers with UUID 5ec0ffee-0000-4000-8000-000000009032, not", "another machine has the address of wk1"}, stands: isOut,
+		},
+		"another machine has its address when it is to leave etcd": {
+			o: threePlanes, rolls: "cp1", first: certified("127.42.7.11", "cp2"), at: "take-down/leave-etcd", begins: led("cp2"), mends: straight,
+			kind: fault.Refused, says: []string{"127.42.7.11 answers with UUID 5ec0ffee-0000-4000-8000-000000009002, not", "another machine has the address of cp1"}, stands: untouched,
+		},
+		"the talosconfig has expired": {
+			begins: inTurn(expiring(time.Minute), later),
+			kind:   fault.Config, says: []string{"its certificate expired on 2000-01-01", "talosctl config new"}, stands: untouched,
+		},
+		"the talosconfig expires meanwhile": {
+			begins: expiring(70 * time.Second), kind: fault.Config,
+			says: []string{"its certificate expired on 2000-01-01"}, stands: isOut,
+		},
+		"its clock is ahead": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
+			says: []string{"its clock is wrong or ours", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
+		},
+		"its certificate has run out": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * time.Hour}), mends: troubled(talosapi.Trouble{}),
+			says: []string{"its clock is wrong or ours", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
+		},
+		"our certificate is not valid by its clock": {
+			at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * 365 * 24 * time.Hour}), mends: troubled(talosapi.Trouble{}),
+			says: []string{"it takes our certificate for expired or not valid yet", "remote error: tls: expired certificate"}, stands: isOut,
+		},
+		"its clock is not set": {
+			at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
+			says: []string{"time: time is not synced", "recast recover wk1"}, stands: isOut,
+		},
+		"its certificate has run out before the roll": {
+			o: threePlanes, rolls: "cp2", begins: inTurn(troubled(talosapi.Trouble{Clock: -30 * time.Hour}), rebooted), mends: inTurn(troubled(talosapi.Trouble{}), later),
+			says: []string{"a plan needs every node's answer: node cp2", "is after 1999-12-31T18:0", "compare the machine's clock with this computer's"}, stands: untouched,
+		},
+	}
+}
+
+// faultsOfInstalls: whether the machine takes its configuration and installs Talos.
+func faultsOfInstalls() map[string]*talosFault {
+	return map[string]*talosFault{
+		"the machine rejects the configuration": {
+			at: "bring-up/start", begins: troubled(talosapi.Trouble{Refuses: "unknown keys found during decoding:\nmachine:\n    features:\n        whatIsNew: true\n"}), mends: troubled(talosapi.Trouble{}),
+			kind: fault.Refused, says: []string{"the machine does not take the configuration: unknown keys: machine.features.whatIsNew", "recast recover wk1"}, stands: isOut,
+		},
+		"its disks show no serials": {
+			o: sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: "virtio"}, short: true, at: "bring-up/start", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
+			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "0 disks of the machine are the blank system disk virtio0 with serial recast-"}, stands: isOff,
+		},
+		"its disks show no serials when it is configured": {
+			call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
+			kind: fault.Refused, says: []string{"the machine does not take the configuration: v1alpha1.Config: no disks matched the expression"}, stands: isOut,
+		},
+		"its disks show no serials when it installs": {
+			o: unattended, call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
+			says: []string{"stage running, not ready: services: kubelet not running, installation pending: no disk matched the selector"}, stands: isOut,
+		},
+		"the installer is not found": {
+			begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
+			kind: fault.Refused, says: []string{"wk1 can't fetch the installer 127.0.0.1:8080/nocloud-installer/", ": not found", "nothing was taken down"}, stands: untouched,
+		},
+		"the installer needs credentials": {
+			begins: breakImage(talosapi.Unauthorized), mends: breakImage(talosapi.Sound),
+			kind: fault.Refused, says: []string{"wk1 can't fetch the installer", "401 Unauthorized", "be let in there"}, stands: untouched,
+		},
+		"the node has no room for the installer": {
+			begins: troubled(talosapi.Trouble{Full: true}), mends: troubled(talosapi.Trouble{}),
+			kind: fault.Refused, says: []string{"wk1 can't fetch the installer", "no space left on device", "have room for the image"}, stands: untouched,
+		},
+		"the installer goes meanwhile": {
+			first: patient, at: "bring-up/start", begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
+			says: []string{"wk1 is in maintenance mode again: it could not install Talos from 127.0.0.1:8080/nocloud-installer/", "the same command again gives it its configuration anew"}, stands: isOut,
+		},
+		"the installer goes meanwhile, and is asked for again and again": {
+			at: "bring-up/start", begins: breakImage(talosapi.Unauthorized), mends: breakImage(talosapi.Sound),
+			says: []string{"last seen: stage installing: context", "talosctl -n 127.42.7.31 dmesg say more"}, stands: isOut,
+		},
+		"the installer goes meanwhile, unattended": {
+			o: unattended, first: patient, at: "bring-up/start", begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
+			says: []string{"stage running, not ready: services: kubelet not running"}, told: "installation failed: failed to pull image", stands: isOut,
+		},
+		"a half installation halts": {
+			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
+			says: []string{"connection refused", "the console of VM 9031", "recast roll waits for it again; recast recover wk1"}, stands: isOut,
+		},
+		"a half installation runs from the ISO": {
+			o: unattended, at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,
+			says: []string{"it runs from its boot ISO still, not from its new disk", "it can't boot from its new disk, on which an installation broke off; recast recover wk1"}, stands: isOut,
+		},
+		"a half-installed control plane runs from the ISO": {
+			o: sim.Options{ControlPlanes: 3, Workers: 1, TalosVersion: "v1.14.1"}, rolls: "cp2",
+			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,
+			says: []string{"it runs from its boot ISO still, not from its new disk", "recast recover cp2"}, stands: isOut,
+		},
+	}
+}
+
+// faultsOfEtcd: whether the machine becomes a member again.
+func faultsOfEtcd() map[string]*talosFault {
+	down, up := talosapi.EtcdFault{Down: true}, talosapi.EtcdFault{}
+	return map[string]*talosFault{
+		"its etcd does not rejoin": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp2"), mends: breakEtcd(up, "cp2"),
+			says: []string{"stage booting, not ready: services: etcd not running", "it is no member of etcd yet", "recast recover cp2"}, stands: isOut,
+		},
+		"it stays a learner": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: breakEtcd(up, "cp2"),
+			says: []string{"its etcd member is a learner still", "recast recover cp2"}, stands: isOut,
+		},
+		"etcd loses its leader meanwhile": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp1"), mends: breakEtcd(up, "cp1"),
+			says: []string{"cp2 healthy for 2s: gave up", "ask cp1 for the members of etcd", "no control plane says who the members of etcd are"}, stands: isOut,
+		},
+		"etcd loses a member before it leaves": {
+			o: threePlanes, rolls: "cp2", at: "take-down/leave-etcd", begins: breakEtcd(down, "cp1"), mends: breakEtcd(up, "cp1"),
+			kind: fault.Refused, says: []string{"etcd must be healthy for cp2 to leave it: cp1 does not answer", "bring the other members back first"}, stands: untouched,
+		},
+	}
+}

@@ -1,0 +1,223 @@
+package simtest
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// talosFault is something that goes wrong with a machine, or with Talos on it,
+// while one node is rolled.
+type talosFault struct {
+	o        sim.Options      // zero: one control plane and one worker
+	rolls    string           // that is rolled; "": wk1
+	strategy cluster.Strategy // "": recreate
+	roll     []string         // further settings of the roll
+	short    bool             // it is in make test, too
+
+	// When it begins, one of these: as the step whose path ends so starts, or
+	// before a server acts on such a call; else before the roll.
+	at   string
+	call string
+
+	first  func(s *talosScene) // what the world is like, while the node runs what is wanted still
+	begins func(s *talosScene)
+	// mends takes the cause away, once the roll has ended; nil: nothing is to be taken away.
+	mends func(s *talosScene)
+	// remedy is what the user is told to do then; nil: the same command again.
+	remedy func(s *talosScene)
+
+	kind   fault.Kind
+	says   []string // of the error and its hints, all of it; none: the roll does not fail
+	stands string   // how the node stands after that
+	parks  bool     // in the end an old system disk is parked although it is upgraded in place
+	told   string   // something that the user was told on the way
+}
+
+// talosScene is a world in which that happens.
+type talosScene struct {
+	*talosFault
+	*Lab
+	t      *testing.T
+	client *Client                           // of the roll
+	route  atomic.Pointer[map[string]string] // where connections to an address end, if elsewhere
+	kept   []byte                            // a file as it was
+	was    cluster.Secret                    // a machine's configuration as it was
+	heard  []string
+}
+
+func (f *talosFault) run(t *testing.T) {
+	o := f.o
+	if o.ControlPlanes == 0 {
+		o = oneWorker()
+		o.TalosVersion = f.o.TalosVersion
+	}
+	f.rolls = cmp.Or(f.rolls, "wk1")
+	f.strategy = cmp.Or(f.strategy, cluster.Recreate)
+	s := &talosScene{talosFault: f, t: t, Lab: New(t, o)}
+	s.client = s.as(firstRun)
+	s.client.Reroute = s.rerouted
+	s.setRoll(append(f.roll, "strategy: "+string(f.strategy))...)
+	if f.first != nil {
+		f.first(s)
+	}
+	s.Patch(everywhere)
+	members := s.memberIDs()
+	s.strike()
+	start := time.Now()
+	err := s.client.roll(s.only())(t.Context())
+	s.Recorder.Hooks(nil, nil)
+	if took := time.Since(start); took > longestRoll {
+		t.Errorf("the roll took %s", took)
+	}
+	s.requireSaid(err)
+	if s.kept != nil {
+		s.Write("talosconfig", s.kept)
+	}
+	if got := s.stand(); got != f.stands {
+		t.Errorf("%s: %s, want %s", f.rolls, got, f.stands)
+	}
+	s.RequireIntact()
+	if f.mends != nil {
+		f.mends(s)
+	}
+	if f.remedy != nil {
+		f.remedy(s)
+	} else if err != nil {
+		must(t, s.as(secondRun).roll(s.only())(t.Context()))
+	}
+	s.requireWell(members)
+}
+
+func (s *talosScene) only() cluster.Policy { return cluster.Policy{Only: []string{s.rolls}} }
+
+// strike lets the fault begin at its time.
+func (s *talosScene) strike() {
+	switch {
+	case s.at != "":
+		begin := whenStarted(s.at, func() { s.begins(s) })
+		s.client.Emit = func(e step.Event) { begin(e); s.hear(e) }
+		return
+	case s.call != "":
+		begun := false
+		s.Recorder.Hooks(func(c record.Call) error {
+			if !begun && strings.HasSuffix(c.Path+" "+c.Method, s.call) {
+				begun = true
+				s.begins(s)
+			}
+			return nil
+		}, nil)
+	case s.begins != nil:
+		s.begins(s)
+	}
+	s.client.Emit = s.hear
+}
+
+func (s *talosScene) hear(e step.Event) {
+	if e.Status == step.Note {
+		s.heard = append(s.heard, e.Text)
+	}
+}
+
+// requireSaid looks at how the roll ended, and what it said.
+func (s *talosScene) requireSaid(err error) {
+	s.t.Helper()
+	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
+	if (err != nil) != (len(s.says) > 0) || fault.KindOf(err) != s.kind {
+		s.t.Errorf("kind %d, want %d; it was to say %q:\n%s", fault.KindOf(err), s.kind, s.says, all)
+		return
+	}
+	for _, text := range s.says {
+		if !strings.Contains(all, text) {
+			s.t.Errorf("it does not say %q:\n%s", text, all)
+		}
+	}
+	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.told) {
+		s.t.Errorf("nobody was told %q:\n%s", s.told, told)
+	}
+}
+
+// stand is how the node and its old system disk are.
+func (s *talosScene) stand() string {
+	s.t.Helper()
+	n := s.Lab.node(s.rolls)
+	vm, err := s.World.LookupVM(n.Host, n.VMID)
+	must(s.t, err)
+	out := []string{"off"}
+	if vm.Running {
+		out[0] = "on"
+	}
+	res, err := s.as(thirdRun).Status(s.t.Context())
+	must(s.t, err)
+	for _, open := range res.Open {
+		if open.Node == s.rolls {
+			out = append(out, "its old disk parked")
+		}
+	}
+	if k, err := s.Kube.Node(s.t.Context(), s.rolls); err == nil && k.Spec.Unschedulable {
+		out = append(out, "cordoned")
+	}
+	return strings.Join(out, ", ")
+}
+
+// requireWell is a node that is as it should be, in a cluster that is.
+func (s *talosScene) requireWell(members map[string]string) {
+	s.t.Helper()
+	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
+	s.requireServing(s.rolls)
+	s.RequireIntact()
+	requireNoClaim(s.t, s.Lab)
+	s.requireKept(map[bool]int{true: 0, false: 1}[s.strategy == cluster.InPlace && !s.parks])
+	now := s.memberIDs()
+	for name, id := range members {
+		if now[name] == "" || now[name] != id && name != s.rolls {
+			s.t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
+		}
+	}
+	if len(now) != len(members) {
+		s.t.Errorf("members of etcd before: %v, now: %v", members, now)
+	}
+}
+
+// recovered gives the replacement up, and rolls to another build.
+func (s *talosScene) recovered() {
+	s.t.Helper()
+	must(s.t, s.as(secondRun).giveUp(s.rolls)(s.t.Context()))
+	s.requireServing(s.rolls)
+	s.again()
+}
+
+// again is another build, rolled.
+func (s *talosScene) again() {
+	s.t.Helper()
+	s.Patch(everywhere)
+	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
+}
+
+// TestTalosFaults has each of them in a world of its own: the roll ends in time
+// and says what a person needs, nothing that cannot be had again is lost, and once
+// the cause is gone what it told the user to do ends in sync.
+func TestTalosFaults(t *testing.T) {
+	faults := 0
+	for name, f := range talosFaults() {
+		if testing.Short() && !f.short {
+			continue
+		}
+		faults++
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, f.run)
+		})
+	}
+	t.Attr("talos-faults", fmt.Sprint(faults))
+}

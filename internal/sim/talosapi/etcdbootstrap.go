@@ -1,0 +1,189 @@
+package talosapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/etcd"
+)
+
+// bootstrap is what the service etcd was told to begin with.
+type bootstrap struct {
+	recover, skipHash bool
+}
+
+// Bootstrap implements the API. It returns as soon as the service has been told.
+func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
+	cfg := s.boot.config()
+	install, err := s.boot.store.st.Get(ctx, runtime.NewUnattendedInstallStatus().Metadata())
+	if err != nil && !state.IsNotFoundError(err) {
+		return nil, err
+	}
+	unattended, _ := install.(*runtime.UnattendedInstallStatus)
+	if cfg == nil || unattended != nil && unattended.TypedSpec().Phase != runtime.UnattendedInstallPhaseInstalled {
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
+	}
+	switch {
+	case s.boot.release().lifecycle:
+		if err := s.checkControlPlane("bootstrap"); err != nil {
+			return nil, err
+		}
+	case !cfg.Machine().Type().IsControlPlane():
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap can only be performed on a control plane node")
+	}
+	e := s.boot.etcdService()
+	if e == nil {
+		return nil, status.Error(codes.FailedPrecondition, "bootstrap is not available yet")
+	}
+	if s.boot.m.etcdData() != nil {
+		return nil, status.Error(codes.AlreadyExists, "etcd data directory is not empty")
+	}
+	e.request(bootstrap{recover: req.GetRecoverEtcd(), skipHash: req.GetRecoverSkipHashCheck()})
+	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
+}
+
+// EtcdRecover implements the API: the snapshot that the next bootstrap may
+// recover from. It is kept on EPHEMERAL.
+func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data, machineapi.EtcdRecoverResponse]) error {
+	m := s.boot.m
+	if _, mounted := locate(m.devices(), labelEphemeral); !mounted {
+		return status.Error(codes.FailedPrecondition, "etcd service is not ready for recovery yet")
+	}
+	if err := s.checkControlPlane("etcd recover"); err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	for {
+		piece, err := srv.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		b.Write(piece.GetBytes())
+	}
+	m.fw.hub.mu.Lock()
+	m.fw.hub.recovery[m.hw.VMID] = b.Bytes()
+	m.fw.hub.mu.Unlock()
+	return srv.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
+}
+
+// request makes the service form a cluster of its own as soon as it can.
+func (e *etcdService) request(how bootstrap) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bootstrap = &how
+	close(e.wake)
+	e.wake = make(chan struct{})
+}
+
+func (e *etcdService) ordered() *bootstrap {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.bootstrap
+}
+
+// form finds or makes the cluster that this machine is to be a member of.
+func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, EtcdData, error) {
+	switch {
+	case how == nil:
+		return e.join(ctx)
+	case how.recover:
+		data, err := e.uploaded(how.skipHash)
+		if err != nil {
+			return nil, EtcdData{}, err
+		}
+		c, d, err := e.found(ctx, data)
+		if err == nil {
+			e.removeUpload()
+		}
+		return c, d, err
+	}
+	return e.found(ctx, nil)
+}
+
+// found makes a new cluster with this member alone, whose clients find data in
+// it. The lab has one Kubernetes: where another etcd of the same cluster runs
+// still, it goes on with that one.
+func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cluster, EtcdData, error) {
+	fw, id := e.b.m.fw, clusterID(e.b.config())
+	if fw.o.Data != nil && !fw.hub.etcdRuns(id) {
+		if err := fw.o.Data.Load(ctx, data); err != nil {
+			return nil, EtcdData{}, err
+		}
+	}
+	c := fw.newEtcd(id, EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr})
+	return c, dataOf(c, c.List()[0]), nil
+}
+
+// uploaded reads the snapshot that was uploaded last.
+func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
+	h := e.b.m.fw.hub
+	h.mu.Lock()
+	b, there := h.recovery[e.b.m.hw.VMID]
+	h.mu.Unlock()
+	if !there {
+		return nil, errors.New("error verifying snapshot: stat " + constants.EtcdRecoverySnapshotPath + ": no such file or directory")
+	}
+	return etcd.ReadSnapshot(b, skipHash)
+}
+
+func (e *etcdService) removeUpload() {
+	h := e.b.m.fw.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.recovery, e.b.m.hw.VMID)
+}
+
+// fail ends the service, as Talos does when what comes before the server fails,
+// until it is told to bootstrap again.
+func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
+	e.show(ctx, service{state: stateFailed, message: "Failed to run pre stage: " + err.Error(), unknown: true})
+	e.mu.Lock()
+	wake := e.wake
+	again := e.bootstrap != how
+	e.mu.Unlock()
+	if again {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-wake:
+	}
+}
+
+// etcdRuns says whether any etcd of that Talos cluster runs.
+func (h *hub) etcdRuns(clusterID string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.etcds[clusterID] {
+		if c.Runs() {
+			return true
+		}
+	}
+	return false
+}
+
+// snapshot is the cluster's database with what its clients keep in it.
+func (fw *Firmware) snapshot(ctx context.Context, c *etcd.Cluster) ([]byte, error) {
+	var data []etcd.KeyValue
+	if fw.o.Data != nil {
+		var err error
+		if data, err = fw.o.Data.Dump(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return c.Snapshot(data)
+}

@@ -1,0 +1,75 @@
+package talosapi
+
+import (
+	"strings"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/meta"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+)
+
+// mount is a volume that is in the file system.
+type mount struct {
+	placed
+	volume, target string
+}
+
+// mounted are the volumes that a configured machine has mounted.
+func (b *boot) mounted(devs []device) []mount {
+	cfg := b.config()
+	if cfg == nil {
+		return nil
+	}
+	var all []mount
+	for _, v := range volumesOf(cfg) {
+		p, there := v.locate(devs)
+		if target := mountPoint(v.id); there && target != "" && p.part.Filesystem != "" {
+			all = append(all, mount{p, v.id, target})
+		}
+	}
+	return all
+}
+
+// mountPoint is where a volume is mounted; empty for one that is not.
+func mountPoint(id string) string {
+	switch id {
+	case labelState:
+		return constants.StateMountPoint
+	case labelEphemeral:
+		return constants.EphemeralMountPoint
+	case labelEtcd:
+		return constants.EtcdDataPath
+	}
+	for _, prefix := range []string{userPrefix, constants.ExistingVolumePrefix} {
+		if name, ok := strings.CutPrefix(id, prefix); ok {
+			return constants.UserVolumeMountPoint + "/" + name
+		}
+	}
+	return ""
+}
+
+func (b *boot) mountStatuses(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, m := range b.mounted(devs) {
+		r := runtime.NewMountStatus(runtime.NamespaceName, m.volume)
+		*r.TypedSpec() = runtime.MountStatusSpec{Source: "/dev/" + m.dev.partitionName(m.index), Target: m.target, FilesystemType: m.part.Filesystem}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// metaKeys are the tags in META.
+func metaKeys(devs []device) []resource.Resource {
+	d, _ := systemDisk(devs)
+	tags := readMeta(d)
+	var rs []resource.Resource
+	for tag, value := range map[uint8]string{meta.Upgrade: tags.Upgrade, meta.StagedUpgradeImageRef: tags.Staged} {
+		if value != "" {
+			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
+			r.TypedSpec().Value = value
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}

@@ -1,0 +1,207 @@
+package talosapi_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// told are a machine's sequences, phases and services, as its events have them from
+// the beginning of its boot until it goes away, or until the last that is wanted.
+func told(t *testing.T, c *client.Client, until string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	s, err := c.MachineClient.Events(ctx, &machineapi.EventsRequest{TailEvents: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for until == "" || !slices.Contains(all, until) {
+		e, err := s.Recv()
+		if err != nil {
+			break
+		}
+		if len(e.GetData().GetTypeUrl()) == 0 {
+			continue
+		}
+		event, err := client.UnmarshalEvent(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch msg := event.Payload.(type) {
+		case *machineapi.SequenceEvent:
+			line := fmt.Sprintf("sequence %s %s", msg.GetSequence(), msg.GetAction())
+			if msg.GetError() != nil {
+				line += fmt.Sprintf(" %s %s", msg.GetError().GetCode(), msg.GetError().GetMessage())
+			}
+			all = append(all, line)
+		case *machineapi.PhaseEvent:
+			all = append(all, fmt.Sprintf("phase %s %s", msg.GetPhase(), msg.GetAction()))
+		case *machineapi.TaskEvent:
+			if msg.GetTask() == "runningMaintenance" {
+				all = append(all, fmt.Sprintf("task %s %s", msg.GetTask(), msg.GetAction()))
+			}
+		case *machineapi.ServiceStateEvent:
+			if msg.GetService() == "etcd" {
+				all = append(all, fmt.Sprintf("etcd %s healthy=%v", msg.GetAction(), msg.GetHealth().GetHealthy()))
+			}
+		}
+	}
+	return all
+}
+
+// through are a sequence's phases from one to the other.
+func through(phases ...string) []string {
+	var all []string
+	for _, p := range phases {
+		all = append(all, "phase "+p+" START", "phase "+p+" STOP")
+	}
+	return all
+}
+
+func TestEventsOfABoot(t *testing.T) {
+	t.Parallel()
+	for version, phases := range map[string]struct{ initialize, boot []string }{
+		"v1.13.9": {
+			through("systemRequirements", "earlyServices", "usb", "meta", "dashboard", "config"),
+			through("memorySizeCheck", "diskSizeCheck", "env", "dbus", "ephemeral", "udevSetup", "userDisks", "userSetup"),
+		},
+		"v1.14.1": {
+			through("systemRequirements", "earlyServices", "meta", "dashboard", "config"),
+			through("memorySizeCheck", "diskSizeCheck", "env", "dbus", "ephemeral", "promotableVolumes", "userDisks", "userSetup"),
+		},
+	} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				img := image("old")
+				img.TalosVersion = version
+				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
+				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, img)))
+				b.on()
+				defer func() { b.guest.Kill() }()
+				l.running(cpAddr)
+				want := slices.Concat([]string{"sequence initialize START"}, phases.initialize,
+					[]string{"sequence initialize STOP", "etcd WAITING healthy=false", "sequence install START", "sequence install STOP", "sequence boot START"}, phases.boot,
+					[]string{
+						"phase startEverything START", "etcd PREPARING healthy=false", "etcd RUNNING healthy=false", "etcd RUNNING healthy=true",
+						"phase startEverything STOP", "sequence boot STOP",
+					})
+				c := l.client(cpAddr, role.Admin)
+				if diff := cmp.Diff(want, told(t, c, "sequence boot STOP")); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				kernel := dmesg(t, c)
+				for _, line := range []string{
+					"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
+					"phase startEverything (9/9): done, ", "boot sequence: done: ", "service[etcd](Running): Health check successful", "machine is running and ready",
+				} {
+					if !strings.Contains(kernel, ": [talos] "+line) {
+						t.Errorf("dmesg has no %q", line)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The reboot of an installation that machined's boot sequence waits for ends that sequence.
+func TestEventsOfAnInstallation(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		unattended bool
+		want       []string // from the end of initialize on, phases aside
+	}{
+		"by a sequence": {false, []string{"sequence install START"}},
+		"unattended": {true, []string{
+			"sequence install START", "sequence install STOP", "sequence boot START", "sequence boot STOP",
+			"sequence boot NOOP CANCELED sequence failed: error running phase 5 in boot sequence: task 1/1: failed, context canceled", "sequence reboot START",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				if tc.unattended {
+					var err error
+					if l.cluster, err = talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.14.1", "v1.35.4"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				img := image("new")
+				img.TalosVersion = "v1.14.1"
+				l.installers[newRef] = img
+				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
+				b.on()
+				defer func() { b.guest.Kill() }()
+				open := l.insecure(cpAddr)
+				l.awaitStage(open, runtime.MachineStageMaintenance)
+				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, told(t, open, "task runningMaintenance START")[9:]); diff != "" {
+					t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
+				}
+				apply(t, open, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
+				time.Sleep(10 * time.Second)
+				got := slices.DeleteFunc(told(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
+				if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				if !tc.unattended {
+					return
+				}
+				time.Sleep(time.Minute)
+				l.alone(cpAddr)
+				l.running(cpAddr)
+				install, err := get[*runtime.UnattendedInstallStatus](t.Context(), l.client(cpAddr, role.Admin), runtime.NewUnattendedInstallStatus().Metadata())
+				if err != nil || install.TypedSpec().Phase != runtime.UnattendedInstallPhaseInstalled {
+					t.Errorf("after the reboot: %v, %v", install, err)
+				}
+			})
+		})
+	}
+}
+
+func TestEventsOfAReset(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuorum(t, 1)
+		c := q.admin(1)
+		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
+			t.Fatal(err)
+		}
+		all := told(t, c, "phase resetSpec START")
+		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
+			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
+		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// dmesg is what the kernel has logged.
+func dmesg(t *testing.T, c *client.Client) string {
+	t.Helper()
+	s, err := c.Dmesg(t.Context(), false, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all bytes.Buffer
+	for line, err := s.Recv(); err == nil; line, err = s.Recv() {
+		all.Write(line.GetBytes())
+	}
+	return all.String()
+}

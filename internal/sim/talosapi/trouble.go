@@ -1,0 +1,156 @@
+package talosapi
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/siderolabs/crypto/x509"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// Trouble is what is wrong with a machine, whatever it boots; the zero value is nothing.
+type Trouble struct {
+	Unplugged bool          // the network does not reach it, from its next power-on
+	Nameless  bool          // its disks show neither the serials nor the WWNs that they were given
+	Full      bool          // EPHEMERAL has no room for an image
+	Refuses   string        // how it answers to a configuration, which it does not take
+	Clock     time.Duration // how far its clock is off, with no time server that would set it right
+}
+
+// troubles knows the machines with whom something is wrong.
+type troubles struct {
+	mu      sync.Mutex
+	what    map[int]Trouble // by VMID
+	changed chan struct{}   // closed at the next change
+}
+
+// Trouble sets what is wrong with the machine of a VM, also across its power cycles.
+func (fw *Firmware) Trouble(vmid int, t Trouble) {
+	fw.troubles.mu.Lock()
+	defer fw.troubles.mu.Unlock()
+	fw.troubles.what[vmid] = t
+	close(fw.troubles.changed)
+	fw.troubles.changed = make(chan struct{})
+}
+
+// trouble is what is wrong with the machine, and a channel closed at the next change of that.
+func (m *machine) trouble() (Trouble, <-chan struct{}) {
+	m.fw.troubles.mu.Lock()
+	defer m.fw.troubles.mu.Unlock()
+	return m.fw.troubles.what[m.hw.VMID], m.fw.troubles.changed
+}
+
+// has is the trouble of now.
+func (m *machine) has() Trouble {
+	t, _ := m.trouble()
+	return t
+}
+
+// leased is the address that the machine gets; none where nobody hears it ask.
+func (m *machine) leased() (addr netip.Addr) {
+	if len(m.hw.MACs) > 0 && !m.has().Unplugged {
+		addr, _ = m.fw.o.Lease(m.hw.MACs[0])
+	}
+	return addr
+}
+
+// shown is a drive as the machine finds it.
+func (t Trouble) shown(d world.Drive) world.Drive {
+	if t.Nameless {
+		d.Serial, d.WWN = "", ""
+	}
+	return d
+}
+
+// errFull is containerd's, of a store that has no room.
+var errFull = errors.New("failed to extract layer: write /var/lib/containerd/io.containerd.snapshotter.v1.overlayfs: no space left on device")
+
+// certificateValidity is how long the certificates last that Talos makes for itself.
+const certificateValidity = x509.DefaultCertificateValidityDuration
+
+// offClock is the TLS of a machine whose clock is wrong: it judges others by it,
+// and a control plane, which signs for itself, has a certificate that is dated by it.
+func (b *boot) offClock(conf *tls.Config, ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
+	off := b.m.has().Clock
+	if off == 0 {
+		return conf, nil
+	}
+	conf.Time = func() time.Time { return time.Now().Add(off) }
+	if !b.config().Machine().Type().IsControlPlane() {
+		return conf, nil
+	}
+	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	dated := append(serverOptions(b.m.addr, name), x509.NotBefore(conf.Time()), x509.NotAfter(conf.Time().Add(certificateValidity)))
+	pair, err := x509.NewKeyPair(authority, dated...)
+	if err != nil {
+		return nil, fmt.Errorf("make server certificate: %w", err)
+	}
+	conf.Certificates = []tls.Certificate{*pair.Certificate}
+	return conf, nil
+}
+
+// awaitTime holds etcd and the kubelet back until the clock is right, as their
+// conditions do (services/etcd.go, kubelet.go in machined). Certificates are made
+// anew then (controllers/secrets/api.go).
+func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
+	for off := false; ; off = true {
+		t, changed := b.m.trouble()
+		switch {
+		case t.Clock == 0 && off:
+			b.stopAPI()
+			b.secureAPI(ctx)
+			return carryOn, nil
+		case t.Clock == 0:
+			return carryOn, nil
+		}
+		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
+			return carryOn, err
+		}
+		select {
+		case <-ctx.Done():
+			return killed, nil
+		case <-b.m.power:
+			return powerOff, nil
+		case end := <-b.orders:
+			return end, nil
+		case <-changed:
+		}
+	}
+}
+
+// errNoMachined is what apid says while it runs still and machined does not.
+var errNoMachined = status.Error(codes.Unavailable,
+	`connection error: desc = "transport: Error while dialing: dial unix /system/run/machined/machine.sock: connect: connection refused"`)
+
+// haltTime is how long a halted machine stays so (constants.BootTimeout); it begins anew then.
+const haltTime = 70 * time.Minute
+
+// halt is a machine whose boot medium finds Talos on a disk (haltIfInstalled in
+// v1alpha1_sequencer_tasks.go): it says so and does nothing else.
+func (m *machine) halt(ctx context.Context) outcome {
+	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
+	if !m.fw.sleep(ctx, haltTime) {
+		return killed
+	}
+	return powerCycle
+}
+
+// unauthorized is containerd's answer where a registry wants credentials.
+func unauthorized(ref string) error {
+	name, digest, _ := strings.Cut(ref, "@")
+	host, repository, _ := strings.Cut(name, "/")
+	return fmt.Errorf("unexpected status from HEAD request to https://%s/v2/%s/manifests/%s: 401 Unauthorized", host, repository, digest)
+}

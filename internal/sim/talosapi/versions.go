@@ -1,0 +1,120 @@
+package talosapi
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/meta"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// release is what sets the minor releases of Talos apart, as far as machines show it.
+type release struct {
+	contract *config.VersionContract
+	// bareMaintenance: maintenance mode is a service of its own with few methods
+	// (internal/app/maintenance), and not apid.
+	bareMaintenance bool
+	lifecycle       bool // it has LifecycleService and ImageService
+	rebootApplies   bool // a configured machine takes a configuration with mode REBOOT
+	patientPull     bool // its API for images asks again as Talos does for itself, unless there is no such image
+	keepsDefault    bool // its installer keeps the default boot entry, and not the running one
+	// lacks are kinds of resources, documents those of a machine configuration, and
+	// volumes those that a VolumeConfig may name, that came with a later release.
+	lacks     []resource.Type
+	documents [][]string
+	volumes   []string
+}
+
+// releases are those that the lab knows, in order.
+var releases = []release{
+	{
+		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, keepsDefault: true,
+		lacks: sinceFourteen, documents: documentsSince, volumes: volumesSinceFourteen,
+	},
+	{
+		contract: config.TalosVersion1_13, lifecycle: true, rebootApplies: true, patientPull: true, keepsDefault: true,
+		lacks: sinceFourteen, documents: documentsSince[1:], volumes: volumesSinceFourteen,
+	},
+	{contract: config.TalosVersion1_14, lifecycle: true},
+}
+
+// Of what 1.14 brought, that which the lab shows (CHANGELOG.md, 1.14.0-alpha.2 and
+// beta.0; volume_config.go of 1.13 and 1.14).
+var (
+	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType}
+	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}
+)
+
+// releaseOf is the release that a version is of: the first one for whatever is
+// older, the last one for whatever is newer or no version at all.
+func releaseOf(version string) release {
+	c, err := config.ParseContractFromVersion(version)
+	if err != nil {
+		return releases[len(releases)-1]
+	}
+	for _, r := range releases {
+		if !c.Greater(r.contract) {
+			return r
+		}
+	}
+	return releases[len(releases)-1]
+}
+
+// release is that of the system which runs.
+func (b *boot) release() release { return releaseOf(b.med.image.TalosVersion) }
+
+// kinds leaves out what the release does not have.
+func (r release) kinds(all []*meta.ResourceDefinition) []*meta.ResourceDefinition {
+	return slices.DeleteFunc(slices.Clone(all), func(rd *meta.ResourceDefinition) bool {
+		return slices.Contains(r.lacks, rd.TypedSpec().Type)
+	})
+}
+
+// maintained is how a maintenance service of its own answers to methods that it
+// does not have, or not for callers from the network (assertAdminRole in its server.go).
+func (r release) maintained(method string) error {
+	service, name := path.Split(strings.TrimPrefix(method, "/"))
+	switch {
+	case !r.bareMaintenance, service == "cosi.resource.State/", service == "storage.StorageService/", name == "ApplyConfiguration":
+		return nil
+	case service != "machine.MachineService/":
+		return status.Errorf(codes.Unimplemented, "unknown service %s", path.Clean(service))
+	case slices.Contains([]string{"Version", "Upgrade", "Reset", "MetaWrite", "MetaDelete"}, name):
+		return status.Error(codes.Unimplemented, "API is not implemented in maintenance mode")
+	case name == "GenerateClientConfiguration":
+		return status.Error(codes.Unimplemented, "client configuration (talosconfig) can't be generated in the maintenance mode")
+	}
+	return status.Errorf(codes.Unimplemented, "method %s not implemented", name)
+}
+
+// badMode is how a release refuses a mode of ApplyConfiguration that it does not
+// take, nil where it does: a maintenance service of its own first of all, apid after
+// it has looked at the configuration.
+func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, maintenance bool) error {
+	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
+	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
+	const auto, try = machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_TRY
+	_, known := machineapi.ApplyConfigurationRequest_Mode_name[int32(mode)]
+	const incorrect = "incorrect mode '%s' specified for the apply config call"
+	switch {
+	case maintenance && r.bareMaintenance && mode != reboot && mode != auto && mode != try:
+		return status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported in maintenance mode", strings.ReplaceAll(strings.ToLower(mode.String()), "_", "-"))
+	case mode == reboot && !maintenance && !r.rebootApplies:
+		return status.Error(codes.Unimplemented, "the REBOOT mode is not supported, please use AUTO or NO_REBOOT modes instead")
+	case !known && r.rebootApplies:
+		return fmt.Errorf(incorrect, mode)
+	case !known:
+		return status.Errorf(codes.InvalidArgument, incorrect, mode)
+	}
+	return nil
+}
+
+// fourteen says whether it is 1.14 or a later one.
+func (r release) fourteen() bool { return len(r.lacks) == 0 }

@@ -1,0 +1,68 @@
+package talos
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/config"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// documentsSince are the kinds of configuration documents, and names of such, that
+// came with a release of Talos after 1.12: what its machinery has registered
+// (registry.Register in config/types) and the one before, v1.12.0 and v1.13.9, has
+// not, and what config/types/block/volume_config.go allows since.
+var documentsSince = []struct {
+	release   *config.VersionContract
+	documents []string
+}{
+	{config.TalosVersion1_13, []string{
+		"BlackholeRouteConfig", "EnvironmentConfig", "ExternalVolumeConfig", "ImageVerificationConfig", "KubeSpanConfig",
+		"RoutingRuleConfig", "TCPProbeConfig", "VRFConfig",
+	}},
+	{config.TalosVersion1_14, []string{
+		"BGPInstanceConfig", "CRIBaseRuntimeSpecConfig", "CRICustomizationConfig", "ContainerConfig", "DiscoveryIdentityConfig",
+		"DiscoveryServiceConfig", "EtcFileConfig", "FilesystemScrubConfig", "FilesystemTrimConfig", "HTTPProbeConfig", "ImageCacheConfig",
+		"KernelModuleConfig", "KubeAPIServerCAConfig", "KubeAPIServerConfig", "KubeAdmissionControlConfig", "KubeAggregatorCAConfig",
+		"KubeAuditPolicyConfig", "KubeAuthenticationConfig", "KubeAuthorizerConfig", "KubeClusterConfig", "KubeControllerManagerConfig",
+		"KubeCoreDNSConfig", "KubeCredentialProviderConfig", "KubeEtcdEncryptionConfig", "KubeExternalManifestConfig",
+		"KubeFlannelCNIConfig", "KubeInlineManifestConfig", "KubeNetworkConfig", "KubeNodeConfig", "KubePrismConfig", "KubeProxyConfig",
+		"KubeSchedulerConfig", "KubeServiceAccountConfig", "KubeStaticPodConfig", "KubeTalosAPIAccessConfig", "KubeletConfig",
+		"LVMLogicalVolumeConfig", "LVMVolumeGroupConfig", "RAIDArrayConfig", "SecurityProfileConfig", "SysctlConfig", "SysfsConfig",
+		"UdevRulesConfig", "UnattendedInstallConfig", "VethConfig", "VolumeConfig CRI", "VolumeConfig ETCD", "VolumeConfig KUBELET",
+		"VolumeConfig LOG",
+	}},
+}
+
+// checkVersion refuses what the Talos that is to read it does not know. It reads
+// strictly: one such document, and it takes nothing of the configuration.
+func checkVersion(cfg config.Provider, p cluster.ConfigPatch) error {
+	reader, err := config.ParseContractFromVersion(p.Talos)
+	if err != nil {
+		return nil //nolint:nilerr // whoever reads it is not known
+	}
+	var newer []string
+	var needs *config.VersionContract
+	for _, since := range documentsSince {
+		var names []string
+		for _, doc := range cfg.Documents() {
+			name := doc.Kind()
+			if named, ok := doc.(interface{ Name() string }); ok && name == "VolumeConfig" {
+				name += " " + named.Name()
+			}
+			if slices.Contains(since.documents, name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		if since.release.Greater(reader) && len(names) > 0 {
+			newer, needs = append(newer, strings.Join(names, ", ")+" came with "+since.release.String()), since.release
+		}
+	}
+	if needs == nil {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
+		"a configuration for Talos %s serves no older one: give talos.version %s or later, or the node a configuration of its own (talos.machineConfigs)", needs, needs)
+}

@@ -1,0 +1,67 @@
+package ui
+
+import (
+	"cmp"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteBackup prints the backup of etcd that was taken.
+func WriteBackup(w io.Writer, format string, res pipeline.BackupResult) error {
+	return write(w, format, res, func(p *page) {
+		p.line("%s", res.File)
+		drawSnapshot(p, res.Snapshot)
+		p.line("  from      %s (%s)", res.Member, res.Address)
+		if len(res.Removed) > 0 {
+			p.wrapped("  removed   ", "            ", strings.Join(res.Removed, ", "))
+		}
+		drawWarnings(p, res.Warnings)
+	})
+}
+
+func drawWarnings(p *page, texts []string) {
+	for _, text := range texts {
+		p.wrapped("  "+p.paint(yellow, "warning")+"   ", "            ", text)
+	}
+}
+
+// WriteRestore prints what a restore is about to do, or has done.
+func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error {
+	return write(w, format, rep, func(p *page) {
+		switch {
+		case rep.Outcome == "":
+			p.line("restore %s, %s at %s, from %s", rep.Node, rep.VM, rep.Addr, rep.File)
+			drawSnapshot(p, rep.Snapshot)
+			switch {
+			case !rep.Bootstrapped.IsZero():
+				p.line("  goes on with a restore whose data etcd has since %s: it only waits for the rest", rep.Bootstrapped.Format(time.DateTime))
+			case rep.Resumes:
+				p.line("  goes on with a restore that was begun before")
+			}
+			drawWarnings(p, rep.Warnings)
+			return
+		case rep.Outcome != "done":
+			outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
+			p.line("run %s: %s; run the same command again to go on", rep.Run, outcome)
+			return
+		}
+		if !rep.Bootstrapped.IsZero() {
+			p.line("run %s: %s runs etcd as of %s; that was restored at %s, nothing was now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
+			p.line("next: recast drift; to go back to it once more, empty etcd first: %s", cluster.EmptyEtcd)
+			return
+		}
+		p.line("run %s: %s runs etcd from %s, after %s", rep.Run, rep.Node, rep.File, rep.Ended.Sub(rep.Started).Round(time.Second))
+		p.line("next: recast drift")
+	})
+}
+
+func drawSnapshot(p *page, s cluster.Snapshot) {
+	p.line("  size      %d bytes", s.SizeBytes)
+	p.line("  revision  %d", s.Revision)
+	p.line("  sha256    %s", s.SHA256)
+	p.line("  members   %s", cmp.Or(strings.Join(s.Members, ", "), "none"))
+}

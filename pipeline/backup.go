@@ -1,0 +1,122 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// EtcdSource is where backups of etcd come from.
+type EtcdSource interface {
+	cluster.EtcdReader
+	Endpointer
+}
+
+// Endpointer knows the talosconfig's endpoints.
+type Endpointer interface {
+	// Endpoints are their addresses, in the talosconfig's order.
+	Endpoints(ctx context.Context) ([]netip.Addr, error)
+}
+
+// BackupOptions say where a backup goes.
+type BackupOptions struct {
+	To   string // a directory, or a file that does not exist; "": roll.etcdSnapshot
+	Keep int    // how many backups of this cluster stay in the directory; 0: all
+}
+
+// BackupResult is a backup that was taken.
+type BackupResult struct {
+	cluster.Backup
+	Removed []string `json:"removed,omitempty"` // older backups
+}
+
+// Backup saves a snapshot of etcd. It changes nothing in the cluster, and needs
+// nothing but a talosconfig with the role os:etcd:backup.
+func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say func(string)) (BackupResult, error) {
+	file, dir, err := p.backupFile(o, time.Now())
+	if err != nil {
+		return BackupResult{}, err
+	}
+	ask, err := src.Endpoints(ctx)
+	if err != nil {
+		return BackupResult{}, err
+	}
+	b, err := cluster.BackUpEtcd(ctx, src, ask, file, say)
+	if err != nil {
+		return BackupResult{}, err
+	}
+	res := BackupResult{Backup: b}
+	if o.Keep > 0 {
+		res.Removed, err = p.removeBackups(dir, filepath.Base(file), o.Keep)
+	}
+	return res, err
+}
+
+// backupTime is how the name of a backup says when it was taken, in UTC.
+const backupTime = "20060102T150405Z"
+
+// backupFile is the file of a backup, and its directory where recast names it.
+func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, err error) {
+	to := cmp.Or(o.To, p.Config.Roll.EtcdSnapshot)
+	info, err := os.Stat(to)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return "", "", fault.As(fault.Config, err)
+	case err == nil && info.IsDir(), err != nil && (o.To == "" || strings.HasSuffix(o.To, string(filepath.Separator))):
+		file = filepath.Join(to, "etcd-"+p.Config.Cluster+"-"+now.UTC().Format(backupTime)+".db")
+		if _, err := os.Lstat(file); err != nil {
+			return file, to, nil
+		}
+	case o.Keep > 0:
+		return "", "", fault.WithHint(fault.Configf("%s is one file: what else is there is not recast's to remove", to), "--to DIR/ with --keep")
+	case err != nil:
+		return to, "", nil
+	default:
+		file = to
+	}
+	return "", "", fault.WithHint(fault.Configf("%s exists already, and a backup is never overwritten", file), "name another file with --to, or a directory")
+}
+
+// removeBackups removes all but the newest of this cluster's backups, the one
+// just taken among those: the name of another may be from the future.
+func (p Project) removeBackups(dir, taken string, keep int) (removed []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if p.isBackup(e) && e.Name() != taken {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	var problems []error
+	for _, name := range names[:max(0, len(names)-(keep-1))] {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			problems = append(problems, fmt.Errorf("remove an older backup: %w", err))
+			continue
+		}
+		removed = append(removed, name)
+	}
+	return removed, errors.Join(problems...)
+}
+
+// isBackup tells backups of this cluster from all else, snapshots of rolls among it.
+func (p Project) isBackup(e fs.DirEntry) bool {
+	rest, ours := strings.CutPrefix(e.Name(), "etcd-"+p.Config.Cluster+"-")
+	taken, ours2 := strings.CutSuffix(rest, ".db")
+	_, err := time.Parse(backupTime, taken)
+	return ours && ours2 && err == nil && e.Type().IsRegular()
+}

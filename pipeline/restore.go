@@ -1,0 +1,250 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// RestoreSources is what a restore needs beside Machines.
+type RestoreSources interface {
+	Endpointer
+	cluster.EtcdRestorer
+}
+
+// RestoreOptions say what is restored, and whom to ask.
+type RestoreOptions struct {
+	File, Node string
+	Copied     bool // File was copied from a member's data directory and has no checksum
+	Confirm    func(RestoreReport) (bool, error)
+	Claim      RollOptions // as for a roll: RunID, JournalSync, Holder, Dead
+}
+
+// RestoreReport is what a restore is about to do, or did.
+type RestoreReport struct {
+	Run string `json:"run,omitempty"` // "" when nothing was begun
+	cluster.RestoreTarget
+	VM       string           `json:"vm"`
+	File     string           `json:"file"`
+	Snapshot cluster.Snapshot `json:"snapshot"`
+	Warnings []string         `json:"warnings,omitempty"`
+	Resumes  bool             `json:"resumes"` // an earlier run has begun it
+	// Bootstrapped is when an earlier run had Talos bootstrap: then only the rest was waited for.
+	Bootstrapped time.Time `json:"bootstrapped,omitzero"`
+	Started      time.Time `json:"started"`
+	Ended        time.Time `json:"ended"`
+	Outcome      string    `json:"outcome,omitempty"`
+}
+
+// restoreKey is what a journal holds of a restore that was begun.
+const restoreKey = "restore"
+
+// begunRestore is which one that is.
+type begunRestore struct {
+	UUID, SHA256 string
+	Bootstrapped time.Time // when Talos was about to be told to: data of etcd is from there; zero: not yet
+}
+
+// Restore makes etcd of the only control plane anew from a snapshot:
+// verify → find the machine → claim → confirm → upload → bootstrap → wait.
+// It never touches an etcd that has data, unless an unfinished restore of the
+// same snapshot put it there.
+func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
+	if !slices.Contains(p.nodeNames(), o.Node) {
+		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+	}
+	rep = RestoreReport{RestoreTarget: cluster.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
+	if rep.Snapshot, err = readSnapshot(o); err != nil {
+		return rep, err
+	}
+	w := &work{Project: p, machines: m, run: run, o: o.Claim}
+	_, err = w.end(ctx, func() error {
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		host, err := w.findTarget(ctx, src, &rep)
+		if err != nil {
+			return err
+		}
+		begun, others, err := w.begunRestores(&rep)
+		if err != nil {
+			return err
+		}
+		if rep.Data && rep.Bootstrapped.IsZero() {
+			return fault.WithHint(fault.Refusedf("%s has data of etcd already: it is never overwritten", o.Node),
+				"to go back to the snapshot on purpose, empty it first: "+cluster.EmptyEtcd+
+					"; where a restore that was begun elsewhere put it there, all that is left is to wait")
+		}
+		if err := w.claim(ctx, host); err != nil {
+			return err
+		}
+		ok, err := o.Confirm(rep)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was restored"))
+		}
+		if err := w.giveUpRestores(others); err != nil {
+			return err
+		}
+		rep.Run = cmp.Or(begun, w.id)
+		return w.restore(ctx, src, rep, o)
+	})
+	rep.Ended, rep.Outcome = time.Now(), outcome(err)
+	return rep, err
+}
+
+func readSnapshot(o RestoreOptions) (cluster.Snapshot, error) {
+	snap, err := cluster.ReadSnapshot(o.File, o.Copied)
+	switch {
+	case isLocal(err):
+		return snap, fault.As(fault.Config, err)
+	case err != nil:
+		return snap, fault.WithHint(fault.As(fault.Refused, fmt.Errorf("%s: %w", o.File, err)), "take another one; --copied takes a copy of member/snap/db, which has no checksum")
+	case !slices.Contains(snap.Members, o.Node):
+		return snap, fault.WithHint(fault.Refusedf("%s is of an etcd whose members were %s: %s was none of them", o.File, strings.Join(snap.Members, ", "), o.Node),
+			"is it a snapshot of another cluster? Its Kubernetes would have other keys than this one's machines")
+	}
+	return snap, nil
+}
+
+func isLocal(err error) bool {
+	_, local := errors.AsType[*fs.PathError](err)
+	return local
+}
+
+// elsewhere warns of a snapshot that may be of another cluster: its member of that name had another address.
+func elsewhere(rep RestoreReport) []string {
+	peers := rep.Snapshot.Peers[rep.Node]
+	for _, peer := range peers {
+		if u, err := url.Parse(peer); err == nil && u.Hostname() == rep.Addr.String() {
+			return nil
+		}
+	}
+	return []string{fmt.Sprintf("when the snapshot was taken %s was at %s, and is at %s now: is it of this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
+}
+
+// findTarget finds the machine and its VM. host is where that is.
+func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreReport) (host string, err error) {
+	ask, err := src.Endpoints(ctx)
+	if err != nil {
+		return "", err
+	}
+	if rep.RestoreTarget, err = cluster.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, w.nodeNames()); err != nil {
+		return "", err
+	}
+	rep.Warnings = elsewhere(*rep)
+	vms, away, err := w.readable(ctx, w.machines.Proxmox)
+	switch {
+	case err != nil:
+		return "", err
+	case away != nil:
+		return "", fault.As(fault.Refused, away)
+	}
+	parkings, err := cluster.Parkings(vms, w.Config.Cluster)
+	if err != nil {
+		return "", err
+	}
+	if slices.ContainsFunc(parkings, func(p cluster.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
+		return "", fault.WithHint(fault.Refusedf("the replacement of %s is not finished", rep.Node), "recast status says what finishes it; restore afterwards. Where it waits for an etcd whose data is gone: talosctl bootstrap --recover-from FILE, then recast roll")
+	}
+	var found []cluster.VM
+	for _, vm := range vms {
+		if vm.UUID() == rep.UUID {
+			found = append(found, vm)
+		}
+	}
+	i := slices.IndexFunc(w.Config.Nodes, func(n config.Node) bool { return n.Name == rep.Node })
+	switch id := cluster.VMID(w.Config.Nodes[i].VMID); {
+	case len(found) != 1:
+		return "", fault.Refusedf("%d VMs have the SMBIOS UUID %s of the machine that answers as %s, not one", len(found), rep.UUID, rep.Node)
+	case id != 0 && found[0].ID != id:
+		return "", fault.Refusedf("the machine that answers as %s is %s, not VM %d as configured", rep.Node, found[0], id)
+	}
+	rep.VM = found[0].String()
+	return found[0].Host, nil
+}
+
+// begunRestores finds unfinished restores on this machine: the one of this very
+// snapshot, "" if there is none, and others.
+func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
+	runs, err := journal.Unfinished(w.runs())
+	if err != nil {
+		return "", nil, err
+	}
+	for _, r := range runs {
+		j, err := journal.Open(w.runs(), journal.Options{Run: r.ID, ReadOnly: true})
+		if err != nil {
+			return "", nil, err
+		}
+		var begun begunRestore
+		_, err = j.Get(restoreKey, &begun)
+		if err := errors.Join(err, j.Close()); err != nil {
+			return "", nil, err
+		}
+		switch {
+		case begun.UUID != rep.UUID:
+		case begun.SHA256 != rep.Snapshot.SHA256:
+			others = append(others, r.ID)
+		default:
+			run, rep.Resumes = r.ID, true
+			if rep.Data {
+				rep.Bootstrapped = begun.Bootstrapped
+			}
+		}
+	}
+	return run, others, nil
+}
+
+// restore does it. Its journal is finished only when all of it is done.
+func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreReport, o RestoreOptions) error {
+	j, err := journal.Open(w.runs(), journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	begun := begunRestore{UUID: rep.UUID, SHA256: rep.Snapshot.SHA256, Bootstrapped: rep.Bootstrapped}
+	if err := j.Put(restoreKey, begun); err != nil {
+		return err
+	}
+	r := &cluster.Restore{
+		Talos: w.machines.Talos, Restorer: w.held.GuardRestorer(src), Kube: w.machines.Kube,
+		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: w.timing(), Say: w.run.Note,
+		Bootstraps: func() error {
+			begun.Bootstrapped = time.Now().UTC()
+			return j.Put(restoreKey, begun)
+		},
+	}
+	if err := w.run.Run(ctx, r.Steps()); err != nil {
+		return err
+	}
+	return j.Finish("done")
+}
+
+// giveUpRestores finishes the journals of restores that this one comes after:
+// their data of etcd is gone.
+func (w *work) giveUpRestores(runs []string) error {
+	for _, run := range runs {
+		j, err := journal.Open(w.runs(), journal.Options{Run: run})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(j.Finish("given up: another snapshot was restored"), j.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
