@@ -7,7 +7,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -15,13 +14,12 @@ import (
 // seed makes what a new Talos cluster holds: namespaces, the network's and
 // proxy's DaemonSets, and CoreDNS.
 func seed(ctx context.Context, s store.Store) error {
-	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, namespaces, ns); err != nil {
+		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}

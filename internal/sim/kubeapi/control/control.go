@@ -74,7 +74,7 @@ func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
 
 func watched() []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{
-		store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
+		store.Namespaces(), store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
 		store.ReplicaSets(), store.StatefulSets(), store.Budgets(), store.Attachments(),
 	}
 }
@@ -142,7 +142,7 @@ func (m *Manager) run(ctx context.Context) {
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()
 	for _, stage := range []func(context.Context) error{
-		m.syncNodes, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
+		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
 		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
 	} {
 		if err := stage(ctx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,7 +47,11 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	up := k != nil && k.BootID == n.Status.NodeInfo.BootID && readiness(n) == corev1.ConditionTrue
 	switch {
 	case k != nil && p.DeletionTimestamp != nil:
-		if !m.timers.due("end/"+string(p.UID), endAfter) {
+		wait := endAfter
+		if p.DeletionGracePeriodSeconds != nil && ignoresSIGTERM(p) {
+			wait = time.Duration(*p.DeletionGracePeriodSeconds) * time.Second
+		}
+		if !m.timers.due("end/"+string(p.UID), wait) {
 			return nil
 		}
 		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
@@ -69,6 +74,13 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	fresh.Status.PodIP = podIP(p)
 	fresh.Status.StartTime = new(metav1.Now().Rfc3339Copy())
 	return m.writePod(ctx, fresh)
+}
+
+// ignoresSIGTERM says whether a container's first process has no handler for the
+// signal, as sleep has none: the kernel does not end PID 1 by it, and the kubelet
+// kills that when its grace period is over.
+func ignoresSIGTERM(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return len(c.Command) > 0 && c.Command[0] == "sleep" })
 }
 
 func (k *kubelet) hostIP() string {
