@@ -3,7 +3,29 @@ package sim
 import (
 	"context"
 	"fmt"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
+
+// upstream is the real control plane behind the API, nil if the lab has none.
+func (l *Lab) upstream() (*kubeapi.Upstream, error) {
+	if l.o.Kubernetes == nil {
+		return nil, nil
+	}
+	u, err := kubeapi.ReadUpstream(l.o.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, u.Close)
+	return u, nil
+}
+
+// refused puts on the console what the real control plane refuses to the lab's kubelets.
+func (l *Lab) refused(err error) {
+	if l.o.Console != nil {
+		fmt.Fprintf(l.o.Console, "kubelets: %v\n", err)
+	}
+}
 
 // serveKubernetes makes the Kubernetes API reachable at its one address while
 // any control plane runs an API server; there is nobody at it otherwise.
