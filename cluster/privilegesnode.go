@@ -48,8 +48,9 @@ func NeedsOf(p Plan, inLease bool) Needs {
 	return needs
 }
 
-// NeedsToClaim is what it takes to be the only run of the cluster.
-func NeedsToClaim(host string) Needs {
+// NeedsToUpgradeKubernetes is what of Proxmox an upgrade of Kubernetes looks at;
+// the claim of the run comes on top, where it is kept as a VM.
+func NeedsToUpgradeKubernetes(host string) Needs {
 	var needs Needs
 	needs.common([]string{host})
 	return needs

@@ -76,7 +76,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		return refusedPlan(rep.Plan)
 	}
 	host := hostOf(seen)
-	if err := errors.Join(refusedPlan(rep.Plan), cluster.NeedsToClaim(host).Check(ctx, w.machines.Proxmox)); err != nil {
+	if err := errors.Join(refusedPlan(rep.Plan), cluster.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
 	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim(ctx, host)); err != nil {

@@ -57,6 +57,9 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 // Evict deletes a pod if its PodDisruptionBudget allows it. It returns as soon
 // as the pod is told to end.
 func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	if s.remote != nil {
+		return s.remote.Evict(ctx, namespace, name, options)
+	}
 	obj, err := s.store.Get(ctx, store.Pods(), namespace, name)
 	if err != nil {
 		return err

@@ -6,29 +6,30 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 // seed makes what a new Talos cluster holds: namespaces, the network's and
-// proxy's DaemonSets, and CoreDNS.
+// proxy's DaemonSets, and CoreDNS. What a real server has already is left as it is.
 func seed(ctx context.Context, s store.Store) error {
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil {
+		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}
 	for _, name := range []string{"kube-flannel", "kube-proxy"} {
-		if _, err := s.Create(ctx, store.DaemonSets(), daemonSet(name)); err != nil {
+		if _, err := s.Create(ctx, store.DaemonSets(), daemonSet(name)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make DaemonSet %s: %w", name, err)
 		}
 	}
-	if _, err := s.Create(ctx, store.Deployments(), coreDNS()); err != nil {
+	if _, err := s.Create(ctx, store.Deployments(), coreDNS()); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make Deployment coredns: %w", err)
 	}
 	return nil

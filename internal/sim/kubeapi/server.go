@@ -39,6 +39,10 @@ type Options struct {
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
 	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
+	// Upstream is a real control plane in the place of store and controllers; nil: the lab's own.
+	Upstream *Upstream
+	// Refused hears of what that control plane refuses to the lab's kubelets.
+	Refused func(error)
 	// Storage says what etcd answers to a read now, and may block as long as etcd
 	// does; nil: it always answers.
 	Storage func(context.Context) error
@@ -49,6 +53,7 @@ type Options struct {
 type Server struct {
 	o       Options
 	store   store.Store
+	remote  *store.Remote // the same where it is Upstream's
 	control *control.Manager
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
@@ -67,25 +72,37 @@ type Server struct {
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
-	if o.Store == nil {
-		o.Store = store.NewMemory()
-		if err := seed(ctx, o.Store); err != nil {
-			return nil, err
-		}
-	}
 	scheme, err := store.NewScheme()
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
-	m, err := control.New(ctx, o.Store, cmp.Or(o.Speed, 1))
+	s := &Server{
+		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
+		closing: make(chan struct{}),
+	}
+	switch {
+	case o.Upstream != nil:
+		if s.remote, err = store.NewRemote(o.Upstream.base, o.Upstream.masters); err != nil {
+			return nil, err
+		}
+		s.store = s.remote
+	case o.Store == nil:
+		s.store = store.NewMemory()
+	}
+	if o.Store == nil {
+		if err := seed(ctx, s.store); err != nil {
+			return nil, err
+		}
+	}
+	if o.Upstream != nil {
+		s.control, err = control.NewKubelets(ctx, s.store, cmp.Or(o.Speed, 1), o.Refused)
+	} else {
+		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1))
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
-		o: o, store: o.Store, control: m,
-		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}),
-	}, nil
+	return s, nil
 }
 
 // Store is where the objects are, for the lab's own eyes and hands.
@@ -197,6 +214,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if call, err = s.o.Recorder.Begin(call); err != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+	if s.o.Upstream != nil {
+		s.pass(w, r, user, call)
+		return
 	}
 	a := s.answer(r, user, t)
 	if s.o.Recorder != nil {

@@ -66,6 +66,10 @@ func Attachments() schema.GroupVersionResource {
 	return storagev1.SchemeGroupVersion.WithResource("volumeattachments")
 }
 
+func Leases() schema.GroupVersionResource {
+	return coordinationv1.SchemeGroupVersion.WithResource("leases")
+}
+
 func CertificateRequests() schema.GroupVersionResource {
 	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
 }
@@ -92,7 +96,7 @@ func Resources() []Resource {
 			GroupVersionResource: CertificateRequests(),
 			Kind:                 "CertificateSigningRequest", Short: []string{"csr"}, Status: true,
 		},
-		{GroupVersionResource: coordinationv1.SchemeGroupVersion.WithResource("leases"), Kind: "Lease", Namespaced: true},
+		{GroupVersionResource: Leases(), Kind: "Lease", Namespaced: true},
 		{GroupVersionResource: Budgets(), Kind: "PodDisruptionBudget", Short: []string{"pdb"}, Namespaced: true, Status: true},
 		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("csinodes"), Kind: "CSINode"},
 		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
