@@ -43,6 +43,9 @@ type Options struct {
 	Upstream *Upstream
 	// Refused hears of what that control plane refuses to the lab's kubelets.
 	Refused func(error)
+	// Manifests are what Talos puts into a new cluster; nil: what it does with a
+	// configuration that says nothing of them.
+	Manifests []map[string]any
 	// Storage says what etcd answers to a read now, and may block as long as etcd
 	// does; nil: it always answers.
 	Storage func(context.Context) error
@@ -72,6 +75,12 @@ type Server struct {
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
+	if o.Manifests == nil {
+		var err error
+		if o.Manifests, err = bootstrap(o.Version); err != nil {
+			return nil, err
+		}
+	}
 	scheme, err := store.NewScheme()
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
@@ -90,7 +99,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		s.store = store.NewMemory()
 	}
 	if o.Store == nil {
-		if err := seed(ctx, s.store); err != nil {
+		if err := seed(ctx, s.store, o.Manifests); err != nil {
 			return nil, err
 		}
 	}
