@@ -18,6 +18,8 @@ import (
 
 var recastBinary = flag.String("recast", "../../bin/recast", "the recast that rolls, and whose lab it is")
 
+var speed = flag.String("speed", "20", "of the lab")
+
 // patience is how long one command may take.
 const patience = 5 * time.Minute
 
@@ -46,7 +48,7 @@ func startLab(t *testing.T, plane *controlPlane, flags ...string) *user {
 		t.Fatalf("%v: make e2e-k8s builds it", err)
 	}
 	console := filepath.Join(filepath.Dir(u.dir), "console")
-	args := append([]string{"lab", "up", "--dir", u.dir, "--kubernetes", plane.dir, "--speed", "20", "--console", console}, flags...)
+	args := append([]string{"lab", "up", "--dir", u.dir, "--kubernetes", plane.dir, "--speed", *speed, "--console", console}, flags...)
 	c := exec.CommandContext(t.Context(), u.recast, args...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	said := new(tail)
