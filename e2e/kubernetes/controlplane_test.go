@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"flag"
 	"fmt"
