@@ -45,21 +45,23 @@ func TestDrainSparesTheNextOfThatName(t *testing.T) {
 		}
 		l.NodeUp(node("wk2", 1))
 		time.Sleep(20 * time.Second)
-		before := l.pod(t, "db-0")
+		next := &corev1.Pod{}
 		l.calls.Hooks(func(c record.Call) error {
-			if !strings.HasSuffix(c.Path, "/db-0/eviction") {
+			if !strings.Contains(c.Path, "/db-0/eviction") {
 				return nil
 			}
 			l.calls.Hooks(nil, nil)
 			_, err := l.Store().Delete(t.Context(), store.Pods(), "default", "db-0", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 			time.Sleep(5 * time.Second)
+			next = l.pod(t, "db-0")
 			return err
 		}, nil)
 		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
-		if p := l.pod(t, "db-0"); p.UID == before.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
-			t.Errorf("db-0 is %s on %s, deleted at %v; it was %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, before.UID)
+		time.Sleep(5 * time.Second)
+		if p := l.pod(t, "db-0"); p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
+			t.Errorf("db-0 is %s on %s, deleted at %v; the next one was %s on %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, next.UID, next.Spec.NodeName)
 		}
 	})
 }
@@ -118,7 +120,12 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(string) {})
+		var told []string
+		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) {
+			if strings.HasPrefix(s, "deleting pod ") {
+				told = append(told, s)
+			}
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,8 +138,8 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 				deleted = append(deleted, call.Path)
 			}
 		}
-		if len(deleted) != 1 || !strings.HasPrefix(deleted[0], "/api/v1/namespaces/default/pods/web-") {
-			t.Errorf("deleted %q", deleted)
+		if len(deleted) != 1 || len(told) != 1 || !strings.HasPrefix(deleted[0], "/api/v1/namespaces/default/pods/web-") {
+			t.Errorf("deleted %q, told %q", deleted, told)
 		}
 	})
 }
