@@ -55,6 +55,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	defined  []store.Resource // custom ones
+	pages    map[string]kept  // of lists that may be continued
 	closed   bool
 	handling sync.WaitGroup // requests and Serve calls
 }
@@ -78,7 +79,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return &Server{
 		o: o, store: o.Store, control: m,
 		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}),
+		closing: make(chan struct{}), pages: map[string]kept{},
 	}, nil
 }
 
