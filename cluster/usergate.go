@@ -131,7 +131,7 @@ func (n *nodeRoll) awaitBefore(ctx context.Context) error {
 	for _, g := range n.gates {
 		err := n.awaitGate(ctx, g, "ask-gates", "before")
 		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
-			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor asks every gate", n.plan.Node)
+			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.plan.Node)
 		}
 		if err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 var longhornVolumes = store.Resource{
@@ -297,6 +298,34 @@ func TestPlanShowsGates(t *testing.T) {
 		lab.Replace("recast.yaml", "status.robustness ==", "statu.robustness ==")
 		if _, err := lab.Client().Plan(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Config || !strings.Contains(message(err), "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'") {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+	})
+}
+
+// Doctor asks every gate about objects once, and runs no program.
+func TestDoctorAsksGates(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
+			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}]")
+		said := func(res pipeline.DoctorResult) (out []string) {
+			for _, c := range res.Checks {
+				if c.Group == pipeline.GroupGates {
+					out = append(out, string(c.State)+" "+c.What+": "+c.Seen)
+				}
+			}
+			return out
+		}
+		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node"
+		res := doctor(t, lab.Client())
+		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program}, said(res)); diff != "" {
+			t.Error(diff)
+		}
+		if err := res.Err(); fault.KindOf(err) != fault.Refused {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		lab.volume("pvc-1", "degraded")
+		if got := said(doctor(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
+			t.Errorf("said %q", got)
 		}
 	})
 }
