@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -125,9 +126,7 @@ func TestJudgeErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pages := map[string]page{"/apis": groups, "/apis/longhorn.io/v1beta2": resources}
-			for path, p := range tc.pages {
-				pages[path] = p
-			}
+			maps.Copy(pages, tc.pages)
 			got, err := serve(t, pages).Judge(t.Context(), tc.gate)
 			if tc.want == "" {
 				if err != nil || !strings.Contains(got.Unserved, "has no kind Review, only ") {
