@@ -3,7 +3,9 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,7 +103,7 @@ func (n *nodeRoll) askBefore() []step.Step {
 // takes out another node.
 func (n *nodeRoll) askAfter() []step.Step {
 	after := n.gatesAfter()
-	if len(after) == 0 || n.plan.Strategy == PutBack || n.isTidied() {
+	if len(after) == 0 || n.plan.Strategy == PutBack || n.isTidied() && !n.wasCordoned() {
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates-again", Title: "ask the gates with " + n.plan.Node + " back", Yields: true, Do: n.awaitAfter}}
@@ -109,6 +111,11 @@ func (n *nodeRoll) askAfter() []step.Step {
 
 // isTidied says whether the node is only cleared up, without being taken out.
 func (n *nodeRoll) isTidied() bool { return n.plan.Strategy == InPlace && n.plan.Drift.tidy() }
+
+// wasCordoned says whether an earlier run had it out, and was cut off before the end.
+func (n *nodeRoll) wasCordoned() bool {
+	return slices.ContainsFunc(n.plan.Drift.Reasons, func(r Reason) bool { return r.Code == "cordoned" })
+}
 
 func (n *nodeRoll) gatesAfter() []UserGate {
 	var after []UserGate
@@ -124,7 +131,7 @@ func (n *nodeRoll) awaitBefore(ctx context.Context) error {
 	for _, g := range n.gates {
 		err := n.awaitGate(ctx, g, "ask-gates", "before")
 		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
-			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor asks every gate", n.plan.Node)
+			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.plan.Node)
 		}
 		if err != nil {
 			return err
@@ -153,7 +160,8 @@ func (n *nodeRoll) awaitGate(ctx context.Context, g UserGate, id, when string) e
 	}}
 	return n.wait(ctx, id, fmt.Sprintf("gate %q", g.String()), g.timeout(), func(ctx context.Context) (bool, string, error) {
 		holds, seen, err := ask.Look(ctx, g)
-		if err != nil && (when == "before" && fault.KindOf(err) == fault.Refused || ctx.Err() != nil) {
+		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // a command knows more than that
+		if cut || when == "before" && fault.KindOf(err) == fault.Refused {
 			err = wait.Stop(err)
 		}
 		return holds, seen, err

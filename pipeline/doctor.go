@@ -44,6 +44,7 @@ const (
 	GroupStorage    = "storage"
 	GroupTalos      = "Talos"
 	GroupKubernetes = "Kubernetes"
+	GroupGates      = "gates"
 	GroupImages     = "images"
 	GroupNodes      = "nodes"
 )
@@ -90,6 +91,7 @@ type DoctorSources struct {
 	Kube         cluster.Kube
 	ErrKube      error
 	KubeExpires  time.Time
+	Objects      cluster.ObjectJudge // there whenever Kube is
 	Images       Images
 	ErrImages    error
 	// Say is told what is being looked at; may be nil.
@@ -141,6 +143,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.talos()
 	d.etcd(ctx)
 	d.kubernetes()
+	d.gates(ctx)
 	d.say("the Image Factory and the registry")
 	d.images(ctx, errLock)
 	if reached {

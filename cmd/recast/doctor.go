@@ -28,6 +28,7 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
   storage      content types, free space, thin pools, the spool of uploads, the ISOs of the lock
   Talos        talosconfig, its certificate, every machine and its version, etcd
   Kubernetes   kubeconfig, its certificate, the API, versions
+  gates        whether the objects that roll.gates names are there, and satisfy it now
   images       the lock, the Image Factory, the registry of extensions
   nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
                which of them it would get
@@ -86,7 +87,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	if k, err := connectKube(p, cl); err != nil {
 		src.ErrKube = err
 	} else {
-		src.Kube = k
+		src.Kube, src.Objects = k, k
 	}
 	if path, err := kubeconfigFile(); err == nil {
 		if b, err := os.ReadFile(path); err == nil {

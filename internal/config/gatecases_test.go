@@ -88,6 +88,17 @@ func TestGates(t *testing.T) {
 	if diff := cmp.Diff(want, got.Roll.Gates); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
+	out, err := got.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := config.Parse("again.yaml", out, config.Options{})
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if diff := cmp.Diff(want, again.Roll.Gates); diff != "" {
+		t.Errorf("written and read again: -want +got\n%s", diff)
+	}
 	if s := got.Roll.Gates[1].LabelSelector.String(); s != "app=,tier=gold,env notin (test,dev),a.b/c,!d" {
 		t.Errorf("selector %q", s)
 	}

@@ -25,7 +25,7 @@ type Gate struct {
 	Name string `yaml:"name,omitempty"`
 	// LabelSelector chooses among the objects by their labels.
 	LabelSelector LabelSelector `yaml:"labelSelector,omitempty"`
-	// Expr is an expression of the Common Expression Language (CEL) that has to be true of each object. status, spec and metadata are those of the object, {} where it has none; object is all of it.
+	// Expr is an expression of the Common Expression Language (CEL) that has to be true of each object. status, spec and metadata are those of the object, {} where it has none; object is all of it, now the time here.
 	Expr string `yaml:"expr,omitempty"`
 	// Optional lets the gate hold where there is no such object, or no such kind.
 	Optional bool `yaml:"optional,omitempty"`

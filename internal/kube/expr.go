@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/ext"
@@ -20,8 +21,8 @@ const (
 	exprCheck = 1000
 )
 
-// exprRoots are the variables of an expression. tuppr's health checks have the
-// first two (internal/healthcheck/checker.go), so that those can be taken over.
+// exprRoots are the variables of an expression beside "now". tuppr's health checks have
+// the first two (internal/healthcheck/checker.go), so that those can be taken over.
 var exprRoots = []string{"object", "status", "spec", "metadata"}
 
 // expression is one that has been compiled.
@@ -31,7 +32,7 @@ type expression struct {
 }
 
 var exprEnv = sync.OnceValues(func() (*cel.Env, error) {
-	options := []cel.EnvOption{cel.OptionalTypes(), ext.Strings()}
+	options := []cel.EnvOption{cel.OptionalTypes(), ext.Strings(), cel.Variable("now", cel.TimestampType)}
 	for _, name := range exprRoots {
 		options = append(options, cel.Variable(name, cel.DynType))
 	}
@@ -87,7 +88,7 @@ func (e *expression) holds(ctx context.Context, object map[string]any) (bool, er
 // variables are those of an expression. What an object has not is empty, so that
 // only the field that is read is missing.
 func variables(object map[string]any) map[string]any {
-	vars := map[string]any{"object": object}
+	vars := map[string]any{"object": object, "now": time.Now()}
 	for _, name := range exprRoots[1:] {
 		section, ok := object[name].(map[string]any)
 		if !ok {

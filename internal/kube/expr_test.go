@@ -76,11 +76,11 @@ func TestJudgeOne(t *testing.T) {
 			}
 			j := judge{expr: expr}
 			j.see(t.Context(), object)
-			got := ""
+			var got []string
 			for _, f := range j.Failing {
-				got += f.Why
+				got = append(got, f.Why)
 			}
-			if diff := cmp.Diff(tc.why, got); diff != "" {
+			if diff := cmp.Diff(tc.why, strings.Join(got, "|")); diff != "" {
 				t.Error(diff)
 			}
 		})

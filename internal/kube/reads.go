@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -131,6 +132,11 @@ func brief(value any) string {
 			return cut("[" + strings.Join(conditions, " ") + "]")
 		}
 	}
+	if section, ok := value.(map[string]any); ok && len(section) > 0 {
+		if conditions, ok := conditionsBelow(section); ok {
+			return cut(strings.Join(conditions, " "))
+		}
+	}
 	b, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Sprintf("(%T)", value)
@@ -148,6 +154,20 @@ func conditionsOf(list []any) (texts []string, ok bool) {
 			return nil, false
 		}
 		texts = append(texts, printable(kind)+"="+printable(status))
+	}
+	return texts, true
+}
+
+// conditionsBelow reads a mapping to things with conditions: "disk-1[Ready=False]".
+func conditionsBelow(section map[string]any) (texts []string, ok bool) {
+	for _, key := range slices.Sorted(maps.Keys(section)) {
+		below, _ := section[key].(map[string]any)
+		list, isList := below["conditions"].([]any)
+		conditions, are := conditionsOf(list)
+		if !isList || !are {
+			return nil, false
+		}
+		texts = append(texts, printable(key)+"["+strings.Join(conditions, " ")+"]")
 	}
 	return texts, true
 }

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -19,7 +20,7 @@ func drawGates(p *page, plan cluster.Plan) {
 			text += " (" + g.About() + ")"
 		}
 		if g.Objects != nil {
-			text += ": " + g.Objects.Expr
+			text += ": " + strings.Join(strings.Fields(g.Objects.Expr), " ")
 		}
 		text += ", within " + minutes(time.Duration(g.TimeoutSeconds)*time.Second)
 		if g.BeforeOnly {

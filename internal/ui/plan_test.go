@@ -90,6 +90,15 @@ func TestWritePlan(t *testing.T) {
 			Run: "20261120-0300-aaaa", MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
 			Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
 		},
+		"plan-gates": {
+			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1,
+			Gates: []cluster.UserGate{
+				{TimeoutSeconds: 3600, Description: "Ceph is whole", Objects: &cluster.ObjectGate{
+					APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Expr: "now - timestamp(status.ceph.lastChecked) < duration('5m') &&\n(status.ceph.health == 'HEALTH_OK')",
+				}},
+				{TimeoutSeconds: 30, Command: &cluster.CommandGate{Args: []string{"./check.sh", "1"}}, BeforeOnly: true},
+			},
+		},
 		"plan-refused": {Nodes: []cluster.NodePlan{refused, inSync("wk1")}, MaxUnavailable: 1, PerHost: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 		cluster.Proxmox
 	})
 	src := pipeline.DoctorSources{
-		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Images: s.images,
+		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
 		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.Hosts}},
 	}
 	return told[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)

@@ -1,10 +1,13 @@
 package simtest
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
@@ -12,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 var longhornVolumes = store.Resource{
@@ -223,4 +227,105 @@ func TestCtrlCInAGate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An API that is away for a while, or fails, is asked again.
+func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		gated(t, lab, volumeGate)
+		c := lab.Client()
+		var said []string
+		note := notes("ask-gates-again", &said)
+		flaps := whenStarted("wk1/ask-gates-again", func() {
+			lab.volume("pvc-1", "degraded")
+			time.AfterFunc(10*time.Second, c.Cut)
+			time.AfterFunc(70*time.Second, func() { lab.volume("pvc-1", "healthy"); c.Mend() })
+		})
+		c.Emit = func(e step.Event) { note(e); flaps(e) }
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if len(said) < 2 || !strings.Contains(said[0], "robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
+			t.Errorf("said %q", said)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// A program says whether the roll may go on. It runs where recast.yaml is, and
+// its last words are shown.
+func TestGateOfACommand(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Write("check.sh", []byte("#!/bin/sh\necho \"$RECAST_WHEN $RECAST_NODE $RECAST_STRATEGY\" >>asked\necho \"token ${PROXMOX_VE_API_TOKEN-none}\"\ntest -e fine || { echo 'not fine'; exit 3; }\n"))
+		if err := os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		lab.setRoll("gates: [{description: it is fine, command: [./check.sh], timeout: 5s}]")
+		lab.Patch(sim.PatchedExtension)
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		const want = `roll/workers/wk1/ask-gates: gate "it is fine": gave up after 5s; last seen: ./check.sh ended with 3: token none; not fine: context deadline exceeded`
+		if fault.KindOf(err) != fault.Refused || message(err) != want {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		lab.Write("fine", nil)
+		lab.Write("asked", nil)
+		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if asked := string(lab.Read("asked")); asked != "before wk1 recreate\nafter wk1 recreate\n" {
+			t.Errorf("asked %q", asked)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// The plan shows what will be asked.
+func TestPlanShowsGates(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		gated(t, lab, volumeGate)
+		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []cluster.UserGate{{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
+			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
+		}}}
+		if diff := cmp.Diff(want, plan.Gates); diff != "" {
+			t.Error(diff)
+		}
+		lab.Replace("recast.yaml", "status.robustness ==", "statu.robustness ==")
+		if _, err := lab.Client().Plan(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Config || !strings.Contains(message(err), "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'") {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+	})
+}
+
+// Doctor asks every gate about objects once, and runs no program.
+func TestDoctorAsksGates(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
+			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}]")
+		said := func(res pipeline.DoctorResult) (out []string) {
+			for _, c := range res.Checks {
+				if c.Group == pipeline.GroupGates {
+					out = append(out, string(c.State)+" "+c.What+": "+c.Seen)
+				}
+			}
+			return out
+		}
+		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node"
+		res := doctor(t, lab.Client())
+		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program}, said(res)); diff != "" {
+			t.Error(diff)
+		}
+		if err := res.Err(); fault.KindOf(err) != fault.Refused {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		lab.volume("pvc-1", "degraded")
+		if got := said(doctor(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
+			t.Errorf("said %q", got)
+		}
+	})
 }

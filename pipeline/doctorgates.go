@@ -1,0 +1,43 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// askGate is how long one gate may take to be looked at.
+const askGate = 30 * time.Second
+
+// gates asks every gate about objects once. Programs are left to a roll: what they
+// are asked about is a node.
+func (d *checkup) gates(ctx context.Context) {
+	for _, g := range d.Project.gates() {
+		switch {
+		case g.Command != nil:
+			d.ok(GroupGates, g.String(), "a roll runs it before each node")
+		case d.src.Objects == nil || d.survey.Kubernetes != nil:
+			// told already
+		default:
+			d.gate(ctx, g)
+		}
+	}
+}
+
+func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
+	ctx, cancel := context.WithTimeout(ctx, askGate)
+	defer cancel()
+	holds, seen, err := cluster.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
+	switch {
+	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
+		d.warn(GroupGates, g.String(), "a roll asks again until it is told", "could not be asked: %v", err)
+	case err != nil:
+		d.fail(GroupGates, g.String(), err)
+	case holds:
+		d.ok(GroupGates, g.String(), "holds")
+	default:
+		d.warn(GroupGates, g.String(), "a roll waits for it before it takes a node out, and gives up after "+(time.Duration(g.TimeoutSeconds)*time.Second).String(), "does not hold: %s", seen)
+	}
+}
