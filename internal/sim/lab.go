@@ -187,9 +187,13 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	planted, err := l.manifests()
+	if err != nil {
+		return err
+	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
 		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
-		Storage: l.machines.KubernetesStorage,
+		Storage: l.machines.KubernetesStorage, Manifests: planted,
 	})
 	if err != nil {
 		return err

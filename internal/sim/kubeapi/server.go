@@ -39,6 +39,9 @@ type Options struct {
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
 	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
+	// Manifests are what Talos puts into a new cluster; nil: what it does with a
+	// configuration that says nothing of them.
+	Manifests []map[string]any
 	// Storage says what etcd answers to a read now, and may block as long as etcd
 	// does; nil: it always answers.
 	Storage func(context.Context) error
@@ -64,9 +67,15 @@ type Server struct {
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
+	if o.Manifests == nil {
+		var err error
+		if o.Manifests, err = bootstrap(o.Version); err != nil {
+			return nil, err
+		}
+	}
 	if o.Store == nil {
 		o.Store = store.NewMemory()
-		if err := seed(ctx, o.Store); err != nil {
+		if err := seed(ctx, o.Store, o.Manifests); err != nil {
 			return nil, err
 		}
 	}

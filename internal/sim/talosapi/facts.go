@@ -148,6 +148,9 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	if err := b.renderPods(ctx); err != nil {
 		return err
 	}
+	if err := b.publishManifests(ctx, active); err != nil {
+		return err
+	}
 	b.kubelet.notify()
 	return nil
 }

@@ -33,9 +33,7 @@ func (b *boot) kubernetesConfig(cfg config.Provider) []resource.Resource {
 			rs = append(rs, b.componentConfig(cfg, id, k8s.FinalPrefix+id))
 		}
 	}
-	manifests := k8s.NewBootstrapManifestsConfig()
-	manifests.TypedSpec().CNIName = "flannel"
-	return append(rs, manifests)
+	return rs
 }
 
 // componentConfig is the resource that a static pod is rendered from.

@@ -72,7 +72,7 @@ func resourceKinds() []meta.ResourceWithRD {
 		&config.MachineConfig{}, &config.MachineType{},
 		&etcd.Member{},
 		&hardware.SystemInformation{},
-		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.KubeletSpec{}, &k8s.NodeIP{}, &k8s.Nodename{},
+		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.KubeletSpec{}, &k8s.Manifest{}, &k8s.NodeIP{}, &k8s.Nodename{},
 		&k8s.SchedulerConfig{}, &k8s.StaticPod{}, &k8s.StaticPodStatus{},
 		&network.AddressStatus{}, &network.HostnameStatus{}, &network.LinkStatus{}, &network.NodeAddress{}, &network.RouteStatus{},
 		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.ImageFactorySchematic{}, &runtime.KernelCmdline{},
