@@ -92,7 +92,7 @@ func TestUpgradeKubernetes(t *testing.T) {
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", true)
-		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 {
+		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[0].Changes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 || rep.Plan.Proxy == nil {
 			t.Fatalf("dry run %+v, %v", rep, err)
 		}
 		for _, call := range lab.Recorder.Calls()[from:] {
