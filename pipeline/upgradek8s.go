@@ -61,6 +61,11 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
+	if w.held != nil { // of a run that was killed, and may have the only API server restarting
+		if err := cluster.AwaitKubernetes(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+			return err
+		}
+	}
 	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
 	if err != nil {
 		return err

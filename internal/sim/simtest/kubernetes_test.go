@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -127,5 +126,3 @@ func (l *Lab) boots() (out []string) {
 	}
 	return out
 }
-
-var _ = talosapi.Unready
