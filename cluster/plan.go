@@ -21,6 +21,7 @@ type Plan struct {
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
+	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint
 }
@@ -132,6 +133,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.order(p)
 	plan.space(o)
 	plan.warn(o)
+	plan.Kubernetes = o.kubernetesOrder()
 	return plan, nil
 }
 
