@@ -30,6 +30,7 @@ type kubelet struct {
 	mu      sync.Mutex
 	status  service
 	ordered int             // restarts that the API asked for
+	done    int             // those of them that have begun
 	pods    map[string]*pod // by component; nil until the kubelet has begun with them
 	changed chan struct{}   // closed at the next change of what it is to run, or of a pod
 }
@@ -138,6 +139,9 @@ func (k *kubelet) end(ctx context.Context) bool {
 // time, which the start of the services has: atOnce.
 func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started func()) {
 	b := k.b
+	k.mu.Lock()
+	k.done = k.ordered
+	k.mu.Unlock()
 	k.become(ctx, statePreparing, "Running pre state", false, true)
 	if err := k.fetch(ctx, image, atOnce); err != nil {
 		if ctx.Err() == nil {
@@ -175,12 +179,25 @@ func (k *kubelet) fetch(ctx context.Context, image string, atOnce bool) error {
 	return err
 }
 
-// restart is what the API's order to restart the service does.
-func (k *kubelet) restart() {
+// restart is what the API's order to restart the service does: it returns when the
+// process has ended and is being started again.
+func (k *kubelet) restart(ctx context.Context) error {
 	k.mu.Lock()
 	k.ordered++
+	mine := k.ordered
 	k.mu.Unlock()
 	k.notify()
+	for {
+		k.mu.Lock()
+		done, changed := k.done >= mine, k.changed
+		k.mu.Unlock()
+		if done {
+			return nil
+		}
+		if !awaitChange(ctx, changed, time.Time{}) {
+			return ctx.Err()
+		}
+	}
 }
 
 // arguments are flags in order, as argsbuilder writes them.

@@ -163,7 +163,7 @@ func (b *boot) refresh(ctx context.Context) error {
 
 // control is what the API does to a service: of those that the lab's machines
 // have it may only start and restart the kubelet (APIRestartAllowed and its like).
-func (b *boot) control(id, operation string) error {
+func (b *boot) control(ctx context.Context, id, operation string) error {
 	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
 	if i < 0 {
 		return fmt.Errorf("service %q not defined", id)
@@ -175,29 +175,28 @@ func (b *boot) control(id, operation string) error {
 	case id != kubeletID || operation == "stop":
 		return fmt.Errorf("service %q doesn't support %s operation via API", id, operation)
 	}
-	b.kubelet.restart()
-	return nil
+	return b.kubelet.restart(ctx)
 }
 
 // ServiceStart implements the API.
-func (s *machineService) ServiceStart(_ context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	if err := s.boot.control(req.GetId(), "start"); err != nil {
+func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "start"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
 }
 
 // ServiceStop implements the API.
-func (s *machineService) ServiceStop(_ context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	if err := s.boot.control(req.GetId(), "stop"); err != nil {
+func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "stop"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
 }
 
 // ServiceRestart implements the API.
-func (s *machineService) ServiceRestart(_ context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	if err := s.boot.control(req.GetId(), "restart"); err != nil {
+func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
+	if err := s.boot.control(ctx, req.GetId(), "restart"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil
