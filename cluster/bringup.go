@@ -121,7 +121,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 		return err
 	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.
-	lost := n.apply(ctx, mem.blankDisks(*blank)[0])
+	lost := n.apply(ctx, mem.blankDisks(*blank)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
@@ -177,16 +177,12 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 	return n.awaitBlank(ctx)
 }
 
-func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
+func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk, kubernetes KubernetesImages) error {
 	config, err := n.machineConfig()
 	if err != nil {
 		return err
 	}
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return err
-	}
-	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk, mem.Kubernetes))
+	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk, kubernetes))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}

@@ -71,6 +71,7 @@ type MachineKubernetes struct {
 	// a pod of a lower one is yet to be replaced.
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
+	APIPort        int  // of its API server; 0: it runs none
 }
 
 // StaticPod is a component of a control plane as Kubernetes shows it.

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -40,6 +41,21 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 		return fmt.Sprintf("its pod still is the old one: %s, of revision %d", p.Image, p.Revision), nil
 	case !p.Ready:
 		return "its pod is not Ready: " + cmpNone(p.Why), nil
+	case c == APIServer:
+		return u.lacksServer(ctx, n, m)
+	}
+	return "", nil
+}
+
+// lacksServer asks the API server itself: its pod has no readiness probe, so that
+// it counts as Ready from its start on.
+func (u *KubernetesUpgrade) lacksServer(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
+	version, err := u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
+	if err != nil {
+		return "", fmt.Errorf("its API server: %w", err)
+	}
+	if v, err := parseKubeVersion(version); err != nil || v.String() != u.Plan.To {
+		return "it answers as " + version, nil //nolint:nilerr // it says what it is
 	}
 	return "", nil
 }
@@ -111,8 +127,12 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except string) er
 	}
 	for _, n := range u.with(APIServer) {
 		i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == APIServer })
-		if n.Node != except && (i < 0 || !pods[i].Ready) {
+		switch {
+		case n.Node == except:
+		case i < 0 || !pods[i].Ready:
 			down = append(down, "the API server of "+n.Node+" is not Ready")
+		default:
+			down = append(down, u.silentServer(ctx, n)...)
 		}
 	}
 	if len(down) > 0 {
@@ -120,6 +140,18 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except string) er
 		return fault.WithHint(fault.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
 	}
 	return u.requireEtcd(ctx)
+}
+
+// silentServer says that a control plane's API server does not serve; nothing if it does.
+func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) []string {
+	m, err := u.Talos.Kubernetes(ctx, n.Addr)
+	if err == nil {
+		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
+	}
+	if err != nil {
+		return []string{fmt.Sprintf("the API server of %s does not answer at its own address: %v", n.Node, err)}
+	}
+	return nil
 }
 
 func (u *KubernetesUpgrade) requireEtcd(ctx context.Context) error {

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // ObserveKubernetes reads what of Kubernetes runs on every node that Kubernetes
@@ -52,6 +54,14 @@ func ObserveKubernetes(ctx context.Context, talos MachineReader, kube KubeReader
 	}
 	seen.Removed, err = removed(ctx, talos, kube, seen, wanted)
 	return seen, err
+}
+
+// AwaitKubernetes waits until the Kubernetes API answers.
+func AwaitKubernetes(ctx context.Context, kube KubeReader, t Timing, say func(string)) error {
+	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
+		_, err := kube.Nodes(ctx)
+		return err == nil, "", err
+	})
 }
 
 func readKubernetes(ctx context.Context, talos MachineReader, k KubeNode, wanted kubeVersion) KubernetesNodeSeen {

@@ -89,13 +89,16 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 	p.proxy(seen)
 	p.path()
 	for _, what := range seen.Removed {
-		p.refuse("%s", what)
+		p.refuse("", "%s", what)
 	}
 	for _, owner := range seen.Owners {
-		p.refuse("the cluster is looked after by %s as well, which would undo this: suspend or remove that first", owner)
+		p.refuse("", "the cluster is looked after by %s as well, which would undo this: suspend or remove that first", owner)
 	}
 	for _, node := range seen.Open {
-		p.refuse("%s: a roll has changed it and not finished: recast roll finishes it", node)
+		p.refuse(node, "a roll has changed it and not finished: recast roll finishes it")
+	}
+	for _, r := range p.against {
+		p.Refused = append(p.Refused, r.String())
 	}
 	if p.Work() {
 		p.LeftOver = fmt.Sprintf("CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: talosctl -n %s upgrade-k8s --to %s --dry-run shows what differs, and without --dry-run applies it",
@@ -104,17 +107,50 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 	return p.KubernetesPlan, nil
 }
 
+const (
+	alreadyPast = "it is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later"
+	daemonSet   = "DaemonSet kube-proxy"
+)
+
 // kubernetesPlanner is a plan in the making.
 type kubernetesPlanner struct {
 	KubernetesPlan
 	wanted, lowest kubeVersion // lowest of the control planes' static pods
 	lowestOn       string
+	against        []refusal
 }
 
-func (p *kubernetesPlanner) refuse(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(p.Refused, text) {
-		p.Refused = append(p.Refused, text)
+// refusal is a reason with whom it is said of.
+type refusal struct {
+	of   []string
+	text string
+}
+
+// refuse notes a reason of somebody, "" for the whole cluster; the same one of
+// many is said once.
+func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	i := slices.IndexFunc(p.against, func(r refusal) bool { return r.text == text })
+	if i < 0 {
+		i = len(p.against)
+		p.against = append(p.against, refusal{text: text})
 	}
+	if r := &p.against[i]; of != "" && !slices.Contains(r.of, of) {
+		r.of = append(r.of, of)
+	}
+}
+
+// named is how many are named by whom a reason is said of.
+const named = 4
+
+func (r refusal) String() string {
+	switch n := len(r.of); {
+	case n == 0:
+		return r.text
+	case n > named:
+		return fmt.Sprintf("%s and %d more: %s", strings.Join(r.of[:named], ", "), n-named, r.text)
+	}
+	return strings.Join(r.of, ", ") + ": " + r.text
 }
 
 // lowest is the lowest version of the static pods, and a node that runs it;
@@ -164,13 +200,13 @@ func (p *kubernetesPlanner) node(seen KubernetesNodeSeen) {
 	m := seen.Machine
 	switch {
 	case m == nil:
-		p.refuse("%s: it could not be read: %v", n.Node, seen.Err)
+		p.refuse(n.Node, "it could not be read: %v", seen.Err)
 	case m.UUID != n.UUID:
-		p.refuse("%s: %s answers with UUID %s, and Kubernetes has %s for it: see whose address that is", n.Node, n.Addr, m.UUID, n.UUID)
+		p.refuse(n.Node, "%s answers with UUID %s, and Kubernetes has %s for it: see whose address that is", n.Addr, m.UUID, n.UUID)
 	default:
 		n.Talos, n.images = m.TalosVersion, m.Images
 		if seen.Unsupported != "" {
-			p.refuse("%s: %s", n.Node, seen.Unsupported)
+			p.refuse(n.Node, "%s", seen.Unsupported)
 		}
 		p.changes(&n)
 	}
@@ -183,7 +219,7 @@ func (p *kubernetesPlanner) changes(n *KubernetesNode) {
 		image := n.images.Of(c)
 		if image == "" {
 			if n.Role == controlPlane && c == APIServer || c == Kubelet {
-				p.refuse("%s: its Talos does not say which %s it runs", n.Node, c)
+				p.refuse(n.Node, "its Talos does not say which %s it runs", c)
 			}
 			continue
 		}
@@ -191,10 +227,10 @@ func (p *kubernetesPlanner) changes(n *KubernetesNode) {
 		r, errParse := parseImage(image)
 		switch {
 		case err != nil || errParse != nil:
-			p.refuse("%s: %s: %s", n.Node, c, withHints(cmp.Or(err, errParse)))
+			p.refuse(string(c)+" of "+n.Node, "%s", withHints(cmp.Or(err, errParse)))
 			continue
 		case p.wanted.before(r.version):
-			p.refuse("%s: %s is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later", n.Node, c, r.version, r.version)
+			p.refuse(string(c)+" of "+n.Node, alreadyPast, r.version, r.version)
 			continue
 		}
 		if to != image {
@@ -211,10 +247,10 @@ func (p *kubernetesPlanner) kubelet(n *KubernetesNode) {
 	runs, err := parseKubeVersion(n.Kubelet)
 	switch {
 	case err != nil:
-		p.refuse("%s: its kubelet: %v", n.Node, err)
+		p.refuse(n.Node, "its kubelet: %v", err)
 	case p.tooOld(runs):
-		p.refuse("%s: its kubelet is %s, more than %d minor versions before %s, which its API servers would not serve: recast upgrade-k8s --to %s brings it along first",
-			n.Node, runs, maxKubeletSkew, p.wanted, p.lowest)
+		p.refuse(n.Node, "its kubelet is %s, more than %d minor versions before %s, which its API servers would not serve: recast upgrade-k8s --to %s brings it along first",
+			runs, maxKubeletSkew, p.wanted, p.lowest)
 	case runs != p.wanted && !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == Kubelet }) && n.images.Kubelet != "":
 		n.Changes = append(n.Changes, ImageChange{Kubelet, n.images.Kubelet, n.images.Kubelet}) // set, but not seen yet
 	}
@@ -237,11 +273,11 @@ func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
 	r, err := parseImage(seen.Proxy.Image)
 	switch {
 	case err != nil:
-		p.refuse("DaemonSet kube-proxy: %v", err)
+		p.refuse(daemonSet, "%v", err)
 	case p.wanted.before(r.version):
-		p.refuse("DaemonSet kube-proxy is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later", r.version, r.version)
+		p.refuse(daemonSet, alreadyPast, r.version, r.version)
 	case p.tooOld(r.version):
-		p.refuse("DaemonSet kube-proxy is %s, more than %d minor versions before %s: talosctl -n %s upgrade-k8s --to %s brings it along first",
+		p.refuse(daemonSet, "it is %s, more than %d minor versions before %s: talosctl -n %s upgrade-k8s --to %s brings it along first",
 			r.version, maxKubeletSkew, p.wanted, p.anyControlPlane(), p.lowest)
 	case seen.Proxy.Image != to:
 		p.Proxy = &ImageChange{KubeProxy, seen.Proxy.Image, to}
@@ -252,13 +288,13 @@ func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
 func (p *kubernetesPlanner) path() {
 	p.From = p.lowest.String()
 	if !slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return n.Role == controlPlane }) {
-		p.refuse("Kubernetes knows no control plane")
+		p.refuse("", "Kubernetes knows no control plane")
 	}
 	if p.lowest.major == p.wanted.major && p.wanted.minor-p.lowest.minor <= 1 {
 		return
 	}
 	next := kubeVersion{major: p.lowest.major, minor: p.lowest.minor + 1}
-	p.refuse("Kubernetes is upgraded one minor version at a time, and %s → %s skips %s (%s runs %s): recast upgrade-k8s --to the newest %s first",
+	p.refuse("", "Kubernetes is upgraded one minor version at a time, and %s → %s skips %s (%s runs %s): recast upgrade-k8s --to the newest %s first",
 		p.lowest, p.wanted, next.minorString(), p.lowestOn, p.lowest, next.minorString())
 }
 

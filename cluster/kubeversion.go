@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // kubeVersion is a version of Kubernetes.
@@ -24,6 +26,12 @@ func parseKubeVersion(s string) (kubeVersion, error) {
 	}
 	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // digits, and few of them
 	return kubeVersion{number(1), number(2), number(3), m[4]}, nil
+}
+
+// CheckKubernetesVersion finds out whether that is a version of Kubernetes.
+func CheckKubernetesVersion(s string) error {
+	_, err := parseKubeVersion(s)
+	return fault.As(fault.Config, err)
 }
 
 func (v kubeVersion) String() string {

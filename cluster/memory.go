@@ -38,7 +38,7 @@ type memory struct {
 
 	// Kubernetes is what the node ran. The one that comes back runs the same,
 	// whatever a configuration from a file names: a roll never changes it.
-	Kubernetes KubernetesImages
+	Kubernetes KubernetesImages `json:",omitzero"`
 
 	Old KeptDisk // what the old system disk is kept as, but for where
 }

@@ -304,7 +304,8 @@ type Found struct {
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
 	Elsewhere []Parking
 
-	away bool // its VM may be on a host that does not answer
+	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
+	away bool           // its VM may be on a host that does not answer
 }
 
 // Open says whether a replacement of the node was begun and not finished.

@@ -304,6 +304,7 @@ func readMachine(ctx context.Context, src Sources, w Wanted, f *Found) {
 		kubelet = f.Node.KubeletVersion
 	}
 	f.Unsupported = src.Talos.Unsupported(m.TalosVersion, w.Build.TalosVersion, kubelet)
+	f.fit = fitOf(src.Talos, w, m, kubelet)
 }
 
 func firstAddr(addrs []netip.Addr) netip.Addr {

@@ -21,7 +21,8 @@ type Plan struct {
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
-	Gates          []UserGate `json:"gates,omitempty"` // asked before each node is taken out, and after it is back
+	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint
 }
@@ -137,6 +138,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	if p.DrainDeletes && len(plan.Work()) > 0 {
 		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
 	}
+	plan.Kubernetes = o.kubernetesOrder()
 	return plan, nil
 }
 

@@ -260,6 +260,9 @@ type KubeReader interface {
 	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
 	// version of its own: upgraders such as tuppr, unless they are suspended.
 	OtherOwners(ctx context.Context) ([]string, error)
+	// APIServer is the version of the API server at that address itself, whatever the
+	// kubeconfig's one leads to. An error says that it does not serve, or not us.
+	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
 	StaticPods(ctx context.Context) ([]StaticPod, error)
 	// ProxySet reads the DaemonSet of kube-proxy. ErrNotFound where there is none.

@@ -46,6 +46,9 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	if o.To == "" {
 		return rep, fault.WithHint(fault.Configf("to which version of Kubernetes is not said"), "recast upgrade-k8s --to v1.35.4, or kubernetes.version in recast.yaml")
 	}
+	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
+		return rep, err
+	}
 	w := &work{Project: p, machines: m, run: run, o: o.Claim}
 	_, err = w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
 	rep.Ended = time.Now()
@@ -61,6 +64,11 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
+	if w.held != nil { // of a run that was killed, and may have the only API server restarting
+		if err := cluster.AwaitKubernetes(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+			return err
+		}
+	}
 	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
 	if err != nil {
 		return err
@@ -70,7 +78,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		return err
 	}
 	if rep.Plan, err = cluster.PlanKubernetes(w.Config.Cluster, o.To, kubernetes); err != nil {
-		return fault.As(fault.Config, err)
+		return err
 	}
 	if o.DryRun || !rep.Plan.Work() && len(rep.Plan.Refused) == 0 {
 		return refusedPlan(rep.Plan)

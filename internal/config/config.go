@@ -55,7 +55,7 @@ type Talos struct {
 
 // Kubernetes is the section "kubernetes".
 type Kubernetes struct {
-	// Version of Kubernetes that every node is to run, such as v1.35.4. A roll never changes it: drift reports a node that runs another one.
+	// Version of Kubernetes that every node is to run, such as v1.35.4. A roll never changes it: drift reports a node that runs another one, and recast upgrade-k8s brings all of them there.
 	Version string `yaml:"version" jsonschema:"required"`
 }
 

@@ -44,6 +44,7 @@ func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes
 		return err
 	}
 	if found {
+		k.APIPort = apiServer.TypedSpec().LocalPort
 		k.Images.APIServer, k.Revisions[cluster.APIServer] = apiServer.TypedSpec().Image, apiServer.Metadata().Version().Value()
 	}
 	manager, found, err := podConfig[*k8s.ControllerManagerConfig](ctx, s, k8s.ControllerManagerConfigType, k8s.ControllerManagerID)

@@ -33,6 +33,9 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 		for _, text := range plan.Warn {
 			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 		}
+		for _, text := range plan.Kubernetes {
+			p.wrapped("beside this: ", "  ", text)
+		}
 		drawSum(p, plan)
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -92,7 +91,7 @@ func TestUpgradeKubernetes(t *testing.T) {
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", true)
-		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 {
+		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[0].Changes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 || rep.Plan.Proxy == nil {
 			t.Fatalf("dry run %+v, %v", rep, err)
 		}
 		for _, call := range lab.Recorder.Calls()[from:] {
@@ -127,5 +126,3 @@ func (l *Lab) boots() (out []string) {
 	}
 	return out
 }
-
-var _ = talosapi.Unready

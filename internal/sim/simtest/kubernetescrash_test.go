@@ -1,0 +1,87 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// upgradeKilledAt upgrades Kubernetes and is killed at a point; 0 lets it live.
+func (l *Lab) upgradeKilledAt(ctx context.Context, to string, at int) (points, broken []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := l.Client()
+	k := l.watch(c, at, cancel)
+	defer l.Recorder.Hooks(nil, nil)
+	_, err = c.UpgradeKubernetes(ctx, to, false)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if at != 0 && !k.dead {
+		err = errors.Join(err, errNotReached)
+	}
+	return k.points, k.broken, err
+}
+
+// TestUpgradeKubernetesIsKilled at every point, and run again by somebody who has
+// its journal or has not: the end is the same.
+func TestUpgradeKubernetesIsKilled(t *testing.T) {
+	long(t)
+	var points []string
+	t.Run("undisturbed", func(t *testing.T) {
+		oneInBubble(t, func(t *testing.T, lab *Lab) {
+			var err error
+			if points, _, err = lab.upgradeKilledAt(t.Context(), "v1.36.1", 0); err != nil {
+				t.Fatal(err)
+			}
+			lab.requireKubernetes("v1.36.1")
+		})
+	})
+	var config, pull int
+	for i, point := range points {
+		config += strings.Count(point, "ApplyConfiguration")
+		pull += strings.Count(point, "Pull")
+		if !*crashAll && i%5 != 1 {
+			continue
+		}
+		for name, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
+			if !*crashAll && elsewhere == (i%2 == 0) {
+				continue
+			}
+			t.Run(strings.ReplaceAll(point, "/", " ")+" "+name, func(t *testing.T) {
+				oneInBubble(t, func(t *testing.T, lab *Lab) { lab.killUpgrade(i+1, elsewhere) })
+			})
+		}
+	}
+	if config != 6 || pull < 7 {
+		t.Errorf("%d configurations and %d pulls among %q", config, pull, points)
+	}
+}
+
+// killUpgrade kills an upgrade at a point and has it finished.
+func (l *Lab) killUpgrade(at int, elsewhere bool) {
+	l.t.Helper()
+	boots := l.boots()
+	if _, _, err := l.upgradeKilledAt(l.t.Context(), "v1.36.1", at); err == nil || errors.Is(err, errNotReached) {
+		l.t.Skipf("not killed: %v", err) // a heartbeat fell elsewhere this time
+	}
+	c := l.Client()
+	if c.Run = "20000101-0001-feed"; elsewhere {
+		l.loseJournal()
+		c.Elsewhere = true
+	}
+	rep, err := c.UpgradeKubernetes(l.t.Context(), "v1.36.1", false)
+	if err != nil {
+		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+	}
+	if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
+		l.t.Errorf("%+v", rep)
+	}
+	l.requireKubernetes("v1.36.1")
+	if after := l.boots(); strings.Join(boots, " ") != strings.Join(after, " ") {
+		l.t.Errorf("boots %q, then %q", boots, after)
+	}
+	l.RequireIntact()
+}

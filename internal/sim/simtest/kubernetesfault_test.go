@@ -1,0 +1,210 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// oneInBubble is inLab within a test that others wait for.
+func oneInBubble(t *testing.T, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, New(t, oneWorker())) })
+}
+
+// brokenImage is an image that is not as it should be on one machine.
+func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
+	l.t.Helper()
+	if err := l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// TestUpgradeKubernetesFetchesFirst: where an image can't be pulled nothing is restarted.
+func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
+	for name, c := range map[string]struct{ node, image string }{
+		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
+		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
+		"a scheduler":           {"cp1", "registry.k8s.io/kube-scheduler:v1.36.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				before := lab.versions()
+				lab.brokenImage(c.node, c.image, talosapi.Unpullable)
+				_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+				requireRefused(t, err, c.node+" can't fetch "+c.image)
+				if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
+					t.Errorf("before %v, after %v", before, after)
+				}
+				lab.brokenImage(c.node, c.image, talosapi.Sound)
+				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+					t.Fatal(err)
+				}
+				lab.requireKubernetes("v1.36.1")
+			})
+		})
+	}
+}
+
+// TestUpgradeKubernetesStops: a component that does not come up ends the upgrade
+// with what to look at, no other node is touched, and the same command goes on.
+func TestUpgradeKubernetesStops(t *testing.T) {
+	for name, c := range map[string]struct {
+		image, step string
+		defect      talosapi.Defect
+		seen        string
+	}{
+		"an API server that never answers": {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unready, "its API server: "},
+		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Loops, "CrashLoopBackOff"},
+		"a kubelet that never starts":      {"ghcr.io/siderolabs/kubelet:v1.36.1", "upgrade-k8s/kubelet/cp2", talosapi.Unready, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+				lab.brokenImage("cp2", c.image, c.defect)
+				rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+				if fault.KindOf(err) != fault.Failed || err == nil || !strings.Contains(err.Error(), c.step+": ") || !strings.Contains(err.Error(), c.seen) {
+					t.Fatalf("%v", err)
+				}
+				hints := strings.Join(fault.Hints(err), "\n")
+				if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "the same command again goes on") || rep.Outcome == "done" {
+					t.Errorf("hints %q, outcome %s", hints, rep.Outcome)
+				}
+				if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
+					t.Errorf("cp3 was touched: %s", cp3)
+				}
+				lab.brokenImage("cp2", c.image, talosapi.Sound)
+				lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
+				time.Sleep(2 * time.Minute)
+				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+					t.Fatalf("again: %v, hints %q", err, fault.Hints(err))
+				}
+				lab.requireKubernetes("v1.36.1")
+			})
+		})
+	}
+}
+
+// TestUpgradeKubernetesRefuses what would not end well, before anything is changed.
+func TestUpgradeKubernetesRefuses(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		before := lab.versions()
+		refuse := func(to, text string) {
+			t.Helper()
+			from := len(lab.Recorder.Calls())
+			_, err := lab.Client().UpgradeKubernetes(t.Context(), to, false)
+			requireRefused(t, err, text)
+			for _, c := range lab.Recorder.Calls()[from:] {
+				if c.Mutation {
+					t.Errorf("something was changed: %s %s", c.Method, c.Path)
+				}
+			}
+		}
+		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
+		refuse("v1.37.0", "Talos v1.13.9 supports Kubernetes 1.31 to 1.36, not v1.37.0: roll to Talos v1.14 first")
+		refuse("v1.35.3", "it is v1.35.4 already, and Kubernetes goes to no version before")
+		refuse("v1.34.6", "it is v1.35.4 already")
+		lab.editConfig("cp2", "    apiServer:\n", "    apiServer:\n        extraArgs:\n            feature-gates: HonorPVReclaimPolicy=true\n")
+		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 has no more")
+		if after := lab.versions(); before["wk1"] != after["wk1"] || before["cp1"] != after["cp1"] {
+			t.Errorf("before %v, after %v", before, after)
+		}
+	})
+}
+
+// TestUpgradeKubernetesNeedsHealth: with a control plane's etcd down it does not begin.
+func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
+		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		requireRefused(t, err, "upgrade-k8s/check: etcd is not healthy")
+	})
+}
+
+// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran,
+// whatever the configuration in the user's file names, older or newer.
+func TestARollKeepsKubernetes(t *testing.T) {
+	for name, fresh := range map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				files := lab.machineConfigs()
+				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+					t.Fatal(err)
+				}
+				lab.Patch("iscsi-tools")
+				c := lab.Client()
+				c.Run = "20000101-0002-feed"
+				c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
+					config, found, err := files(node)
+					return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
+				}
+				if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatalf("%v, hints %q", err, fault.Hints(err))
+				}
+				lab.requireKubernetes("v1.36.1")
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestRollAfterAnInterruptedUpgrade: a roll goes on with every node as it is, and
+// so does the upgrade after it.
+func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := lab.machineConfigs()
+		if _, _, err := lab.upgradeKilledAt(t.Context(), "v1.36.1", 18); err == nil {
+			t.Fatal("not killed")
+		}
+		half := lab.versions()
+		if !strings.Contains(half["cp1"], "v1.35.4") || !strings.Contains(half["cp1"], "v1.36.1") {
+			t.Fatalf("not in between: %v", half)
+		}
+		lab.Patch("iscsi-tools")
+		c := lab.Client()
+		c.Run, c.MachineConfig = "20000101-0001-feed", files
+		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+			t.Fatalf("%v, hints %q", err, fault.Hints(err))
+		}
+		if after := lab.versions(); after["wk1"] != half["wk1"] {
+			t.Errorf("wk1 ran %s, runs %s", half["wk1"], after["wk1"])
+		}
+		c = lab.Client()
+		c.Run = "20000101-0002-feed"
+		if _, err := c.UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+			t.Fatalf("%v, hints %q", err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+	})
+}
+
+// editConfig replaces a part of a machine's configuration, without a reboot.
+func (l *Lab) editConfig(node, old, fresh string) {
+	l.t.Helper()
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	n := l.node(node)
+	config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	text := strings.Replace(string(config), old, fresh, 1)
+	if text == string(config) {
+		l.t.Fatalf("%s has no %q in its configuration", node, old)
+	}
+	if err := s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)); err != nil {
+		l.t.Fatal(err)
+	}
+}
