@@ -31,6 +31,8 @@ type controlPlane struct {
 	port string // of the API server
 	etcd string // URL
 	api  *server
+	// controllers is kube-controller-manager.
+	controllers *server
 
 	admin  *rest.Config
 	client *kubernetes.Clientset // as one who may do everything
@@ -57,7 +59,7 @@ func startControlPlane(t *testing.T) *controlPlane {
 	p.startAPI()
 	p.waitReady()
 	kubeconfig := "--kubeconfig=" + filepath.Join(p.dir, "kubeconfig")
-	p.start("kube-controller-manager", kubeconfig, "--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false",
+	p.controllers = p.start("kube-controller-manager", kubeconfig, "--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false",
 		"--service-account-private-key-file="+p.file("sa.key"), "--root-ca-file="+p.file("ca.crt"),
 		"--cluster-signing-cert-file="+p.file("ca.crt"), "--cluster-signing-key-file="+p.file("ca.key"),
 		"--allocate-node-cidrs=false", "--node-monitor-period=1s", "--node-monitor-grace-period="+gracePeriod.String())
