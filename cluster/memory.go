@@ -29,6 +29,7 @@ type memory struct {
 	// meanwhile. It is too large for the record: without the journal the Node
 	// itself has to do.
 	Metadata NodeMetadata
+	NodeUID  string // of that Node; "" where an older recast remembered it
 
 	ControlPlane bool
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave

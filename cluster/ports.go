@@ -218,8 +218,10 @@ type Kube interface {
 	// SetFailedBuild remembers on the Node that a build came back from an in-place
 	// upgrade as the old system; "" forgets it.
 	SetFailedBuild(ctx context.Context, node, build string) error
-	// Drain evicts the node's pods, respecting PodDisruptionBudgets, until none but
-	// DaemonSet and mirror pods are left. say gets a line for each pod and each refusal.
+	// Drain evicts the pods of a node that is cordoned, respecting
+	// PodDisruptionBudgets, until none but DaemonSet and mirror pods are left. A
+	// refusal is asked again until the timeout, an API that is away waited for. say
+	// gets a line for each pod and each refusal.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata gives the node back the labels, annotations and taints it had,
 	// leaving alone keys that Kubernetes and Talos manage themselves.
@@ -230,8 +232,8 @@ type Kube interface {
 type KubeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
-	// AttachedVolumes lists the VolumeAttachments of the node, by name.
-	AttachedVolumes(ctx context.Context, node string) ([]string, error)
+	// AttachedVolumes lists what is attached to the node, or still being detached, by name.
+	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// LocalData lists what is bound to be on this very node: local and hostPath
 	// PersistentVolumes in use with affinity to it, directories of Longhorn and Rook.
 	LocalData(ctx context.Context, node string) ([]LocalData, error)
@@ -247,4 +249,7 @@ type KubeReader interface {
 type DrainOptions struct {
 	Timeout time.Duration
 	Force   bool // also delete pods that no controller will bring back
+	// Delete has pods that are still refused when Timeout is over deleted, which
+	// asks no PodDisruptionBudget, and waited for as long again.
+	Delete bool
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -143,7 +143,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 		return memory{}, err
 	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
+		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
@@ -212,21 +212,30 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 		return err
 	}
 	why := Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.build(), BootID: mem.BootID}
-	return n.evict(ctx, "take-down/drain", why, func() error { return n.backOut(ctx) })
+	const id = "take-down/drain"
+	empty := func(ctx context.Context, by time.Time) error {
+		return n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by)))
+	}
+	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
 
-// evict cordons and empties the node. If that fails and the roll goes on
-// living, backOut leaves the node as it was.
-func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func() error) error {
+// evict cordons the node and empties it of pods and of their volumes, for which
+// empty may wait longer. If that fails and the roll goes on living, backOut leaves
+// the node as it was.
+func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.requireOneMachine(ctx)
 	if err == nil {
 		if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
 			return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
 		}
-		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce}, func(line string) { n.say(id, line) })
+		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+	}
+	by := time.Now().Add(n.Timing.Drain)
+	if err == nil {
+		err = n.awaitDetached(ctx, id, n.Timing.Drain)
 	}
 	if err == nil {
-		err = n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
+		err = empty(ctx, by)
 	}
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
 		err = errors.Join(err, backOut())
@@ -238,18 +247,22 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func(
 // all its disks, so a cordon of ours must not outlive the failure, nor a record
 // that says it is out.
 func (n *nodeRoll) backOut(ctx context.Context) error {
-	if err := n.Kube.Uncordon(ctx, n.plan.Node); err != nil {
-		return fmt.Errorf("uncordon %s: %w", n.plan.Node, err)
+	if err := n.takesPods(ctx); err != nil {
+		return err
 	}
 	return n.updateRecord(ctx, (*Record).close)
+}
+
+// takesPods takes our cordon back. A Node that somebody deleted has none.
+func (n *nodeRoll) takesPods(ctx context.Context) error {
+	err := n.Kube.Uncordon(ctx, n.plan.Node)
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.plan.Node)
 }
 
 // close ends a replacement; what is kept stays.
 func (r *Record) close() {
 	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory = false, false, false, nil, nil, nil, ""
-}
-
-func (n *nodeRoll) volumesDetached(ctx context.Context) (bool, string, error) {
-	names, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
-	return len(names) == 0, "still attached: " + strings.Join(names, ", "), err
 }

@@ -81,7 +81,7 @@ func drainTroubles() []trouble {
 func stubborn(graceSeconds int64) func(*corev1.PodSpec) {
 	return func(p *corev1.PodSpec) {
 		p.TerminationGracePeriodSeconds = &graceSeconds
-		p.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
+		p.Containers[0].Command = []string{"sleep", "infinity"}
 	}
 }
 

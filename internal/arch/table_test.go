@@ -27,6 +27,7 @@ const (
 	apimachine = "k8s.io/apimachinery/..."
 	clientGo   = "k8s.io/client-go/..."
 	drain      = "k8s.io/kubectl/pkg/drain"
+	klog       = "k8s.io/klog/v2"
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
@@ -72,7 +73,7 @@ var table = []row{
 		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, errgroup,
+		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, klog, errgroup,
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/fault", yaml}},

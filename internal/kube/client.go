@@ -40,6 +40,7 @@ var _ cluster.Kube = (*Client)(nil)
 
 // New makes a client of a kubeconfig's current context. It talks to nobody yet.
 func New(kubeconfig []byte, o Options) (*Client, error) {
+	quiet()
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		return nil, fault.WithHint(fault.Configf("read kubeconfig: %w", err),
@@ -47,7 +48,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	}
 	cfg.Dial = o.Dial
 	cfg.UserAgent = "recast"
-	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for each of its pods once a second
+	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
 	base, rt, err := newTransport(cfg)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -16,13 +15,12 @@ import (
 // seed makes what a new Talos cluster holds: namespaces, the network's and
 // proxy's DaemonSets, and CoreDNS. What a real server has already is left as it is.
 func seed(ctx context.Context, s store.Store) error {
-	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, namespaces, ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}

@@ -31,7 +31,7 @@ type NodeInfo = control.NodeInfo
 // Options make a Server.
 type Options struct {
 	Certificate tls.Certificate  // the server's own
-	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others nothing
+	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others what is granted
 	Version     string           // "v1.35.4"
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
@@ -58,10 +58,13 @@ type Server struct {
 
 	closing chan struct{} // closed by Close
 
-	mu       sync.Mutex
-	defined  []store.Resource // custom ones
-	closed   bool
-	handling sync.WaitGroup // requests and Serve calls
+	mu          sync.Mutex
+	defined     []store.Resource              // custom ones
+	granted     map[string]func(Request) bool // to the members of groups
+	webhook     Webhook                       // nil: none
+	webhookName string
+	closed      bool
+	handling    sync.WaitGroup // requests and Serve calls
 }
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.

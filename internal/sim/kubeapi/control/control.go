@@ -57,7 +57,7 @@ type Manager struct {
 func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: settle}
 	m.stages = []func(context.Context) error{
-		m.syncNodes, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
+		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
 		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
 	}
 	if err := m.start(ctx, watched()); err != nil {
@@ -87,7 +87,7 @@ func (m *Manager) start(ctx context.Context, resources []schema.GroupVersionReso
 
 func watched() []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{
-		store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
+		store.Namespaces(), store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
 		store.ReplicaSets(), store.StatefulSets(), store.Budgets(), store.Attachments(),
 	}
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +27,10 @@ func (r Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKi
 
 // The resources that the lab's own controllers work on.
 func Nodes() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("nodes") }
+
+func Namespaces() schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource("namespaces")
+}
 
 func Pods() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("pods") }
 
@@ -75,7 +80,7 @@ func Resources() []Resource {
 	return []Resource{
 		{GroupVersionResource: core("configmaps"), Kind: "ConfigMap", Short: []string{"cm"}, Namespaced: true},
 		{GroupVersionResource: core("events"), Kind: "Event", Short: []string{"ev"}, Namespaced: true},
-		{GroupVersionResource: core("namespaces"), Kind: "Namespace", Short: []string{"ns"}, Status: true},
+		{GroupVersionResource: Namespaces(), Kind: "Namespace", Short: []string{"ns"}, Status: true},
 		{GroupVersionResource: Nodes(), Kind: "Node", Short: []string{"no"}, Status: true},
 		{GroupVersionResource: Claims(), Kind: "PersistentVolumeClaim", Short: []string{"pvc"}, Namespaced: true, Status: true},
 		{GroupVersionResource: Volumes(), Kind: "PersistentVolume", Short: []string{"pv"}, Status: true},
@@ -104,7 +109,7 @@ func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(
 		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, policyv1beta1.AddToScheme,
-		storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme,
+		storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme, authorizationv1.AddToScheme,
 	)
 	return s, add.AddToScheme(s)
 }
