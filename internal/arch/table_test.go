@@ -97,13 +97,14 @@ var table = []row{
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
 	}},
 	{pkg: "internal/sim/imager", allow: []string{"internal/sim/artefact", ggcr, yaml}},
+	{pkg: "internal/sim/manifests", allow: []string{yaml}},
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
-		"internal/sim/talosapi/...", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		"internal/sim/talosapi/...", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{
-		"internal/sim/kubeapi/...", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
+		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
 	}},
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
 	{pkg: "internal/contract"},

@@ -28,6 +28,9 @@ import (
 // NodeInfo is a machine as its kubelet reports it.
 type NodeInfo = control.NodeInfo
 
+// StaticPod is a pod that a machine runs whatever the API says.
+type StaticPod = control.StaticPod
+
 // Options make a Server.
 type Options struct {
 	Certificate tls.Certificate  // the server's own
@@ -40,6 +43,9 @@ type Options struct {
 	Upstream *Upstream
 	// Refused hears of what that control plane refuses to the lab's kubelets.
 	Refused func(error)
+	// Manifests are what Talos puts into a new cluster; nil: what it does with a
+	// configuration that says nothing of them.
+	Manifests []map[string]any
 	// Storage says what etcd answers to a read now, and may block as long as etcd
 	// does; nil: it always answers.
 	Storage func(context.Context) error
@@ -69,6 +75,12 @@ type Server struct {
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
+	if o.Manifests == nil {
+		var err error
+		if o.Manifests, err = bootstrap(o.Version); err != nil {
+			return nil, err
+		}
+	}
 	scheme, err := store.NewScheme()
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
@@ -87,7 +99,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		s.store = store.NewMemory()
 	}
 	if o.Store == nil {
-		if err := seed(ctx, s.store); err != nil {
+		if err := seed(ctx, s.store, o.Manifests); err != nil {
 			return nil, err
 		}
 	}
@@ -111,6 +123,9 @@ func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 // NodeDown ends that of the machine with that UUID and returns at once; the API notices by and by.
 func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }
 
+// StaticPods says which ones the running kubelet of the machine with that UUID has.
+func (s *Server) StaticPods(uuid string, pods []StaticPod) { s.control.StaticPods(uuid, pods) }
+
 // Node reads a Node object as it is now.
 func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	o, err := s.store.Get(ctx, store.Nodes(), "", name)
@@ -123,6 +138,15 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 // Serve answers on l until l, the server or ctx ends, then ends the
 // connections made through it. The controllers go on: only the way to the API is gone.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	return s.ServeAs(ctx, l, s.o.Version)
+}
+
+// versionKey is where the context of a request has the version of the API server
+// that was asked.
+type versionKey struct{}
+
+// ServeAs is Serve for one of the cluster's API servers, which is of that version.
+func (s *Server) ServeAs(ctx context.Context, l net.Listener, version string) error {
 	if !s.enter() {
 		return l.Close()
 	}
@@ -145,7 +169,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		Protocols: protocols,
 		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
-		BaseContext:       func(net.Listener) context.Context { return ctx },
+		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, versionKey{}, version) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
 	}

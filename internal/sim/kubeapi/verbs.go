@@ -127,11 +127,7 @@ func (s *Server) create(r *http.Request, t target) (answer, error) {
 	if t.resource.Namespaced && t.namespace == "" {
 		return answer{}, apierrors.NewBadRequest("an empty namespace may not be set during creation")
 	}
-	if t.resource.Status {
-		store.ClearStatus(obj)
-	}
-	obj, err = s.store.Create(r.Context(), t.resource.GroupVersionResource, obj)
-	return answer{code: http.StatusCreated, body: obj}, err
+	return s.add(r, t, obj)
 }
 
 func (s *Server) update(r *http.Request, t target) (answer, error) {
@@ -151,7 +147,12 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 			field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
 		})
 	}
-	obj, err = s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())
+	if old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name); err == nil {
+		if obj, err = s.own(r, t, old, obj); err != nil {
+			return answer{}, err
+		}
+	}
+	obj, err = s.put(r, t, obj)
 	return answer{code: http.StatusOK, body: obj}, err
 }
 

@@ -24,7 +24,6 @@ type NodeInfo struct {
 	OSImage        string // "Talos (v1.13.9)"
 	KernelVersion  string
 	Addresses      []string // IPs
-	ControlPlane   bool     // runs the static pods of a control plane
 
 	// What the machine sets on its Node, beside what every kubelet does.
 	Labels, Annotations map[string]string
@@ -34,6 +33,10 @@ type NodeInfo struct {
 type kubelet struct {
 	NodeInfo
 	registered bool // a Node deleted later is not made again before the next start
+	reported   bool // what it reports when it starts
+
+	static []StaticPod
+	told   bool // whether it has said which static pods there are; both with Manager.mu held
 }
 
 // NodeUp starts the kubelet of a machine that has booted. The Node is
@@ -103,7 +106,7 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 	if _, err := m.store.Create(ctx, store.Nodes(), n); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	k.registered = true
+	k.registered, k.reported = true, true
 	m.wake()
 	return nil
 }
@@ -168,11 +171,15 @@ func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) erro
 		}
 	case k == nil:
 	case n.Status.NodeInfo.BootID != k.BootID || n.Status.NodeInfo.SystemUUID != k.UUID:
-		k.registered = true
+		k.registered, k.reported = true, true
 		k.mark(fresh)
 		fresh.Spec.Taints = join(fresh.Spec.Taints, k.Taints)
 		k.report(fresh)
-	case ready != corev1.ConditionTrue && m.timers.due("ready/"+string(n.UID)+k.BootID, readyAfter):
+	case !k.reported: // it was only restarted
+		k.registered, k.reported = true, true
+		k.mark(fresh)
+		k.report(fresh)
+	case ready != corev1.ConditionTrue && m.timers.due("ready/"+string(n.UID)+k.BootID+k.KubeletVersion, readyAfter):
 		setCondition(fresh, corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
 	}
 	if m.alone() {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -61,6 +59,8 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 			return m.writePod(ctx, withReadiness(p, corev1.ConditionFalse))
 		}
 		return nil
+	case isMirror(p):
+		return m.reflect(ctx, p, k)
 	case podReady(p):
 		return nil
 	case !m.timers.due("start/"+string(p.UID)+k.BootID, startAfter):
@@ -177,51 +177,4 @@ func (m *Manager) evictFromLost(ctx context.Context) error {
 func staysOnNode(p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
 	return ref != nil && (ref.Kind == "DaemonSet" || ref.Kind == "Node")
-}
-
-// syncMirrorPods shows the static pods of running control planes.
-func (m *Manager) syncMirrorPods(ctx context.Context) error {
-	kubelets := m.running()
-	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
-		k := kubelets[name]
-		if !k.ControlPlane {
-			continue
-		}
-		n, err := m.store.Get(ctx, store.Nodes(), "", name)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-			p := mirrorPod(component, n.(*corev1.Node), k.KubeletVersion)
-			if _, err := m.store.Create(ctx, store.Pods(), p); err != nil && !apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("mirror pod %s: %w", p.Name, err)
-			}
-		}
-	}
-	return nil
-}
-
-func mirrorPod(component string, n *corev1.Node, version string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: component + "-" + n.Name, Namespace: metav1.NamespaceSystem,
-			Labels: map[string]string{"k8s-app": component, "tier": "control-plane"},
-			Annotations: map[string]string{
-				corev1.MirrorPodAnnotationKey: "00000000000000000000000000000000",
-				"kubernetes.io/config.hash":   "00000000000000000000000000000000",
-				"kubernetes.io/config.source": "file",
-			},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID, Controller: new(true),
-			}},
-		},
-		Spec: corev1.PodSpec{
-			NodeName: n.Name, HostNetwork: true,
-			Containers:  []corev1.Container{{Name: component, Image: "registry.k8s.io/" + component + ":" + version}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		},
-	}
 }

@@ -141,11 +141,11 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 	if err != nil {
 		return nil, err
 	}
-	if err := sameAs(r, old, obj); err != nil {
+	fresh, err := Preview(r, old, obj, part)
+	if err != nil {
 		return nil, err
 	}
-	fresh, changed := merge(old, obj, part)
-	if !changed {
+	if fresh == old {
 		return old, nil
 	}
 	if fresh.GetDeletionTimestamp() != nil && len(fresh.GetFinalizers()) == 0 && len(old.GetFinalizers()) > 0 {
@@ -153,6 +153,18 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 		return fresh, nil
 	}
 	m.put(r, watch.Modified, fresh, old)
+	return fresh, nil
+}
+
+// Preview is what an update makes of an object: old itself if nothing changes.
+func Preview(r schema.GroupVersionResource, old, obj Object, part Part) (Object, error) {
+	if err := sameAs(r, old, obj); err != nil {
+		return nil, err
+	}
+	fresh, changed := merge(old, obj, part)
+	if !changed {
+		return old, nil
+	}
 	return fresh, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	policyv1beta1 "k8s.io/api/policy/v1beta1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -98,6 +99,10 @@ func Resources() []Resource {
 		},
 		{GroupVersionResource: Leases(), Kind: "Lease", Namespaced: true},
 		{GroupVersionResource: Budgets(), Kind: "PodDisruptionBudget", Short: []string{"pdb"}, Namespaced: true, Status: true},
+		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), Kind: "ClusterRoleBinding"},
+		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("clusterroles"), Kind: "ClusterRole"},
+		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("rolebindings"), Kind: "RoleBinding", Namespaced: true},
+		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("roles"), Kind: "Role", Namespaced: true},
 		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("csinodes"), Kind: "CSINode"},
 		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
 		{GroupVersionResource: Attachments(), Kind: "VolumeAttachment", Status: true},
@@ -109,7 +114,7 @@ func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(
 		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, policyv1beta1.AddToScheme,
-		storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme, authorizationv1.AddToScheme,
+		rbacv1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme, authorizationv1.AddToScheme,
 	)
 	return s, add.AddToScheme(s)
 }
