@@ -12,6 +12,7 @@ require (
 	github.com/luthermonson/go-proxmox v0.8.0
 	github.com/rogpeppe/go-internal v1.15.0
 	github.com/siderolabs/crypto v0.6.5
+	github.com/siderolabs/go-kubernetes v0.2.41
 	github.com/siderolabs/image-factory v1.4.0
 	github.com/siderolabs/talos/pkg/machinery v1.14.1
 	github.com/spf13/cobra v1.10.2
@@ -58,7 +59,7 @@ require (
 	github.com/exponent-io/jsonpath v0.0.0-20210407135951-1de76d718b3f // indirect
 	github.com/fxamacker/cbor/v2 v2.9.1 // indirect
 	github.com/gertd/go-pluralize v0.2.1 // indirect
-	github.com/go-errors/errors v1.4.2 // indirect
+	github.com/go-errors/errors v1.5.1 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-openapi/jsonpointer v1.0.0 // indirect
 	github.com/go-openapi/jsonreference v1.0.0 // indirect

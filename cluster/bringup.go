@@ -121,7 +121,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 		return err
 	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.
-	lost := n.apply(ctx, mem.blankDisks(*blank)[0])
+	lost := n.apply(ctx, mem.blankDisks(*blank)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
@@ -177,12 +177,12 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 	return n.awaitBlank(ctx)
 }
 
-func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
+func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk, kubernetes KubernetesImages) error {
 	config, err := n.machineConfig()
 	if err != nil {
 		return err
 	}
-	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk))
+	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk, kubernetes))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
@@ -194,8 +194,8 @@ func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
 	return err
 }
 
-func (n *nodeRoll) patch(disk MachineDisk) ConfigPatch {
-	return ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Talos: n.want.Build.TalosVersion}
+func (n *nodeRoll) patch(disk MachineDisk, kubernetes KubernetesImages) ConfigPatch {
+	return ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: n.want.Build.TalosVersion}
 }
 
 // stopMismatch switches a machine off that is not what it should be. Its disks are untouched.

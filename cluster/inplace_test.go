@@ -67,7 +67,7 @@ func TestApplyHints(t *testing.T) {
 				Maintenance:   configuredMachine{answer: c.answer},
 				MachineConfig: func(string) (Secret, bool, error) { return Secret("machine: {}"), true, nil },
 			}}
-			err := n.apply(t.Context(), MachineDisk{})
+			err := n.apply(t.Context(), MachineDisk{}, KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
 				t.Errorf("%v, %q", err, fault.Hints(err))
 			}

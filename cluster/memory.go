@@ -36,6 +36,10 @@ type memory struct {
 	EtcdID       uint64 // of the member; 0 if there was none
 	EtcdMembers  int    // with this one
 
+	// Kubernetes is what the node ran. The one that comes back runs the same,
+	// whatever a configuration from a file names: a roll never changes it.
+	Kubernetes KubernetesImages `json:",omitzero"`
+
 	Old KeptDisk // what the old system disk is kept as, but for where
 }
 

@@ -44,6 +44,13 @@ func NeedsOf(p Plan) Needs {
 	return needs
 }
 
+// NeedsToClaim is what it takes to be the only run of the cluster.
+func NeedsToClaim(host string) Needs {
+	var needs Needs
+	needs.common([]string{host})
+	return needs
+}
+
 // NeedsToRoll is what a roll by the given strategies takes where no VM can be
 // seen yet: a token without privileges is shown empty lists. The storages and
 // bridges of the nodes are not known then, so those are granted above them.

@@ -75,7 +75,11 @@ func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
 // secret, is in the journal only.
 func (n *nodeRoll) remember(ctx context.Context) error {
 	if park, err := n.parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
-		return n.rememberMachineConfig(ctx) // only that is missing: the journal was lost
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return err
+		}
+		return n.rememberMachineConfig(ctx, mem.Kubernetes) // only that is missing: the journal was lost
 	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
@@ -89,7 +93,7 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		return err
 	}
 	if n.plan.Strategy != Rollback {
-		if err := n.rememberMachineConfig(ctx); err != nil {
+		if err := n.rememberMachineConfig(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
 	}
@@ -164,7 +168,10 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
 	}
-	mem.Old.Config, err = configHash(n.Maintenance, config)
+	if mem.Old.Config, err = configHash(n.Maintenance, config); err != nil {
+		return memory{}, err
+	}
+	mem.Kubernetes, err = n.runsKubernetes(ctx)
 	return mem, err
 }
 
@@ -175,7 +182,7 @@ func diskSerial(run, node string) string {
 	return "recast-" + hex.EncodeToString(sum[:])[:12]
 }
 
-func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
+func (n *nodeRoll) rememberMachineConfig(ctx context.Context, kubernetes KubernetesImages) error {
 	var config Secret
 	found := false
 	if n.MachineConfig != nil {
@@ -191,7 +198,7 @@ func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
 		}
 	}
 	// Prove that it can be applied while the node still runs.
-	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"})); err != nil {
+	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
 	if found {

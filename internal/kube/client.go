@@ -34,6 +34,7 @@ type Client struct {
 	host string
 	poll time.Duration
 	base *http.Transport
+	rt   http.RoundTripper // base with the credentials of the kubeconfig
 }
 
 var _ cluster.Kube = (*Client)(nil)
@@ -58,7 +59,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Configf("kubeconfig: %w", err)
 	}
-	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base}, nil
+	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base, rt: rt}, nil
 }
 
 // newTransport makes a transport of our own. client-go's are kept in a global

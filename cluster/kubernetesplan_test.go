@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// seenAt is a cluster of one control plane and one worker that runs a version.
+func seenAt(version string) KubernetesSeen {
+	images := KubernetesImages{
+		APIServer: "registry.k8s.io/kube-apiserver:" + version, ControllerManager: "registry.k8s.io/kube-controller-manager:" + version,
+		Scheduler: "registry.k8s.io/kube-scheduler:" + version, KubeProxy: "registry.k8s.io/kube-proxy:" + version, Kubelet: "ghcr.io/siderolabs/kubelet:" + version,
+	}
+	node := func(name string, controlPlane bool, images KubernetesImages, last byte) KubernetesNodeSeen {
+		return KubernetesNodeSeen{
+			Node: KubeNode{Name: name, UUID: "uuid-" + name, ControlPlane: controlPlane, KubeletVersion: version}, Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}),
+			Machine: &MachineKubernetes{UUID: "uuid-" + name, TalosVersion: "v1.13.9", Images: images, KubeletHealthy: true},
+		}
+	}
+	return KubernetesSeen{
+		Nodes: []KubernetesNodeSeen{node("wk1", false, KubernetesImages{Kubelet: images.Kubelet}, 31), node("cp1", true, images, 11)},
+		Proxy: &ProxySet{Image: images.KubeProxy, Seen: true},
+	}
+}
+
+// edit changes what was seen of a node.
+func (s KubernetesSeen) edit(name string, change func(*KubernetesNodeSeen)) KubernetesSeen {
+	i := slices.IndexFunc(s.Nodes, func(n KubernetesNodeSeen) bool { return n.Node.Name == name })
+	change(&s.Nodes[i])
+	return s
+}
+
+func image(name string, c Component, ref string) func(KubernetesSeen) KubernetesSeen {
+	return func(s KubernetesSeen) KubernetesSeen {
+		return s.edit(name, func(n *KubernetesNodeSeen) { n.Machine.Images = n.Machine.Images.With(c, ref) })
+	}
+}
+
+func kubelet(name, version string) func(KubernetesSeen) KubernetesSeen {
+	return func(s KubernetesSeen) KubernetesSeen {
+		return s.edit(name, func(n *KubernetesNodeSeen) { n.Node.KubeletVersion = version })
+	}
+}
+
+func TestPlanKubernetes(t *testing.T) {
+	t.Parallel()
+	as := func(s KubernetesSeen) KubernetesSeen { return s }
+	for name, tc := range map[string]struct {
+		from, to string
+		seen     func(KubernetesSeen) KubernetesSeen
+		changes  string // "cp1 kube-apiserver → …:v1.36.0" of what is interesting
+		refused  []string
+	}{
+		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
+		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
+		"nothing":              {"v1.35.4", "v1.35.4", as, "", nil},
+		"own registry":         {"v1.35.4", "v1.36.1", image("cp1", Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"), "reg.local:5000/k8s/kube-scheduler:v1.36.1", nil},
+		"variant of a kubelet": {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "ghcr.io/siderolabs/kubelet:v1.35.4-fat"), "ghcr.io/siderolabs/kubelet:v1.36.1-fat", nil},
+		"begun already":        {"v1.35.4", "v1.36.1", image("cp1", APIServer, "registry.k8s.io/kube-apiserver:v1.36.1"), "registry.k8s.io/kube-scheduler:v1.36.1", nil},
+		"kubelet set, not up":  {"v1.35.4", "v1.35.4", kubelet("wk1", "v1.34.6"), "ghcr.io/siderolabs/kubelet:v1.35.4", nil},
+		"two minors": {"v1.34.6", "v1.36.1", as, "", []string{
+			"Kubernetes is upgraded one minor version at a time, and v1.34.6 → v1.36.1 skips v1.35 (cp1 runs v1.34.6): recast upgrade-k8s --to the newest v1.35 first",
+		}},
+		"back a patch":     {"v1.35.4", "v1.35.3", as, "", []string{"kube-apiserver of cp1, kube-controller-manager of cp1, kube-scheduler of cp1, kube-proxy of cp1 and 3 more: it is v1.35.4 already, and Kubernetes goes to no version before"}},
+		"one is ahead":     {"v1.35.4", "v1.35.5", image("wk1", Kubelet, "ghcr.io/siderolabs/kubelet:v1.36.0"), "", []string{"kubelet of wk1: it is v1.36.0 already"}},
+		"pinned by digest": {"v1.35.4", "v1.36.1", image("cp1", APIServer, "registry.k8s.io/kube-apiserver:v1.35.4@sha256:00"), "", []string{"kube-apiserver of cp1: image \"registry.k8s.io/kube-apiserver:v1.35.4@sha256:00\" is pinned by a digest"}},
+		"no version":       {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "reg.local/kubelet:latest"), "", []string{"kubelet of wk1: image \"reg.local/kubelet:latest\": its tag is no version"}},
+		"no tag":           {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "reg.local:5000/kubelet"), "", []string{"kubelet of wk1: image \"reg.local:5000/kubelet\" has no tag"}},
+		"old kubelet":      {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.32.9"), "", []string{"wk1: its kubelet is v1.32.9, more than 3 minor versions before v1.36.1, which its API servers would not serve: recast upgrade-k8s --to v1.35.4 brings it along first"}},
+		"kubelet 3 behind": {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.33.9"), "ghcr.io/siderolabs/kubelet:v1.36.1", nil},
+		"Talos": {"v1.36.1", "v1.37.0", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("wk1", func(n *KubernetesNodeSeen) {
+				n.Unsupported = "Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"
+			})
+		}, "", []string{"wk1: Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"}},
+		"unread": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine, n.Err = nil, errors.New("no answer") })
+		}, "", []string{"wk1: it could not be read: no answer"}},
+		"another machine": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.UUID = "other" })
+		}, "", []string{"wk1: 10.0.0.31 answers with UUID other, and Kubernetes has uuid-wk1 for it"}},
+		"in use": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			s.Removed, s.Owners, s.Open = []string{"cp1: flag x"}, []string{"tuppr"}, []string{"wk9"}
+			return s
+		}, "", []string{"cp1: flag x", "the cluster is looked after by tuppr as well", "wk9: a roll has changed it and not finished"}},
+		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan, err := PlanKubernetes("c1", tc.to, tc.seen(seenAt(tc.from)))
+			if err != nil || len(plan.Refused) != len(tc.refused) {
+				t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
+			}
+			for i, want := range tc.refused {
+				if !strings.HasPrefix(plan.Refused[i], want) {
+					t.Errorf("refused %q, want %q", plan.Refused[i], want)
+				}
+			}
+			if len(tc.refused) == 0 && plan.Work() != (tc.changes != "") {
+				t.Errorf("work: %+v", plan)
+			}
+			found := tc.changes == ""
+			for _, n := range plan.Nodes {
+				found = found || slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.To == tc.changes })
+			}
+			if !found {
+				t.Errorf("%s is not among %+v", tc.changes, plan.Nodes)
+			}
+			if plan.Nodes[0].Node != "cp1" {
+				t.Errorf("%s comes first", plan.Nodes[0].Node)
+			}
+		})
+	}
+}
+
+func TestKubeVersionOrder(t *testing.T) {
+	t.Parallel()
+	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
+	for i, a := range ordered {
+		x, err := parseKubeVersion(a)
+		if err != nil || x.String() != a {
+			t.Fatalf("%s: %v, %v", a, x, err)
+		}
+		for j, b := range ordered {
+			y, _ := parseKubeVersion(b)
+			if x.before(y) != (i < j) {
+				t.Errorf("%s before %s: %t", a, b, x.before(y))
+			}
+		}
+	}
+	for _, bad := range []string{"", "latest", "v1.35", "1.35.4.2", "v1.x.0", "v1.35.4 "} {
+		if v, err := parseKubeVersion(bad); err == nil {
+			t.Errorf("%q is taken for %v", bad, v)
+		}
+	}
+}
+
+func TestRetag(t *testing.T) {
+	t.Parallel()
+	const like = "registry.k8s.io/kube-scheduler:v1.35.4"
+	for name, tc := range map[string]struct{ image, like, want string }{
+		"none is named":        {"", like, like},
+		"an older one":         {"mirror/kube-scheduler:v1.34.6", like, "mirror/kube-scheduler:v1.35.4"},
+		"a newer one":          {"mirror/kube-scheduler:v1.36.0", like, "mirror/kube-scheduler:v1.35.4"},
+		"the same, by digest":  {"mirror/kube-scheduler:v1.35.4@sha256:1", like, "mirror/kube-scheduler:v1.35.4@sha256:1"},
+		"another, by digest":   {"mirror/kube-scheduler:v1.34.6@sha256:1", like, ""},
+		"the very same digest": {"mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:1"},
+		"two digests":          {"mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:2", ""},
+		"no letter":            {"mirror/kube-scheduler:1.34.6", like, "mirror/kube-scheduler:1.35.4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Retag(tc.image, tc.like)
+			if got != tc.want || (err != nil) != (tc.want == "") {
+				t.Errorf("%q, %v, want %q", got, err, tc.want)
+			}
+		})
+	}
+}
