@@ -21,6 +21,7 @@ type Plan struct {
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
+	Gates          []UserGate `json:"gates,omitempty"` // asked before each node is taken out, and after it is back
 
 	controlPlanes []endpoint
 }

@@ -56,6 +56,8 @@ type Machines struct {
 	Kube        cluster.Kube
 	Files       cluster.FileReader
 	Claims      cluster.ClaimReader
+	Objects     cluster.ObjectJudge
+	Commands    cluster.CommandRunner
 	// MachineConfig returns a node's configuration from a file, where the user
 	// keeps one; nil: nowhere.
 	MachineConfig func(node string) (cluster.Secret, bool, error)

@@ -64,7 +64,9 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 // Rollback boots nodes from the system disks that they had before.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
-		return cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan, err := cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan.Gates = p.gates()
+		return plan, err
 	})
 }
 
@@ -288,6 +290,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 	r := &cluster.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
+		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
 		MachineConfig: m.MachineConfig, Say: w.run.Note,

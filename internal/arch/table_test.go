@@ -29,6 +29,7 @@ const (
 	drain      = "k8s.io/kubectl/pkg/drain"
 	klog       = "k8s.io/klog/v2"
 	upgradeK8s = "github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
+	cel        = "github.com/google/cel-go/..."
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
@@ -74,10 +75,11 @@ var table = []row{
 		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
+		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, cel, klog, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
-	{pkg: "internal/imager", allow: []string{"images", "internal/fault", yaml}},
+	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
+	{pkg: "internal/command", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", ggcr, yaml}},
 
 	// the lab knows nothing of recast, and no client of what it simulates

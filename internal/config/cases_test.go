@@ -83,7 +83,6 @@ func unservedCases() map[string]problemCase {
 	const unserved = "not served by this version of recast: "
 	return map[string]problemCase{
 		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
-		"gates":            {withRoll("gates: []"), "17:3: roll.gates: " + unserved + "remove it"},
 		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},

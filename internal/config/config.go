@@ -179,6 +179,8 @@ type Roll struct {
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
 	// KeepDisks is how many old system disks of a node stay parked: the ways back. A roll of the node that has succeeded frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
+	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
+	Gates []Gate `yaml:"gates,omitempty"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }

@@ -47,6 +47,10 @@ func (c *Config) complete(o Options) {
 			c.Nodes[i].Strategy = c.Roll.Strategy
 		}
 	}
+	for i, g := range c.Roll.Gates {
+		c.Roll.Gates[i].When = cmp.Or(g.When, "both")
+		c.Roll.Gates[i].Timeout = cmp.Or(g.Timeout, Duration(10*time.Minute))
+	}
 	for i, e := range c.Proxmox.Endpoints {
 		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")
 	}

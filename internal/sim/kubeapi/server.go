@@ -66,6 +66,7 @@ type Server struct {
 
 	mu          sync.Mutex
 	defined     []store.Resource              // custom ones
+	pages       map[string]kept               // of lists that may be continued
 	granted     map[string]func(Request) bool // to the members of groups
 	webhook     Webhook                       // nil: none
 	webhookName string
@@ -87,7 +88,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{
 		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}),
+		closing: make(chan struct{}), pages: map[string]kept{},
 	}
 	switch {
 	case o.Upstream != nil:

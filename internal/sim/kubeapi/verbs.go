@@ -89,13 +89,15 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	objects, listed, err := s.page(t, r.URL.Query(), match, objects, revision)
+	if err != nil {
+		return answer{}, err
+	}
 	items := []runtime.Object{}
 	for _, o := range objects {
-		switch {
-		case !match(o):
-		case isCustom(o): // each says what it is; the others don't
+		if isCustom(o) { // each says what it is; the others don't
 			items = append(items, s.typed(o, t.resource.GVK()))
-		default:
+		} else {
 			items = append(items, o)
 		}
 	}
@@ -107,7 +109,8 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 		return answer{}, fmt.Errorf("fill list of %s: %w", t.resource.Kind, err)
 	}
 	if l, ok := list.(metav1.ListInterface); ok {
-		l.SetResourceVersion(revision)
+		l.SetResourceVersion(listed.ResourceVersion)
+		l.SetContinue(listed.Continue)
 	}
 	gvk := t.resource.GVK()
 	gvk.Kind += "List"
