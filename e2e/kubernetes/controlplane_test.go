@@ -74,7 +74,7 @@ const gracePeriod = 8 * time.Second
 func (p *controlPlane) startAPI() {
 	p.t.Helper()
 	p.api = p.start("kube-apiserver", "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
-		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=Node,RBAC",
+		"--allow-privileged=true", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
 		"--client-ca-file="+p.file("ca.crt"), "--tls-cert-file="+p.file("apiserver.crt"), "--tls-private-key-file="+p.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+p.file("sa.key"),
 		"--service-account-signing-key-file="+p.file("sa.key"), "--cert-dir="+p.dir, "--shutdown-delay-duration=0s")

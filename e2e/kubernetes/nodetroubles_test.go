@@ -32,7 +32,7 @@ func nodeTroubles() []trouble {
 				return func() { s.edit(func(n *corev1.Node) { delete(n.Labels, "example.com/rack") }) }
 			},
 			meanwhile: func(s *scene) {
-				s.until("the machine is away", func() bool { n := s.node(); return n != nil && !nodeReady(n) })
+				s.until("the machine is away", func() bool { return s.telling("✓ take " + target + " down") })
 				s.check(s.plane.client.CoreV1().Nodes().Delete(s.t.Context(), target, metav1.DeleteOptions{}))
 			},
 			after: func(s *scene) {
