@@ -58,7 +58,7 @@ func nodeTroubles() []trouble {
 		{
 			name: "a serving certificate waits for approval", roll: briefly, code: 1,
 			begins: (*scene).requestCertificate,
-			says:   []string{"certificate requests of its kubelet wait for approval: serving"},
+			says:   []string{"certificate requests of its kubelet wait for approval: kubectl certificate approve serving"},
 		},
 	}
 }

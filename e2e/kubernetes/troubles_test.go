@@ -13,7 +13,7 @@ import (
 )
 
 func troubles() []trouble {
-	return slices.Concat(drainTroubles(), serverTroubles(), nodeTroubles())
+	return slices.Concat(gateTroubles(), drainTroubles(), serverTroubles(), nodeTroubles())
 }
 
 // drainTroubles are those of pods and volumes that don't go.
@@ -62,7 +62,7 @@ func drainTroubles() []trouble {
 				s.holdAttachments(true)
 				return func() { s.holdAttachments(false); ends(); remove() }
 			},
-			says:  []string{"still attached: csi-"},
+			says:  []string{"still attached: PersistentVolume far (claim default/far, driver csi.example.com)"},
 			after: (*scene).serves,
 		},
 		{
