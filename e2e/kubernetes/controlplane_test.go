@@ -30,6 +30,8 @@ type controlPlane struct {
 	port string // of the API server
 	etcd string // URL
 	api  *server
+	// controllers is kube-controller-manager.
+	controllers *server
 
 	admin  *rest.Config
 	client *kubernetes.Clientset // as one who may do everything
@@ -56,7 +58,7 @@ func startControlPlane(t *testing.T) *controlPlane {
 	p.startAPI()
 	p.waitReady()
 	kubeconfig := "--kubeconfig=" + filepath.Join(p.dir, "kubeconfig")
-	p.start("kube-controller-manager", kubeconfig, "--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false",
+	p.controllers = p.start("kube-controller-manager", kubeconfig, "--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false",
 		"--service-account-private-key-file="+p.file("sa.key"), "--root-ca-file="+p.file("ca.crt"),
 		"--cluster-signing-cert-file="+p.file("ca.crt"), "--cluster-signing-key-file="+p.file("ca.key"),
 		"--allocate-node-cidrs=false", "--node-monitor-period=1s", "--node-monitor-grace-period="+gracePeriod.String())
@@ -71,7 +73,7 @@ const gracePeriod = 8 * time.Second
 func (p *controlPlane) startAPI() {
 	p.t.Helper()
 	p.api = p.start("kube-apiserver", "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
-		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=Node,RBAC",
+		"--allow-privileged=true", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
 		"--client-ca-file="+p.file("ca.crt"), "--tls-cert-file="+p.file("apiserver.crt"), "--tls-private-key-file="+p.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+p.file("sa.key"),
 		"--service-account-signing-key-file="+p.file("sa.key"), "--cert-dir="+p.dir, "--shutdown-delay-duration=0s")

@@ -32,8 +32,8 @@ type user struct {
 	dir    string
 	env    []string
 
-	mu    sync.Mutex
 	count int // commands
+	errs  safeBuffer
 }
 
 // startLab starts a lab before the control plane, in a process of its own.
@@ -93,6 +93,34 @@ func (u *user) readEnv() {
 	}
 }
 
+// telling says whether the command that runs has told that on stderr.
+func (u *user) telling(text string) bool { return strings.Contains(u.errs.String(), text) }
+
+// safeBuffer is one that can be read while a program writes to it.
+type safeBuffer struct {
+	mu   sync.Mutex
+	said bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.said.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.said.String()
+}
+
+// Reset empties it.
+func (b *safeBuffer) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.said.Reset()
+}
+
 // said is what became of a command.
 type said struct {
 	command     string
@@ -109,18 +137,17 @@ func (u *user) run(line string) said {
 	c := exec.CommandContext(ctx, u.recast, strings.Fields(line)...)
 	c.Dir = u.dir
 	c.Env = slices.Concat(os.Environ(), []string{"NO_COLOR=1", "HOME=" + u.dir}, u.env)
-	var out, errs bytes.Buffer
-	c.Stdout, c.Stderr = &out, &errs
+	var out bytes.Buffer
+	u.errs.Reset()
+	c.Stdout, c.Stderr = &out, &u.errs
 	err := c.Run()
-	s := said{command: "recast " + line, out: out.String(), errs: errs.String(), tookSeconds: time.Since(began).Seconds()}
+	s := said{command: "recast " + line, out: out.String(), errs: u.errs.String(), tookSeconds: time.Since(began).Seconds()}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		s.code = exit.ExitCode()
 	} else if err != nil {
 		s.code, s.errs = -1, err.Error()
 	}
-	u.mu.Lock()
 	u.count++
-	u.mu.Unlock()
 	fmt.Fprintf(u.t.Output(), "   $ %s   # exit %d, %.1f s\n", s.command, s.code, s.tookSeconds)
 	return s
 }

@@ -17,7 +17,7 @@ func (l *Lab) upstream() (*kubeapi.Upstream, error) {
 	if l.o.Kubernetes == nil {
 		return nil, nil
 	}
-	u, err := kubeapi.ReadUpstream(l.o.Kubernetes)
+	u, err := kubeapi.ReadUpstream(l.o.Kubernetes, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,14 @@
 package kubeapi
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -29,8 +31,9 @@ type Upstream struct {
 }
 
 // ReadUpstream reads where the control plane is, and who may do everything
-// there, from a kubeconfig with everything inline. The caller closes it.
-func ReadUpstream(kubeconfig []byte) (*Upstream, error) {
+// there, from a kubeconfig with everything inline. A nil dial is the network of
+// this machine. The caller closes it.
+func ReadUpstream(kubeconfig []byte, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (*Upstream, error) {
 	var file struct {
 		Clusters []struct {
 			Cluster struct {
@@ -67,6 +70,7 @@ func ReadUpstream(kubeconfig []byte) (*Upstream, error) {
 		return &http.Transport{
 			TLSClientConfig:     &tls.Config{RootCAs: roots, Certificates: certificates, MinVersion: tls.VersionTLS12},
 			MaxIdleConnsPerHost: 16,
+			DialContext:         dial,
 		}
 	}
 	return &Upstream{base: base, masters: transport(pair), strangers: transport()}, nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -77,6 +76,13 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	return m.writePod(ctx, fresh)
 }
 
+// ignoresSIGTERM says whether a container's first process has no handler for the
+// signal, as sleep has none: the kernel does not end PID 1 by it, and the kubelet
+// kills that when its grace period is over.
+func ignoresSIGTERM(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return len(c.Command) > 0 && c.Command[0] == "sleep" })
+}
+
 func (k *kubelet) hostIP() string {
 	if len(k.Addresses) == 0 {
 		return ""
@@ -122,19 +128,17 @@ func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 }
 
 // endsAfter is how long the pod's processes go on once they are told to end: a
-// preStop hook sleeps first. The kernel does not end PID 1 by a signal that it has
-// no handler for, as sleep has none: that one, like a shell that traps SIGTERM, is
-// killed when the grace is over.
+// preStop hook sleeps first, and what ignores SIGTERM is killed when the grace is over.
 func endsAfter(p *corev1.Pod) time.Duration {
 	const grace = 30 * time.Second // where the pod says nothing
 	most, ends := grace, endAfter
 	if s := p.DeletionGracePeriodSeconds; s != nil {
 		most = time.Duration(*s) * time.Second
 	}
+	if ignoresSIGTERM(p) {
+		return max(most, endAfter)
+	}
 	for _, c := range p.Spec.Containers {
-		if words := slices.Concat(c.Command, c.Args); len(words) > 0 && words[0] == "sleep" || strings.Contains(strings.Join(words, " "), "trap '' TERM") {
-			return max(most, endAfter)
-		}
 		if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && c.Lifecycle.PreStop.Sleep != nil {
 			ends = max(ends, time.Duration(c.Lifecycle.PreStop.Sleep.Seconds)*time.Second+endAfter)
 		}

@@ -1,0 +1,136 @@
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// scene is a lab before a control plane in which one worker, wk1, is rolled
+// again and again, each time under another trouble.
+type scene struct {
+	*user
+	t     *testing.T
+	plane *controlPlane
+}
+
+// trouble is something that stands in the way of a roll.
+type trouble struct {
+	name string
+	// roll is the waiting that recast.yaml allows; "": enough for everything.
+	roll string
+	// begins makes the trouble before the roll; what it returns ends it.
+	begins func(s *scene) (ends func())
+	// meanwhile is done beside the roll.
+	meanwhile func(s *scene)
+	code      int
+	says      []string
+	// after looks at the cluster once the roll has ended, before the trouble does.
+	after func(s *scene)
+}
+
+const (
+	soon     = "drain: {timeout: 6s}\n  timeouts: {stop: 1m, boot: 2m, join: 2m}"
+	briefly  = "timeouts: {stop: 1m, boot: 2m, join: 15s}"
+	patient  = "timeouts: {stop: 1m, boot: 2m, join: 2m}"
+	target   = "wk1"
+	rollLine = "roll --yes --only " + target
+)
+
+// TestTroubles has each trouble end as it says, and the same command finish the
+// roll once the trouble is over.
+func TestTroubles(t *testing.T) {
+	plane := startControlPlane(t)
+	u := startLab(t, plane)
+	for _, c := range troubles() {
+		t.Run(c.name, func(t *testing.T) {
+			s := &scene{user: u, t: t, plane: plane}
+			u.t = t
+			s.suffer(c)
+			t.Attr("kubernetes-troubles", "1")
+		})
+	}
+	u.t = t
+	u.must(0, "lab check --dir .", "persistent disks intact")
+	t.Attr("commands", strconv.Itoa(u.count))
+}
+
+func (s *scene) suffer(c trouble) {
+	s.t.Helper()
+	fmt.Fprintf(s.t.Output(), "\n%s\n", c.name)
+	s.waits(patient)
+	s.must(0, "lab patch iscsi-tools --dir .")
+	s.must(0, "lock --update")
+	s.must(2, "drift", "stale  "+target)
+	ends := func() {}
+	if c.begins != nil {
+		ends = c.begins(s)
+	}
+	if c.roll != "" {
+		s.waits(c.roll)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if c.meanwhile != nil {
+			c.meanwhile(s)
+		}
+	}()
+	said := s.run(rollLine)
+	<-done
+	if c.after != nil {
+		c.after(s)
+	}
+	ends()
+	said.has(s.t, c.code, c.says...)
+	s.waits(patient)
+	s.must(0, rollLine)
+	s.settled()
+}
+
+// settled waits until the other worker, and what runs on the cluster, is as before.
+func (s *scene) settled() {
+	s.t.Helper()
+	s.until("no node is cordoned", func() bool {
+		for _, n := range s.nodes() {
+			if n.Spec.Unschedulable || !nodeReady(&n) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// waits writes how long recast is to wait.
+func (s *scene) waits(roll string) {
+	s.t.Helper()
+	path := filepath.Join(s.dir, "recast.yaml")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	head, _, found := strings.Cut(string(b), "\nroll:\n")
+	if !found {
+		s.t.Fatalf("recast.yaml has no roll:\n%s", b)
+	}
+	text := head + "\nroll:\n  settle: 2s\n  poll: 200ms\n  " + roll + "\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// until waits for something that has to become so by itself.
+func (s *scene) until(what string, so func() bool) {
+	s.t.Helper()
+	for range 600 {
+		if so() {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	s.t.Errorf("after a minute it is not so that %s", what)
+}
