@@ -25,9 +25,7 @@ func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.At
 			continue
 		}
 		v := attachedVolume(a)
-		if v.Claim, err = c.claimOf(ctx, v.Volume); err != nil {
-			return nil, err
-		}
+		v.Claim = c.claimOf(ctx, v.Volume)
 		attached = append(attached, v)
 	}
 	slices.SortFunc(attached, func(a, b cluster.AttachedVolume) int { return cmp.Compare(a.Attachment, b.Attachment) })
@@ -48,19 +46,15 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// claimOf is the claim that a PersistentVolume is bound to; "" if there is none.
-func (c *Client) claimOf(ctx context.Context, volume string) (string, error) {
+// claimOf is the claim that a PersistentVolume is bound to; "" if there is none,
+// or if it can't be read: the volume counts without it, too.
+func (c *Client) claimOf(ctx context.Context, volume string) string {
 	if volume == "" {
-		return "", nil
+		return ""
 	}
 	pv, err := c.api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-	switch {
-	case missing(err):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("read persistent volume %s: %w", volume, c.translate(err))
-	case pv.Spec.ClaimRef == nil:
-		return "", nil
+	if err != nil || pv.Spec.ClaimRef == nil {
+		return ""
 	}
-	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name, nil
+	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name
 }
