@@ -82,7 +82,8 @@ type Policy struct {
 	Only           []string              // nodes to look at; empty: all
 	Exclude        []string
 	BootFailure    BootFailure
-	KeepDisks      int // old system disks of a node that stay parked; 0: 1
+	DrainDeletes   bool // pods that are refused until the end of a drain
+	KeepDisks      int  // old system disks of a node that stay parked; 0: 1
 }
 
 const (
@@ -133,6 +134,9 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.order(p)
 	plan.space(o)
 	plan.warn(o)
+	if p.DrainDeletes && len(plan.Work()) > 0 {
+		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
+	}
 	return plan, nil
 }
 

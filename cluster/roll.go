@@ -49,6 +49,7 @@ type Roller struct {
 	ParkingIDs   []VMID // VMIDs that a parking VM may take, in order
 	Timing       Timing
 	DrainForce   bool
+	DrainDeletes bool        // pods that are refused until the end of a drain
 	AcceptOutage bool        // of etcd and the Kubernetes API, where two control planes are all there are
 	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string      // where snapshots of etcd are saved

@@ -38,6 +38,7 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
 	asked.KeepDisks = r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
+	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked
 }
 

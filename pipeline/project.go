@@ -54,6 +54,7 @@ type Machines struct {
 	Talos       cluster.Talos
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
+	Leases      cluster.Leases
 	Files       cluster.FileReader
 	Claims      cluster.ClaimReader
 	Objects     cluster.ObjectJudge

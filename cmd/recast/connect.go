@@ -99,7 +99,7 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 		return pipeline.Machines{}, err
 	}
 	return pipeline.Machines{
-		Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: configs,
+		Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: configs,
 	}, nil
 }
 
@@ -153,6 +153,17 @@ func kubeNodes(p pipeline.Project, cl *closers) func(context.Context) ([]cluster
 			return nil, err
 		}
 		return k.Nodes(ctx)
+	}
+}
+
+// claimLease reads the Lease that is a claim. The kubeconfig is opened when it is asked for.
+func claimLease(p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
+	return func(ctx context.Context) (cluster.Lease, error) {
+		k, err := connectKube(p, cl)
+		if err != nil {
+			return cluster.Lease{}, err
+		}
+		return k.Lease(ctx)
 	}
 }
 

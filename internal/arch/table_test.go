@@ -27,7 +27,9 @@ const (
 	apimachine = "k8s.io/apimachinery/..."
 	clientGo   = "k8s.io/client-go/..."
 	drain      = "k8s.io/kubectl/pkg/drain"
+	klog       = "k8s.io/klog/v2"
 	cel        = "github.com/google/cel-go/..."
+	upgradeK8s = "github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
@@ -70,10 +72,10 @@ var table = []row{
 	// adapters: the domain packages whose interfaces they fill, and one client library each
 	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup,
+		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, cel, errgroup,
+		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
@@ -98,13 +100,14 @@ var table = []row{
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
 	}},
 	{pkg: "internal/sim/imager", allow: []string{"internal/sim/artefact", ggcr, yaml}},
+	{pkg: "internal/sim/manifests", allow: []string{yaml}},
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
-		"internal/sim/talosapi/...", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		"internal/sim/talosapi/...", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{
-		"internal/sim/kubeapi/...", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
+		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
 	}},
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
 	{pkg: "internal/contract"},

@@ -170,6 +170,7 @@ func rollCases() map[string]problemCase {
 		"workers, a section":    {share("{count: 1}"), workers + "must be a number such as 2 or a percentage such as 20%, not a section"},
 		"per host, none":        {withRoll("maxUnavailable: {perHost: 0}"), "17:20: roll.maxUnavailable.perHost: must be at least 1"},
 		"per host, percentage":  {withRoll("maxUnavailable: {perHost: 20%}"), "17:20: roll.maxUnavailable.perHost: must be a whole number, not text"},
+		"drain on timeout":      {withRoll("drain: {onTimeout: force}"), `17:11: roll.drain.onTimeout: "force" is not one of stop, delete`},
 		"boot failure":          {withRoll("bootFailure: roll-back"), `17:3: roll.bootFailure: "roll-back" is not one of stop, rollback, reimage, did you mean "rollback"?`},
 		"disks kept, none":      {withRoll("keepDisks: 0"), "17:3: roll.keepDisks: must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too"},
 		"disks kept, a word":    {withRoll("keepDisks: all"), "17:3: roll.keepDisks: must be a whole number, not text"},

@@ -195,8 +195,10 @@ type MaxUnavailable struct {
 
 // Drain is the section "roll.drain".
 type Drain struct {
-	// Timeout of draining one node.
+	// Timeout of draining one node. Its volumes have as long again to be detached.
 	Timeout Duration `yaml:"timeout"`
+	// OnTimeout says what to do with pods whose eviction a PodDisruptionBudget, an admission webhook or a policy still refuses when timeout is over. stop leaves them alone, makes the node schedulable again and stops the roll; delete deletes them, each with its own grace period, and waits for timeout once more.
+	OnTimeout string `yaml:"onTimeout" jsonschema:"enum=stop,enum=delete"`
 	// Force also deletes pods that no controller will bring back.
 	Force bool `yaml:"force"`
 }

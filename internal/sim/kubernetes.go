@@ -3,43 +3,219 @@ package sim
 import (
 	"context"
 	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/manifests"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// serveKubernetes makes the Kubernetes API reachable at its one address while
-// any control plane runs an API server; there is nobody at it otherwise.
-func (l *Lab) serveKubernetes(ctx context.Context, addr string) {
+// upstream is the real control plane behind the API, nil if the lab has none.
+func (l *Lab) upstream() (*kubeapi.Upstream, error) {
+	if l.o.Kubernetes == nil {
+		return nil, nil
+	}
+	u, err := kubeapi.ReadUpstream(l.o.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, u.Close)
+	return u, nil
+}
+
+// refused puts on the console what the real control plane refuses to the lab's kubelets.
+func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
+
+// manifests are what Talos puts into the lab's cluster when it is new.
+func (l *Lab) manifests() ([]map[string]any, error) {
+	c := manifests.Of(KubernetesVersion)
+	c.TokenID, c.TokenSecret, _ = strings.Cut(l.Talos.Secrets.Secrets.BootstrapToken, ".")
+	all, err := manifests.Render(c)
+	if err != nil {
+		return nil, err
+	}
+	var objects []map[string]any
+	for _, m := range all {
+		objects = append(objects, m.Objects...)
+	}
+	return objects, nil
+}
+
+// serveKubernetes makes the Kubernetes API reachable: each API server at the address
+// of its machine, and one of them at the address that all have in common, of which
+// there is nobody while none runs.
+func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
+	running := map[talosapi.APIServer]*apiServer{}
+	front := &frontDoor{lab: l, addr: shared}
 	for ctx.Err() == nil {
-		runs, changed := l.machines.KubernetesRuns()
-		if runs {
-			if err := l.serveKubernetesOnce(ctx, addr); err != nil && l.o.Console != nil {
-				fmt.Fprintf(l.o.Console, "Kubernetes API: %v\n", err)
+		servers, changed := l.machines.APIServers()
+		wanted := map[talosapi.APIServer]bool{}
+		for _, s := range servers {
+			wanted[s] = true
+		}
+		for s, r := range running {
+			if !wanted[s] {
+				front.leave(r)
+				r.end()
+				delete(running, s)
 			}
-			continue
+		}
+		for _, s := range servers {
+			if running[s] == nil {
+				running[s] = l.startAPIServer(ctx, s)
+				front.join(running[s])
+			}
 		}
 		select {
 		case <-ctx.Done():
 		case <-changed:
 		}
 	}
+	for _, r := range running {
+		front.leave(r)
+		r.end()
+	}
 }
 
-// serveKubernetesOnce answers until the last API server is gone.
-func (l *Lab) serveKubernetesOnce(ctx context.Context, addr string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	listener, err := l.o.Network.Listen(addr)
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	l.serving.Go(func() {
-		defer cancel()
-		for runs, changed := l.machines.KubernetesRuns(); runs; runs, changed = l.machines.KubernetesRuns() {
-			select {
-			case <-ctx.Done():
-				return
-			case <-changed:
-			}
-		}
-	})
-	return l.Kube.Serve(ctx, listener)
+// apiServer is one that answers on its machine's address, and on connections that
+// were made to the shared one.
+type apiServer struct {
+	shared *handedOver
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 }
+
+func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServer {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &apiServer{shared: newHandedOver(), cancel: cancel}
+	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
+	serve := func(on net.Listener) {
+		r.done.Go(func() {
+			if err := l.Kube.ServeAs(ctx, on, s.Version); err != nil {
+				l.complain(err)
+			}
+		})
+	}
+	own, err := l.o.Network.Listen(addr)
+	if err != nil {
+		l.complain(fmt.Errorf("listen on %s: %w", addr, err))
+	} else {
+		serve(own)
+	}
+	serve(r.shared)
+	return r
+}
+
+// end breaks every connection.
+func (r *apiServer) end() {
+	r.cancel()
+	r.done.Wait()
+}
+
+func (l *Lab) complain(err error) {
+	if l.o.Console != nil {
+		fmt.Fprintf(l.o.Console, "Kubernetes API: %v\n", err)
+	}
+}
+
+// frontDoor hands connections to the shared address to the API server that has run
+// for longest, as a load balancer does that prefers one.
+type frontDoor struct {
+	lab  *Lab
+	addr string
+
+	mu       sync.Mutex
+	listener net.Listener // nil while no API server runs
+	behind   []*apiServer
+}
+
+func (f *frontDoor) join(r *apiServer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.behind = append(f.behind, r)
+	if f.listener != nil {
+		return
+	}
+	listener, err := f.lab.o.Network.Listen(f.addr)
+	if err != nil {
+		f.lab.complain(fmt.Errorf("listen on %s: %w", f.addr, err))
+		return
+	}
+	f.listener = listener
+	f.lab.serving.Go(func() { f.accept(listener) })
+}
+
+func (f *frontDoor) leave(r *apiServer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, b := range f.behind {
+		if b == r {
+			f.behind = append(f.behind[:i:i], f.behind[i+1:]...)
+			break
+		}
+	}
+	if len(f.behind) == 0 && f.listener != nil {
+		_ = f.listener.Close() // nobody is to be reached any more
+		f.listener = nil
+	}
+}
+
+func (f *frontDoor) accept(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		f.mu.Lock()
+		var to *apiServer
+		if len(f.behind) > 0 {
+			to = f.behind[0]
+		}
+		f.mu.Unlock()
+		if to == nil || !to.shared.hand(conn) {
+			_ = conn.Close() // there is nobody
+		}
+	}
+}
+
+// handedOver is a listener that gets its connections from another one.
+type handedOver struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newHandedOver() *handedOver {
+	return &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// hand gives a connection over, unless nobody takes any more.
+func (h *handedOver) hand(conn net.Conn) bool {
+	select {
+	case h.conns <- conn:
+		return true
+	case <-h.closed:
+		return false
+	}
+}
+
+// Accept implements net.Listener.
+func (h *handedOver) Accept() (net.Conn, error) {
+	select {
+	case conn := <-h.conns:
+		return conn, nil
+	case <-h.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handedOver) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *handedOver) Addr() net.Addr { return &net.TCPAddr{} }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -35,6 +36,7 @@ type Lab struct {
 	o        Options
 	machines *talosapi.Firmware
 	kubeCA   authority
+	public   publicImages
 	pveCert  tls.Certificate
 	puller   *http.Transport
 	closers  []func() error
@@ -151,7 +153,7 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
 		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Kubelet: kubelet{l}, Console: l.console(),
-		PullInstaller: l.pull, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
+		PullInstaller: l.pull, PublicImage: l.public.digest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
 	})
 	l.World.SetFirmware(l.machines)
 	return nil
@@ -175,13 +177,27 @@ func (l *Lab) kubernetesURL() string {
 
 func (l *Lab) startKubernetes(ctx context.Context) error {
 	addr := l.o.addr(kubernetesByte)
-	cert, err := issuePair(&l.kubeCA, "kube-apiserver", []string{addr, "localhost", "kubernetes"})
+	names := []string{addr, "localhost", "kubernetes"}
+	for _, n := range l.Nodes {
+		if n.ControlPlane {
+			names = append(names, n.Addr.String())
+		}
+	}
+	cert, err := issuePair(&l.kubeCA, "kube-apiserver", names)
+	if err != nil {
+		return err
+	}
+	upstream, err := l.upstream()
+	if err != nil {
+		return err
+	}
+	planted, err := l.manifests()
 	if err != nil {
 		return err
 	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
 		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
-		Storage: l.machines.KubernetesStorage,
+		Storage: l.machines.KubernetesStorage, Upstream: upstream, Refused: l.refused, Manifests: planted,
 	})
 	if err != nil {
 		return err
@@ -199,7 +215,7 @@ var _ talosapi.Kubelet = kubelet{}
 func (k kubelet) NodeUp(n talosapi.NodeInfo) {
 	info := kubeapi.NodeInfo{
 		Name: n.Name, UUID: n.UUID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
-		Addresses: []string{n.Address.String()}, ControlPlane: n.ControlPlane, Labels: maps.Clone(n.Labels),
+		Addresses: []string{n.Address.String()}, Labels: maps.Clone(n.Labels),
 	}
 	if n.ControlPlane { // as Talos marks them, unless allowSchedulingOnControlPlanes is set
 		const role = "node-role.kubernetes.io/control-plane"
@@ -210,6 +226,17 @@ func (k kubelet) NodeUp(n talosapi.NodeInfo) {
 		info.Taints = []corev1.Taint{{Key: role, Effect: corev1.TaintEffectNoSchedule}}
 	}
 	k.lab.Kube.NodeUp(info)
+}
+
+func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
+	var all []kubeapi.StaticPod
+	for _, p := range pods {
+		s := kubeapi.StaticPod{Pod: new(corev1.Pod), Hash: p.Hash, Ready: p.Ready, Waiting: p.Waiting, Message: p.Message, Restarts: p.Restarts, Started: p.Started}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(p.Pod, s.Pod); err == nil { // what Talos renders is a pod
+			all = append(all, s)
+		}
+	}
+	k.lab.Kube.StaticPods(uuid, all)
 }
 
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }

@@ -47,7 +47,7 @@ func TestStatusErrors(t *testing.T) {
 		_, none := leases.Get(t.Context(), "none", metav1.GetOptions{})
 		_, nowhere := c.CoordinationV1().Leases("nowhere").Create(t.Context(), lease, metav1.CreateOptions{})
 		_, field := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.hostname=x"})
-		_, patch := leases.Patch(t.Context(), "recast", types.ApplyPatchType, []byte("{}"), metav1.PatchOptions{FieldManager: "x", Force: new(true)})
+		_, patch := leases.Patch(t.Context(), "recast", "application/x-patch", []byte("{}"), metav1.PatchOptions{})
 		other := leases.Delete(t.Context(), "recast", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")})
 		unserved := c.RESTClient().Get().AbsPath("/apis/batch/v1/jobs").Do(t.Context()).Error()
 		forbidden := func() error {

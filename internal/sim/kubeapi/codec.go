@@ -89,6 +89,7 @@ func (s *Server) decodeObject(b []byte, t target) (store.Object, error) {
 	if !ok || kinds[0] != t.resource.GVK() {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the object provided is a %s, not a %s", kinds[0].Kind, t.resource.Kind))
 	}
+	complete(obj)
 	if t.namespace != "" && obj.GetNamespace() == "" {
 		obj.SetNamespace(t.namespace)
 	}

@@ -1,6 +1,7 @@
 package kubeapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -24,7 +25,7 @@ func (s *Server) meta(r *http.Request) answer {
 	case "healthz", "livez", "readyz":
 		return answer{code: http.StatusOK, plain: "ok"}
 	case "version":
-		return s.version()
+		return s.version(r)
 	case "api":
 		return ok(&metav1.APIVersions{Versions: []string{"v1"}})
 	case "apis":
@@ -48,11 +49,13 @@ func (s *Server) unserved(r *http.Request) answer {
 		"404 page not found", 0, true))
 }
 
-func (s *Server) version() answer {
-	major, rest, _ := strings.Cut(strings.TrimPrefix(s.o.Version, "v"), ".")
+func (s *Server) version(r *http.Request) answer {
+	own, _ := r.Context().Value(versionKey{}).(string)
+	own = cmp.Or(own, s.o.Version)
+	major, rest, _ := strings.Cut(strings.TrimPrefix(own, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	b, err := json.MarshalIndent(version.Info{
-		Major: major, Minor: minor, GitVersion: s.o.Version, GitTreeState: "clean",
+		Major: major, Minor: minor, GitVersion: own, GitTreeState: "clean",
 		Compiler: "gc", Platform: "linux/amd64",
 	}, "", "  ")
 	if err != nil {

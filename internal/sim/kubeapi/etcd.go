@@ -96,7 +96,7 @@ func (s *Server) Load(ctx context.Context, all []Stored) error {
 	}
 	memory.Replace(objects)
 	if len(all) == 0 {
-		return seed(ctx, memory)
+		return seed(ctx, memory, s.o.Manifests)
 	}
 	return nil
 }

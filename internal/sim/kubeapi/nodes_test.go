@@ -1,15 +1,20 @@
 package kubeapi_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
 // seenNode is what the tests look at.
@@ -111,29 +116,58 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 	})
 }
 
-func TestControlPlaneShowsItsStaticPods(t *testing.T) {
+// static is a static pod of that version, ready or else waiting for a reason.
+func static(component, version, waiting string) kubeapi.StaticPod {
+	return kubeapi.StaticPod{
+		Pod: &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: component, Namespace: "kube-system", Labels: map[string]string{"tier": "control-plane"}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: component, Image: "registry.k8s.io/" + component + ":" + version}}},
+		},
+		Hash: component + version, Ready: waiting == "", Waiting: waiting, Started: time.Now(),
+	}
+}
+
+// TestMirrorPods: the API shows the static pods that a kubelet has, another version
+// of one as another pod, and goes on showing them while the kubelet is away.
+func TestMirrorPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		cp := node("cp1", 0)
-		cp.ControlPlane = true
-		cp.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
-		l.NodeUp(cp)
-		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		pods, err := c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, p := range pods.Items {
-			if p.Annotations[corev1.MirrorPodAnnotationKey] != "" {
-				got = append(got, p.Name+" "+string(p.Status.Phase))
+		l := newLab(t, "cp1")
+		c, uuid := l.client(t, "system:masters"), node("cp1", 0).UUID
+		show := func(step string, want ...string) (uids map[string]types.UID) {
+			t.Helper()
+			time.Sleep(20 * time.Second)
+			pods, err := c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"})
+			if err != nil {
+				t.Fatal(err)
 			}
+			var got []string
+			uids = map[string]types.UID{}
+			for _, p := range pods.Items {
+				_, version, _ := strings.Cut(p.Spec.Containers[0].Image, ":")
+				line := fmt.Sprintf("%s %s ready=%v", p.Name, version, p.Status.ContainerStatuses[0].Ready)
+				if w := p.Status.ContainerStatuses[0].State.Waiting; w != nil {
+					line += " " + w.Reason
+				}
+				got, uids[p.Name] = append(got, line), p.UID
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", step, diff)
+			}
+			return uids
 		}
-		want := []string{"kube-apiserver-cp1 Running", "kube-controller-manager-cp1 Running", "kube-scheduler-cp1 Running"}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("static pods (-want +got):\n%s", diff)
+		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v1", ""), static("kube-scheduler", "v1", "")})
+		before := show("at first", "kube-apiserver-cp1 v1 ready=true", "kube-scheduler-cp1 v1 ready=true")
+		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v2", "ErrImagePull"), static("kube-scheduler", "v1", "")})
+		after := show("another version", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
+		if before["kube-apiserver-cp1"] == after["kube-apiserver-cp1"] || before["kube-scheduler-cp1"] != after["kube-scheduler-cp1"] {
+			t.Errorf("UIDs before %v, after %v", before, after)
 		}
+		l.NodeDown(uuid)
+		show("without a kubelet", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
+		l.NodeUp(node("cp1", 0))
+		show("before it tells", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=false")
+		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v2", "")})
+		show("one is removed", "kube-apiserver-cp1 v2 ready=true")
 	})
 }
 

@@ -26,6 +26,9 @@ func (s *Server) patch(r *http.Request, t target) (answer, error) {
 	if err != nil {
 		return answer{}, apierrors.NewBadRequest("Content-Type: " + err.Error())
 	}
+	if types.PatchType(media) == types.ApplyYAMLPatchType {
+		return s.apply(r, t, b)
+	}
 	for try := 1; ; try++ {
 		obj, err := s.patchOnce(r, t, types.PatchType(media), b)
 		if apierrors.IsConflict(err) && try < patchTries {
@@ -70,7 +73,10 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 	if patched.GetName() != t.name {
 		return nil, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
 	}
-	return s.store.Update(r.Context(), t.resource.GroupVersionResource, patched, t.part())
+	if patched, err = s.own(r, t, old, patched); err != nil {
+		return nil, err
+	}
+	return s.put(r, t, patched)
 }
 
 func unsupportedPatch(t target, kind types.PatchType) error {

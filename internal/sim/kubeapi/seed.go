@@ -3,72 +3,89 @@ package kubeapi
 import (
 	"context"
 	"fmt"
+	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
-// seed makes what a new Talos cluster holds: namespaces, the network's and
-// proxy's DaemonSets, and CoreDNS.
-func seed(ctx context.Context, s store.Store) error {
-	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+// seed makes what a new Talos cluster holds: namespaces, and what Talos puts there.
+// What a real server has already is left as it is.
+func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, namespaces, ns); err != nil {
+		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}
-	for _, name := range []string{"kube-flannel", "kube-proxy"} {
-		if _, err := s.Create(ctx, store.DaemonSets(), daemonSet(name)); err != nil {
-			return fmt.Errorf("make DaemonSet %s: %w", name, err)
-		}
+	scheme, err := store.NewScheme()
+	if err != nil {
+		return fmt.Errorf("register kinds: %w", err)
 	}
-	if _, err := s.Create(ctx, store.Deployments(), coreDNS()); err != nil {
-		return fmt.Errorf("make Deployment coredns: %w", err)
+	for _, o := range objects {
+		if err := plant(ctx, s, scheme, &unstructured.Unstructured{Object: o}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make %s %s: %w", o["kind"], (&unstructured.Unstructured{Object: o}).GetName(), err)
+		}
 	}
 	return nil
 }
 
-func daemonSet(name string) *appsv1.DaemonSet {
-	labels := map[string]string{"k8s-app": name}
-	return &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceSystem, Labels: labels},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					HostNetwork: true,
-					Containers:  []corev1.Container{{Name: name, Image: "registry.k8s.io/" + name}},
-					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-				},
-			},
-		},
+// plant creates an object that is written as JSON.
+func plant(ctx context.Context, s store.Store, scheme *runtime.Scheme, u *unstructured.Unstructured) error {
+	all := store.Resources()
+	i := slices.IndexFunc(all, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
+	if i < 0 {
+		return fmt.Errorf("%s is not served", u.GroupVersionKind())
 	}
+	typed, err := scheme.New(u.GroupVersionKind())
+	if err != nil {
+		return err
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
+		return err
+	}
+	obj := typed.(store.Object)
+	complete(obj)
+	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	_, err = s.Create(ctx, all[i].GroupVersionResource, obj)
+	return err
 }
 
-func coreDNS() *appsv1.Deployment {
-	labels := map[string]string{"k8s-app": "kube-dns"}
-	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: metav1.NamespaceSystem, Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					Containers: []corev1.Container{{Name: "coredns", Image: "registry.k8s.io/coredns/coredns"}},
-					Tolerations: []corev1.Toleration{
-						{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
-					},
-				},
-			},
-		},
+// bootstrap are the objects of a new cluster, for whoever does not say which.
+func bootstrap(version string) ([]map[string]any, error) {
+	all, err := manifests.Render(manifests.Of(version))
+	if err != nil {
+		return nil, err
 	}
+	var objects []map[string]any
+	for _, m := range all {
+		objects = append(objects, m.Objects...)
+	}
+	return objects, nil
+}
+
+// complete does what the API server does to an object that it is given: what a
+// Secret has as text it keeps as data.
+func complete(obj store.Object) {
+	s, ok := obj.(*corev1.Secret)
+	if !ok || len(s.StringData) == 0 {
+		return
+	}
+	if s.Data == nil {
+		s.Data = map[string][]byte{}
+	}
+	for name, text := range s.StringData {
+		s.Data[name] = []byte(text)
+	}
+	s.StringData = nil
 }

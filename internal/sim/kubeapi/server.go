@@ -28,14 +28,24 @@ import (
 // NodeInfo is a machine as its kubelet reports it.
 type NodeInfo = control.NodeInfo
 
+// StaticPod is a pod that a machine runs whatever the API says.
+type StaticPod = control.StaticPod
+
 // Options make a Server.
 type Options struct {
 	Certificate tls.Certificate  // the server's own
-	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others nothing
+	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others what is granted
 	Version     string           // "v1.35.4"
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
 	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
+	// Upstream is a real control plane in the place of store and controllers; nil: the lab's own.
+	Upstream *Upstream
+	// Refused hears of what that control plane refuses to the lab's kubelets.
+	Refused func(error)
+	// Manifests are what Talos puts into a new cluster; nil: what it does with a
+	// configuration that says nothing of them.
+	Manifests []map[string]any
 	// Storage says what etcd answers to a read now, and may block as long as etcd
 	// does; nil: it always answers.
 	Storage func(context.Context) error
@@ -46,6 +56,7 @@ type Options struct {
 type Server struct {
 	o       Options
 	store   store.Store
+	remote  *store.Remote // the same where it is Upstream's
 	control *control.Manager
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
@@ -53,18 +64,21 @@ type Server struct {
 
 	closing chan struct{} // closed by Close
 
-	mu       sync.Mutex
-	defined  []store.Resource // custom ones
-	pages    map[string]kept  // of lists that may be continued
-	closed   bool
-	handling sync.WaitGroup // requests and Serve calls
+	mu          sync.Mutex
+	defined     []store.Resource              // custom ones
+	pages       map[string]kept               // of lists that may be continued
+	granted     map[string]func(Request) bool // to the members of groups
+	webhook     Webhook                       // nil: none
+	webhookName string
+	closed      bool
+	handling    sync.WaitGroup // requests and Serve calls
 }
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
-	if o.Store == nil {
-		o.Store = store.NewMemory()
-		if err := seed(ctx, o.Store); err != nil {
+	if o.Manifests == nil {
+		var err error
+		if o.Manifests, err = bootstrap(o.Version); err != nil {
 			return nil, err
 		}
 	}
@@ -72,15 +86,33 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
-	m, err := control.New(ctx, o.Store, cmp.Or(o.Speed, 1))
+	s := &Server{
+		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
+		closing: make(chan struct{}), pages: map[string]kept{},
+	}
+	switch {
+	case o.Upstream != nil:
+		if s.remote, err = store.NewRemote(o.Upstream.base, o.Upstream.masters); err != nil {
+			return nil, err
+		}
+		s.store = s.remote
+	case o.Store == nil:
+		s.store = store.NewMemory()
+	}
+	if o.Store == nil {
+		if err := seed(ctx, s.store, o.Manifests); err != nil {
+			return nil, err
+		}
+	}
+	if o.Upstream != nil {
+		s.control, err = control.NewKubelets(ctx, s.store, cmp.Or(o.Speed, 1), o.Refused)
+	} else {
+		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1))
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
-		o: o, store: o.Store, control: m,
-		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}), pages: map[string]kept{},
-	}, nil
+	return s, nil
 }
 
 // Store is where the objects are, for the lab's own eyes and hands.
@@ -91,6 +123,9 @@ func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 
 // NodeDown ends that of the machine with that UUID and returns at once; the API notices by and by.
 func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }
+
+// StaticPods says which ones the running kubelet of the machine with that UUID has.
+func (s *Server) StaticPods(uuid string, pods []StaticPod) { s.control.StaticPods(uuid, pods) }
 
 // Node reads a Node object as it is now.
 func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
@@ -104,6 +139,15 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 // Serve answers on l until l, the server or ctx ends, then ends the
 // connections made through it. The controllers go on: only the way to the API is gone.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	return s.ServeAs(ctx, l, s.o.Version)
+}
+
+// versionKey is where the context of a request has the version of the API server
+// that was asked.
+type versionKey struct{}
+
+// ServeAs is Serve for one of the cluster's API servers, which is of that version.
+func (s *Server) ServeAs(ctx context.Context, l net.Listener, version string) error {
 	if !s.enter() {
 		return l.Close()
 	}
@@ -126,7 +170,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		Protocols: protocols,
 		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
-		BaseContext:       func(net.Listener) context.Context { return ctx },
+		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, versionKey{}, version) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
 	}
@@ -180,6 +224,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if call, err = s.o.Recorder.Begin(call); err != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+	if s.o.Upstream != nil {
+		s.pass(w, r, user, call)
+		return
 	}
 	a := s.answer(r, user, t)
 	if s.o.Recorder != nil {

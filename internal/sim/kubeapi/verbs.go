@@ -16,8 +16,11 @@ import (
 
 // answer acts on a request and says what to answer; it writes nothing.
 func (s *Server) answer(r *http.Request, u user, t target) answer {
-	if err := u.authorize(r, t); err != nil {
+	if err := s.authorize(u, r, t); err != nil {
 		return failed(err)
+	}
+	if r.URL.Path == reviews && r.Method == http.MethodPost {
+		return s.review(r, u)
 	}
 	if !t.known() {
 		return s.meta(r)
@@ -38,6 +41,9 @@ func (s *Server) answer(r *http.Request, u user, t target) answer {
 }
 
 func (s *Server) serve(r *http.Request, t target) (answer, error) {
+	if err := s.admit(r.Context(), t, t.verb(r)); err != nil {
+		return answer{}, err
+	}
 	if t.sub != "" && t.sub != "status" {
 		return s.subresource(r, t)
 	}
@@ -124,17 +130,7 @@ func (s *Server) create(r *http.Request, t target) (answer, error) {
 	if t.resource.Namespaced && t.namespace == "" {
 		return answer{}, apierrors.NewBadRequest("an empty namespace may not be set during creation")
 	}
-	if t.resource.Namespaced {
-		ns := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-		if _, err := s.store.Get(r.Context(), ns, "", t.namespace); err != nil {
-			return answer{}, err
-		}
-	}
-	if t.resource.Status {
-		store.ClearStatus(obj)
-	}
-	obj, err = s.store.Create(r.Context(), t.resource.GroupVersionResource, obj)
-	return answer{code: http.StatusCreated, body: obj}, err
+	return s.add(r, t, obj)
 }
 
 func (s *Server) update(r *http.Request, t target) (answer, error) {
@@ -154,7 +150,12 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 			field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
 		})
 	}
-	obj, err = s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())
+	if old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name); err == nil {
+		if obj, err = s.own(r, t, old, obj); err != nil {
+			return answer{}, err
+		}
+	}
+	obj, err = s.put(r, t, obj)
 	return answer{code: http.StatusOK, body: obj}, err
 }
 

@@ -155,7 +155,7 @@ func (c *Client) connectMachines(s *session) error {
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
 	s.talos = t
-	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
 	return nil
 }
 
@@ -239,7 +239,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes}))
+	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
 }
 
 // Roll is recast roll --yes.

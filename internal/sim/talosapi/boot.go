@@ -25,6 +25,7 @@ type boot struct {
 	started time.Time
 	kernel  *kernelLog
 	events  *eventLog
+	kubelet *kubelet
 	shown   map[string]service             // as they were last told of; with showing held
 	told    *machineapi.MachineStatusEvent // the last one of its kind; with showing held
 
@@ -53,7 +54,7 @@ type boot struct {
 	nodeID  string
 	status  runtime.MachineStatusSpec // as stage set it
 	etcd    *etcdService              // nil on a worker, and until it is started
-	kubelet time.Time                 // when it was restarted; zero if it never was
+	planes  bool                      // whether Talos renders the control plane's static pods
 	actor   string                    // ID of whoever gave the order to end
 	drain   bool                      // whether Talos is to empty the node before it ends
 	reset   *machineapi.ResetRequest  // what to wipe when the order is to reset
@@ -75,6 +76,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		orders: make(chan outcome, 1), configs: make(chan firstConfig, 1),
 		started: time.Now(), kernel: &m.kernel, events: newEventLog(),
 	}
+	b.kubelet = newKubelet(b)
 	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
 	m.log.clear()
 	m.etcd.clear()
@@ -227,7 +229,9 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		return end, nil
 	}
 	b.tasks.Go(func() { b.discover(ctx) })
-	b.announce()
+	if end := b.startKubelet(ctx); end != carryOn {
+		return end, nil
+	}
 	if err := b.stage(ctx, runtime.MachineStageBooting, true); err != nil {
 		return carryOn, err
 	}
@@ -239,11 +243,10 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		return carryOn, err
 	}
 	if cfg := b.config(); cfg.Machine().Type().IsControlPlane() {
-		if err := b.publishStaticPods(ctx); err != nil {
+		if err := b.controls(ctx); err != nil {
 			return carryOn, err
 		}
 	}
-	b.startKubernetes()
 	b.tasks.Go(func() { b.uncordon(ctx) })
 	return b.wait(ctx, 0), nil
 }

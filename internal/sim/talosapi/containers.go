@@ -52,39 +52,24 @@ func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
 		return nil, err
 	}
 	var all []*machineapi.ContainerInfo
+	shown := b.kubelet.shown()
 	for _, pod := range names {
 		id, short := b.component(pod), digest([]byte(b.id + pod))[:12]
+		state := "CONTAINER_RUNNING"
+		if shown[id].Waiting != "" {
+			state = "CONTAINER_EXITED"
+		}
 		all = append(all,
 			&machineapi.ContainerInfo{
 				Namespace: constants.K8sContainerdNamespace, Id: pod, InternalId: digest([]byte(pod + b.id)), PodId: pod, Name: pod,
 				Pid: uint32(b.pid(pod)), Status: "SANDBOX_READY",
 			},
 			&machineapi.ContainerInfo{
-				Namespace: constants.K8sContainerdNamespace, Id: pod + ":" + id + ":" + short, InternalId: short, PodId: pod, Name: id, Image: b.podImage(id),
-				Pid: uint32(b.pid(id)), Status: "CONTAINER_RUNNING",
+				Namespace: constants.K8sContainerdNamespace, Id: pod + ":" + id + ":" + short, InternalId: short, PodId: pod, Name: id, Image: shown[id].image(),
+				Pid: uint32(b.pid(id)), Status: state,
 			})
 	}
 	return all, nil
-}
-
-// podImage is what the configuration has a static pod run.
-func (b *boot) podImage(id string) string {
-	cfg := b.config()
-	switch id {
-	case k8s.APIServerID:
-		if c := cfg.K8sAPIServerConfig(); c != nil {
-			return c.Image()
-		}
-	case k8s.ControllerManagerID:
-		if c := cfg.K8sControllerManagerConfig(); c != nil {
-			return c.Image()
-		}
-	case k8s.SchedulerID:
-		if c := cfg.K8sSchedulerConfig(); c != nil {
-			return c.Image()
-		}
-	}
-	return ""
 }
 
 // Containers implements the API.
@@ -157,7 +142,7 @@ func (s *machineService) ImageList(req *machineapi.ImageListRequest, srv grpc.Se
 	return nil
 }
 
-// staticPods are the names of those that the kubelet runs: see publishStaticPods.
+// staticPods are the names of those that the kubelet runs: see watchPods.
 func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 	list, err := b.store.st.List(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined))
 	if err != nil {
@@ -174,7 +159,7 @@ func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 func (b *boot) component(pod string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+b.node)
+	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+nodenameOf(b.cfg, b.nodeID))
 }
 
 // pid is that of a process of this boot, by whatever it is known as.

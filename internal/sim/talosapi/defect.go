@@ -18,9 +18,11 @@ const (
 
 	Unpullable     Defect = "cannot be pulled"
 	Unauthorized   Defect = "needs credentials" // that the machines do not have
+	Endless        Defect = "never arrives"     // a pull of it does not end
 	InstallerFails Defect = "installer fails"   // with an exit code, before it changes an installed system
 
-	// Unready is a system that comes up, API and all, and whose kubelet never starts.
+	// Unready is a system that comes up, API and all, and whose kubelet never starts;
+	// of a container's image, one that starts and never answers.
 	Unready Defect = "never ready"
 	// RollsBack is a system whose machined ends with a fatal error: it puts the
 	// entry of before the upgrade back, if META names one, and reboots.
@@ -28,7 +30,8 @@ const (
 	// Hangs is a system that starts and never gets as far as its API. Nothing
 	// reverts the upgrade.
 	Hangs Defect = "hangs"
-	// Loops is a system that reboots itself, into the same entry for ever.
+	// Loops is a system that reboots itself, into the same entry for ever; of a
+	// static pod's image, one whose container ends as soon as it has started.
 	Loops Defect = "loops"
 )
 
@@ -52,6 +55,17 @@ func (fw *Firmware) BreakImage(image string, d Defect) {
 	fw.defects.mu.Lock()
 	defer fw.defects.mu.Unlock()
 	fw.defects.what[image] = d
+}
+
+// ofRef is that of an image by the reference that it is pulled by: on one machine
+// alone, or anywhere.
+func (d *defects) ofRef(ref string, t Trouble) Defect {
+	if what, ok := t.Images[ref]; ok {
+		return what
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.what[ref]
 }
 
 // of is the defect of an image, by whatever of its names is known here.

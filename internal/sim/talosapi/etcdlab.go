@@ -178,23 +178,39 @@ func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
 	return b.store.set(ctx, r)
 }
 
-// startKubernetes starts the API server of a control plane; its end is gone.
-func (b *boot) startKubernetes() {
+// serveKubernetes says which image's API server answers on this control plane, ""
+// for none; none does any more after gone.
+func (b *boot) serveKubernetes(image string) {
 	if b.etcdService() == nil {
 		return
 	}
 	b.m.fw.hub.mu.Lock()
 	defer b.m.fw.hub.mu.Unlock()
-	b.m.fw.hub.kubernetes[b] = true
+	delete(b.m.fw.hub.kubernetes, b)
+	if image != "" {
+		b.m.fw.hub.kubernetes[b] = tagOf(image)
+	}
 	b.m.fw.hub.notify()
 }
 
-// KubernetesRuns says whether any control plane's API server runs; the channel
-// is closed when that may have changed.
-func (fw *Firmware) KubernetesRuns() (bool, <-chan struct{}) {
+// APIServer is a kube-apiserver that answers.
+type APIServer struct {
+	Address netip.Addr // of its machine
+	Version string     // "v1.35.4"
+	Boot    string     // ID of the machine's boot
+}
+
+// APIServers are those of the control planes in order of addresses; the channel is
+// closed when that may have changed.
+func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
-	return len(fw.hub.kubernetes) > 0, fw.hub.changed
+	var all []APIServer
+	for b, version := range fw.hub.kubernetes {
+		all = append(all, APIServer{Address: b.m.addr, Version: version, Boot: b.id})
+	}
+	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
+	return all, fw.hub.changed
 }
 
 // KubernetesStorage waits until an API server that runs can read from the etcd

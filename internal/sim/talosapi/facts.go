@@ -137,9 +137,22 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	if c := active.K8sClusterConfig(); c != nil {
 		info.TypedSpec().ClusterName = c.ClusterName()
 	}
-	return b.store.set(ctx, append(b.kubernetesConfig(active),
+	if k := active.K8sKubeletConfig(); k != nil {
+		b.m.runs.Store(k.Image())
+	}
+	if err := b.store.set(ctx, append(b.kubernetesConfig(active),
 		configres.NewMachineConfig(active), configres.NewMachineConfigWithID(stored, configres.PersistentID),
-		kind, host, node, identity, info, b.nodeIP())...)
+		kind, host, node, identity, info, b.nodeIP())...); err != nil {
+		return err
+	}
+	if err := b.renderPods(ctx); err != nil {
+		return err
+	}
+	if err := b.publishManifests(ctx, active); err != nil {
+		return err
+	}
+	b.kubelet.notify()
+	return nil
 }
 
 // hostOf is the configured name, which may be one with a domain, or the one that Talos makes up from the node's identity.
@@ -172,10 +185,11 @@ func clusterID(cfg config.Provider) string {
 	return ""
 }
 
-// announce tells the kubelet hook that the node is up.
-func (b *boot) announce() {
+// announce tells the kubelet hook that the node is up, with a kubelet of that image.
+func (b *boot) announce(image string) {
 	b.mu.Lock()
 	info := b.nodeInfo()
+	info.KubeletVersion = tagOf(image)
 	b.node = info.Name
 	b.mu.Unlock()
 	if b.m.fw.o.Kubelet != nil {
@@ -189,10 +203,6 @@ func (b *boot) nodeInfo() NodeInfo {
 		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr,
 		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
 	}
-	if k := b.cfg.K8sKubeletConfig(); k != nil {
-		image, _, _ := strings.Cut(k.Image(), "@")
-		info.KubeletVersion = image[strings.LastIndexByte(image, ':')+1:]
-	}
 	if n := b.cfg.K8sNodeConfig(); n != nil {
 		info.Labels = n.Labels()
 	}
@@ -202,12 +212,20 @@ func (b *boot) nodeInfo() NodeInfo {
 // gone tells everybody that this boot's node no longer answers.
 func (b *boot) gone() {
 	b.mu.Lock()
-	known, node := b.cfg != nil, b.node
-	b.node = ""
+	known := b.cfg != nil
 	b.mu.Unlock()
 	if known {
 		b.m.fw.hub.leave(b)
 	}
+	b.withdraw()
+}
+
+// withdraw tells the kubelet hook that nobody speaks for the node.
+func (b *boot) withdraw() {
+	b.mu.Lock()
+	node := b.node
+	b.node = ""
+	b.mu.Unlock()
 	if node != "" && b.m.fw.o.Kubelet != nil {
 		b.m.fw.o.Kubelet.NodeDown(node, b.m.hw.UUID)
 	}

@@ -35,6 +35,8 @@ const apiPort = 50000
 type Kubelet interface {
 	NodeUp(NodeInfo)
 	NodeDown(name, uuid string)
+	// StaticPods says how those are that the kubelet of the machine with that UUID runs.
+	StaticPods(uuid string, pods []StaticPod)
 }
 
 // Data is what the API servers of the control planes keep in etcd.
@@ -67,6 +69,11 @@ type Options struct {
 	// PullInstaller fetches the boot image that an installer image has for that
 	// architecture. One that the registry does not have is ErrNoImage.
 	PullInstaller func(ctx context.Context, ref, arch string) (uki []byte, err error)
+	// PublicImage is the digest of an image in a registry that the world has and the
+	// lab does not serve: Kubernetes' own. One that is not there is ErrNoImage; a
+	// registry of the lab's is errors.ErrUnsupported. nil: containers run images
+	// that nobody pulls.
+	PublicImage func(ref string) (digest string, err error)
 	// ResolveImage is the digest that a tag means now; nil if nobody needs it.
 	ResolveImage func(ctx context.Context, ref string) (digest string, err error)
 	// Drain makes a node unschedulable in Talos' name and empties it, and Uncordon

@@ -1,8 +1,10 @@
 package talosapi
 
 import (
+	"context"
 	"errors"
 
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -57,6 +59,23 @@ func (s *imageService) Pull(req *machineapi.ImageServicePullRequest, srv grpc.Se
 		return broken
 	}
 	return srv.Send(&machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: name.ref}})
+}
+
+// ImagePull implements the API, that of before there was ImageService.
+func (s *machineService) ImagePull(ctx context.Context, req *machineapi.ImagePullRequest) (*machineapi.ImagePullResponse, error) {
+	in, err := containerd(&common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: req.GetNamespace()})
+	if err != nil {
+		return nil, err
+	}
+	in.ref = req.GetReference()
+	_, err = s.boot.pull(ctx, in, 0, func(cachedImage, float64) {})
+	switch {
+	case errors.Is(err, ErrNoImage):
+		return nil, status.Errorf(codes.NotFound, "error pulling image: %s", err)
+	case err != nil:
+		return nil, err
+	}
+	return &machineapi.ImagePullResponse{Messages: []*machineapi.ImagePull{{}}}, nil
 }
 
 // layerProgress tells of the one layer that matters.

@@ -90,7 +90,7 @@ func (m *machine) images() map[imageName]cachedImage {
 		all[p.part.UUID] = map[imageName]cachedImage{}
 	}
 	maps.DeleteFunc(all[p.part.UUID], func(name imageName, c cachedImage) bool {
-		return name.namespace == common.ContainerdNamespace_NS_SYSTEM && time.Since(c.pulled) >= m.fw.scaled(imageAge)
+		return name.namespace == common.ContainerdNamespace_NS_SYSTEM && name.ref != m.runs.Load() && time.Since(c.pulled) >= m.fw.scaled(imageAge)
 	})
 	return all[p.part.UUID]
 }
@@ -187,8 +187,11 @@ func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, pr
 // (notFoundRetries is 0) asks a single time since 1.14
 // (Pull and PullWithRetriesAndTimeout in containers/image/pull.go).
 func (b *boot) fetchPatiently(ctx context.Context, ref, given string, notFoundRetries int) (cachedImage, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(pullTimeout))
-	defer cancel()
+	if notFoundRetries > 0 || b.release().patientPull {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, b.m.fw.scaled(pullTimeout))
+		defer cancel()
+	}
 	missing := 0
 	for pause := pullInterval; ; pause *= 2 {
 		c, err := b.m.fetch(ctx, ref, given, b.med.image.Arch)
@@ -230,6 +233,21 @@ func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progr
 
 // fetch asks the registry; given is the reference as the caller wrote it.
 func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedImage, error) {
+	switch m.fw.defects.ofRef(given, m.has()) {
+	case Unpullable:
+		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
+	case Unauthorized:
+		return cachedImage{}, unauthorized(ref)
+	case Endless:
+		<-ctx.Done()
+		return cachedImage{}, ctx.Err()
+	}
+	if c, public, err := m.publicImage(ref); public {
+		if err == nil && m.has().Full && m.images() != nil {
+			err = errFull
+		}
+		return c, err
+	}
 	uki, err := m.fw.o.PullInstaller(ctx, ref, arch)
 	if err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)

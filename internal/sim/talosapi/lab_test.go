@@ -38,6 +38,7 @@ type lab struct {
 	installers map[string]artefact.Image
 	screen     []string
 	kubelets   []string
+	pods       []talosapi.StaticPod // as they were last told of
 }
 
 func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
@@ -94,6 +95,13 @@ func (l *lab) NodeDown(name, _ string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kubelets = append(l.kubelets, "down "+name)
+}
+
+// StaticPods implements talosapi.Kubelet.
+func (l *lab) StaticPods(_ string, pods []talosapi.StaticPod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pods = pods
 }
 
 // note records what happened to a node.

@@ -93,9 +93,14 @@ func TestLogs(t *testing.T) {
 		if _, err := c.ServiceRestart(t.Context(), "kubelet"); err != nil {
 			t.Fatal(err)
 		}
-		piece, err := follow.Recv()
-		if err != nil || !strings.HasSuffix(string(piece.GetBytes()), " service[kubelet](Running): Health check successful\n") {
-			t.Errorf("followed: %q, %v", piece.GetBytes(), err)
+		for _, want := range []string{
+			"(Stopping): Sending SIGTERM to task", "(Finished): Service finished successfully", "(Preparing): Running pre state",
+			"(Running): Started task kubelet", "(Running): Health check successful",
+		} {
+			piece, err := follow.Recv()
+			if err != nil || !strings.Contains(string(piece.GetBytes()), " service[kubelet]"+want) {
+				t.Errorf("followed: %q, %v; want %q", piece.GetBytes(), err, want)
+			}
 		}
 	})
 }

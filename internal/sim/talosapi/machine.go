@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -22,7 +23,8 @@ type machine struct {
 	log    textLog   // machined's
 	etcd   textLog   // that of etcd's server
 
-	disks sync.Mutex // held while a disk's bytes are read, changed and written back
+	runs  atomic.Value // the reference of the kubelet's image, as string
+	disks sync.Mutex   // held while a disk's bytes are read, changed and written back
 }
 
 var _ world.Guest = (*machine)(nil)

@@ -24,6 +24,7 @@ const (
 	stateWaiting   = "Waiting"
 	statePreparing = "Preparing"
 	stateRunning   = "Running"
+	stateStopping  = "Stopping"
 	stateFinished  = "Finished"
 	stateFailed    = "Failed"
 )
@@ -64,9 +65,6 @@ func (b *boot) services() []service {
 	}
 	ids = append(ids, b.extended()...)
 	slices.Sort(ids)
-	b.mu.Lock()
-	kubelet := b.kubelet
-	b.mu.Unlock()
 	all := make([]service, 0, len(ids))
 	for _, id := range ids {
 		s := service{id: id, state: stateRunning, message: "Health check successful", healthy: true, at: b.started}
@@ -77,8 +75,8 @@ func (b *boot) services() []service {
 			s.message, s.healthy, s.unknown = fmt.Sprintf(`Process Process(["/sbin/dashboard"]) started with PID %d`, b.pid(id)), false, true
 		case strings.HasPrefix(id, extensionPrefix): // nor that of these
 			s.message, s.healthy, s.unknown = fmt.Sprintf("Started task %s for container %s", id, id), false, true
-		case id == "kubelet" && !kubelet.IsZero():
-			s.at = kubelet
+		case id == kubeletID:
+			s = b.kubelet.service()
 		}
 		all = append(all, s)
 	}
@@ -165,7 +163,7 @@ func (b *boot) refresh(ctx context.Context) error {
 
 // control is what the API does to a service: of those that the lab's machines
 // have it may only start and restart the kubelet (APIRestartAllowed and its like).
-func (b *boot) control(ctx context.Context, id, operation string) error {
+func (b *boot) control(id, operation string) error {
 	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
 	if i < 0 {
 		return fmt.Errorf("service %q not defined", id)
@@ -174,34 +172,32 @@ func (b *boot) control(ctx context.Context, id, operation string) error {
 	switch {
 	case operation == "start" && running, operation == "stop" && !running:
 		return nil
-	case id != "kubelet" || operation == "stop":
+	case id != kubeletID || operation == "stop":
 		return fmt.Errorf("service %q doesn't support %s operation via API", id, operation)
 	}
-	b.mu.Lock()
-	b.kubelet = time.Now()
-	b.mu.Unlock()
-	return b.refresh(ctx)
+	b.kubelet.restart()
+	return nil
 }
 
 // ServiceStart implements the API.
-func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "start"); err != nil {
+func (s *machineService) ServiceStart(_ context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
+	if err := s.boot.control(req.GetId(), "start"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
 }
 
 // ServiceStop implements the API.
-func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "stop"); err != nil {
+func (s *machineService) ServiceStop(_ context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
+	if err := s.boot.control(req.GetId(), "stop"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
 }
 
 // ServiceRestart implements the API.
-func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "restart"); err != nil {
+func (s *machineService) ServiceRestart(_ context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
+	if err := s.boot.control(req.GetId(), "restart"); err != nil {
 		return nil, err
 	}
 	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil

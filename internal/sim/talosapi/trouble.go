@@ -20,11 +20,12 @@ import (
 
 // Trouble is what is wrong with a machine, whatever it boots; the zero value is nothing.
 type Trouble struct {
-	Unplugged bool          // the network does not reach it, from its next power-on
-	Nameless  bool          // its disks show neither the serials nor the WWNs that they were given
-	Full      bool          // EPHEMERAL has no room for an image
-	Refuses   string        // how it answers to a configuration, which it does not take
-	Clock     time.Duration // how far its clock is off, with no time server that would set it right
+	Unplugged bool              // the network does not reach it, from its next power-on
+	Nameless  bool              // its disks show neither the serials nor the WWNs that they were given
+	Full      bool              // EPHEMERAL has no room for an image
+	Refuses   string            // how it answers to a configuration, which it does not take
+	Images    map[string]Defect // what is wrong with images on this machine alone, by reference
+	Clock     time.Duration     // how far its clock is off, with no time server that would set it right
 }
 
 // troubles knows the machines with whom something is wrong.

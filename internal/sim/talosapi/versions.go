@@ -35,7 +35,7 @@ type release struct {
 // releases are those that the lab knows, in order.
 var releases = []release{
 	{
-		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, keepsDefault: true,
+		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
 		lacks: sinceFourteen, documents: documentsSince, volumes: volumesSinceFourteen,
 	},
 	{

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -46,18 +46,22 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	up := k != nil && k.BootID == n.Status.NodeInfo.BootID && readiness(n) == corev1.ConditionTrue
 	switch {
 	case k != nil && p.DeletionTimestamp != nil:
-		if !m.timers.due("end/"+string(p.UID), endAfter) {
+		if !m.timers.due("end/"+string(p.UID), endsAfter(p)) {
 			return nil
 		}
-		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &p.UID},
+		})
 		return err
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		return nil
 	case !up:
-		if podReady(p) && readiness(n) != corev1.ConditionTrue {
+		if m.alone() && podReady(p) && readiness(n) != corev1.ConditionTrue {
 			return m.writePod(ctx, withReadiness(p, corev1.ConditionFalse))
 		}
 		return nil
+	case isMirror(p):
+		return m.reflect(ctx, p, k)
 	case podReady(p):
 		return nil
 	case !m.timers.due("start/"+string(p.UID)+k.BootID, startAfter):
@@ -66,7 +70,9 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	fresh := withReadiness(p, corev1.ConditionTrue)
 	fresh.Status.Phase = corev1.PodRunning
 	fresh.Status.HostIP = k.hostIP()
-	fresh.Status.PodIP = podIP(p)
+	if fresh.Status.PodIP = podIP(p); p.Spec.HostNetwork {
+		fresh.Status.PodIP = fresh.Status.HostIP
+	}
 	fresh.Status.StartTime = new(metav1.Now().Rfc3339Copy())
 	return m.writePod(ctx, fresh)
 }
@@ -99,12 +105,12 @@ func podReady(p *corev1.Pod) bool {
 
 func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 	fresh := p.DeepCopy()
-	fresh.Status.Conditions = nil
 	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
 		c := corev1.PodCondition{Type: t, Status: s, LastTransitionTime: metav1.Now().Rfc3339Copy()}
 		if t == corev1.PodInitialized {
 			c.Status = corev1.ConditionTrue
 		}
+		fresh.Status.Conditions = slices.DeleteFunc(fresh.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t })
 		fresh.Status.Conditions = append(fresh.Status.Conditions, c)
 	}
 	fresh.Status.ContainerStatuses = nil
@@ -113,6 +119,27 @@ func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 			corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: s == corev1.ConditionTrue})
 	}
 	return fresh
+}
+
+// endsAfter is how long the pod's processes go on once they are told to end: a
+// preStop hook sleeps first. The kernel does not end PID 1 by a signal that it has
+// no handler for, as sleep has none: that one, like a shell that traps SIGTERM, is
+// killed when the grace is over.
+func endsAfter(p *corev1.Pod) time.Duration {
+	const grace = 30 * time.Second // where the pod says nothing
+	most, ends := grace, endAfter
+	if s := p.DeletionGracePeriodSeconds; s != nil {
+		most = time.Duration(*s) * time.Second
+	}
+	for _, c := range p.Spec.Containers {
+		if words := slices.Concat(c.Command, c.Args); len(words) > 0 && words[0] == "sleep" || strings.Contains(strings.Join(words, " "), "trap '' TERM") {
+			return max(most, endAfter)
+		}
+		if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && c.Lifecycle.PreStop.Sleep != nil {
+			ends = max(ends, time.Duration(c.Lifecycle.PreStop.Sleep.Seconds)*time.Second+endAfter)
+		}
+	}
+	return min(ends, max(most, endAfter))
 }
 
 // evictFromLost deletes the pods of a node that has been unreachable for long;
@@ -146,50 +173,4 @@ func (m *Manager) evictFromLost(ctx context.Context) error {
 func staysOnNode(p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
 	return ref != nil && (ref.Kind == "DaemonSet" || ref.Kind == "Node")
-}
-
-// syncMirrorPods shows the static pods of running control planes.
-func (m *Manager) syncMirrorPods(ctx context.Context) error {
-	kubelets := m.running()
-	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
-		k := kubelets[name]
-		if !k.ControlPlane {
-			continue
-		}
-		n, err := m.store.Get(ctx, store.Nodes(), "", name)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-			p := mirrorPod(component, n.(*corev1.Node), k.KubeletVersion)
-			if _, err := m.store.Create(ctx, store.Pods(), p); err != nil && !apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("mirror pod %s: %w", p.Name, err)
-			}
-		}
-	}
-	return nil
-}
-
-func mirrorPod(component string, n *corev1.Node, version string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: component + "-" + n.Name, Namespace: metav1.NamespaceSystem,
-			Labels: map[string]string{"k8s-app": component, "tier": "control-plane"},
-			Annotations: map[string]string{
-				corev1.MirrorPodAnnotationKey: "00000000000000000000000000000000",
-				"kubernetes.io/config.source": "file",
-			},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID, Controller: new(true),
-			}},
-		},
-		Spec: corev1.PodSpec{
-			NodeName: n.Name, HostNetwork: true,
-			Containers:  []corev1.Container{{Name: component, Image: "registry.k8s.io/" + component + ":" + version}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		},
-	}
 }

@@ -2,11 +2,9 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"hash/fnv"
+	"maps"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -52,6 +50,9 @@ func wantedReplicas(n *int32) int {
 }
 
 func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
+	if m.terminating(ctx, p.Namespace) {
+		return nil
+	}
 	if _, err := m.store.Create(ctx, store.Pods(), p); err != nil {
 		return fmt.Errorf("create pod %s/%s%s: %w", p.Namespace, p.GenerateName, p.Name, err)
 	}
@@ -74,26 +75,67 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 			return err
 		}
 		pods = owned(pods, ds)
-		var wanted int32
+		hash, err := templateHash(ds.Spec.Template)
+		if err != nil {
+			return err
+		}
+		wanted, outdated := int32(0), []*corev1.Pod{}
 		for _, n := range nodes {
 			if !labels.SelectorFromSet(ds.Spec.Template.Spec.NodeSelector).Matches(labels.Set(n.Labels)) {
 				continue
 			}
 			wanted++
-			if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }) {
+			if i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name }); i >= 0 {
+				if pods[i].Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != hash {
+					outdated = append(outdated, pods[i])
+				}
 				continue
 			}
 			p := podFrom(ds, "DaemonSet", ds.Spec.Template)
+			p.Labels = maps.Clone(p.Labels)
+			if p.Labels == nil {
+				p.Labels = map[string]string{}
+			}
+			p.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = hash
 			p.Spec.NodeName = n.Name
 			if err := m.createPod(ctx, p); err != nil {
 				return err
 			}
 		}
+		if err := m.renew(ctx, outdated, wanted-readyPods(living(pods))); err != nil {
+			return err
+		}
 		fresh := ds.DeepCopy()
+		fresh.Status.UpdatedNumberScheduled = int32(len(pods) - len(outdated))
+		fresh.Status.NumberUnavailable = wanted - readyPods(pods)
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
 		fresh.Status.NumberReady, fresh.Status.NumberAvailable = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = ds.Generation
 		if err := m.writeStatus(ctx, store.DaemonSets(), ds, fresh); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func living(pods []*corev1.Pod) []*corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return !active(p) })
+}
+
+// renew ends pods of an earlier template: those that are not available at once, of the
+// others one while all are (maxUnavailable is 1, as it is by default).
+func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable int32) error {
+	for _, p := range outdated {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		if podReady(p) {
+			if unavailable > 0 {
+				continue
+			}
+			unavailable++
+		}
+		if _, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
 	}
@@ -172,76 +214,4 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// syncDeployments keeps one ReplicaSet per template; those of earlier templates go down at once.
-func (m *Manager) syncDeployments(ctx context.Context) error {
-	deployments, err := all[*appsv1.Deployment](ctx, m.store, store.Deployments())
-	if err != nil {
-		return err
-	}
-	for _, d := range deployments {
-		sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
-		if err != nil {
-			return err
-		}
-		if err := m.syncDeployment(ctx, d, owned(sets, d)); err != nil {
-			return fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
-		}
-	}
-	return nil
-}
-
-func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) error {
-	hash, err := templateHash(d.Spec.Template)
-	if err != nil {
-		return err
-	}
-	replicas := int32(wantedReplicas(d.Spec.Replicas))
-	fresh := d.DeepCopy()
-	fresh.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation}
-	found := false
-	for _, rs := range sets {
-		want := int32(0)
-		if strings.HasSuffix(rs.Name, "-"+hash) {
-			found, want = true, replicas
-			fresh.Status.UpdatedReplicas = rs.Status.Replicas
-		}
-		fresh.Status.Replicas += rs.Status.Replicas
-		fresh.Status.ReadyReplicas += rs.Status.ReadyReplicas
-		fresh.Status.AvailableReplicas += rs.Status.AvailableReplicas
-		if int32(wantedReplicas(rs.Spec.Replicas)) != want {
-			scaled := rs.DeepCopy()
-			scaled.Spec.Replicas = &want
-			if _, err := m.store.Update(ctx, store.ReplicaSets(), scaled, store.Main); err != nil {
-				return err
-			}
-		}
-	}
-	if !found {
-		if _, err := m.store.Create(ctx, store.ReplicaSets(), replicaSet(d, hash, replicas)); err != nil {
-			return err
-		}
-	}
-	return m.writeStatus(ctx, store.Deployments(), d, fresh)
-}
-
-func replicaSet(d *appsv1.Deployment, hash string, replicas int32) *appsv1.ReplicaSet {
-	return &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: d.Name + "-" + hash, Namespace: d.Namespace, Labels: d.Spec.Template.Labels,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))},
-		},
-		Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: d.Spec.Selector, Template: d.Spec.Template},
-	}
-}
-
-func templateHash(t corev1.PodTemplateSpec) (string, error) {
-	b, err := json.Marshal(t)
-	if err != nil {
-		return "", fmt.Errorf("hash pod template: %w", err)
-	}
-	h := fnv.New32a()
-	_, _ = h.Write(b) // a hash cannot fail
-	return fmt.Sprintf("%08x", h.Sum32()), nil
 }

@@ -100,11 +100,21 @@ func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Ob
 	fresh.SetCreationTimestamp(metav1.Time{Time: time.Now().Truncate(time.Second)})
 	fresh.SetDeletionTimestamp(nil)
 	fresh.SetGeneration(1)
-	if pod, ok := fresh.(*corev1.Pod); ok && pod.Status.Phase == "" {
-		pod.Status.Phase = corev1.PodPending
-	}
+	prepare(fresh)
 	m.put(r, watch.Added, fresh, nil)
 	return fresh, nil
+}
+
+// prepare sets what the server itself does on a new object (PrepareForCreate in
+// the strategies of Kubernetes' registry/core).
+func prepare(fresh Object) {
+	switch o := fresh.(type) {
+	case *corev1.Pod:
+		o.Status.Phase = cmp.Or(o.Status.Phase, corev1.PodPending)
+	case *corev1.Namespace:
+		o.Status.Phase = corev1.NamespaceActive
+		o.Spec.Finalizers = []corev1.FinalizerName{corev1.FinalizerKubernetes}
+	}
 }
 
 // suffix makes the end of a generated name.
@@ -131,11 +141,11 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 	if err != nil {
 		return nil, err
 	}
-	if err := sameAs(r, old, obj); err != nil {
+	fresh, err := Preview(r, old, obj, part)
+	if err != nil {
 		return nil, err
 	}
-	fresh, changed := merge(old, obj, part)
-	if !changed {
+	if fresh == old {
 		return old, nil
 	}
 	if fresh.GetDeletionTimestamp() != nil && len(fresh.GetFinalizers()) == 0 && len(old.GetFinalizers()) > 0 {
@@ -143,6 +153,18 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 		return fresh, nil
 	}
 	m.put(r, watch.Modified, fresh, old)
+	return fresh, nil
+}
+
+// Preview is what an update makes of an object: old itself if nothing changes.
+func Preview(r schema.GroupVersionResource, old, obj Object, part Part) (Object, error) {
+	if err := sameAs(r, old, obj); err != nil {
+		return nil, err
+	}
+	fresh, changed := merge(old, obj, part)
+	if !changed {
+		return old, nil
+	}
 	return fresh, nil
 }
 

@@ -1,0 +1,175 @@
+package kubeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// apply is a server-side apply: the object becomes what its manager says, leaves
+// alone what others own, and is created where it is not there.
+func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
+	manager := r.URL.Query().Get("fieldManager")
+	if manager == "" {
+		return answer{}, apierrors.NewInvalid(schema.GroupKind{Group: "meta.k8s.io", Kind: "PatchOptions"}, "", field.ErrorList{
+			field.Required(field.NewPath("fieldManager"), "is required for apply patch"),
+		})
+	}
+	for try := 1; ; try++ {
+		a, err := s.applyOnce(r, t, body, manager)
+		if apierrors.IsConflict(err) && !fieldConflict(err) && try < patchTries {
+			continue
+		}
+		return a, err
+	}
+}
+
+// fieldConflict tells another manager's fields from another write.
+func fieldConflict(err error) bool {
+	return apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
+}
+
+func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager string) (answer, error) {
+	applied := map[string]any{}
+	if err := yaml.Unmarshal(body, &applied); err != nil {
+		return answer{}, apierrors.NewBadRequest("error decoding YAML: " + err.Error())
+	}
+	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return answer{}, err
+	}
+	live, err := loose(old, t)
+	if err != nil {
+		return answer{}, err
+	}
+	fields, err := fieldManager(t)
+	if err != nil {
+		return answer{}, err
+	}
+	merged, err := fields.Apply(live, &unstructured.Unstructured{Object: applied}, manager, r.URL.Query().Get("force") == "true")
+	if err != nil {
+		return answer{}, err
+	}
+	b, err := json.Marshal(merged)
+	if err != nil {
+		return answer{}, fmt.Errorf("encode %s: %w", t.name, err)
+	}
+	obj, err := s.decodeObject(b, t)
+	if err != nil {
+		return answer{}, err
+	}
+	if old == nil {
+		return s.add(r, t, obj)
+	}
+	obj, err = s.put(r, t, obj)
+	return answer{code: http.StatusOK, body: obj}, err
+}
+
+// loose is the object as JSON has it, an empty one of the target's kind where there is none.
+func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	if obj != nil {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", t.name, err)
+		}
+		u.Object = content
+	}
+	u.SetGroupVersionKind(t.resource.GVK())
+	u.SetName(t.name)
+	if t.namespace != "" {
+		u.SetNamespace(t.namespace)
+	}
+	return u, nil
+}
+
+// fieldManager is the API server's own, without the schemas of the built-in kinds: a
+// list is owned and replaced as a whole.
+func fieldManager(t target) (*managedfields.FieldManager, error) {
+	m, err := managedfields.NewDefaultCRDFieldManager(managedfields.NewDeducedTypeConverter(), oneVersion{}, oneVersion{}, oneVersion{},
+		t.resource.GVK(), t.resource.GroupVersion(), t.sub, nil)
+	if err != nil {
+		return nil, fmt.Errorf("track the fields of %s: %w", t.resource.Kind, err)
+	}
+	return m, nil
+}
+
+// own notes who has written what, on an object that somebody has ever applied; the
+// real server does on every one.
+func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Object, error) {
+	if len(old.GetManagedFields()) == 0 {
+		return obj, nil
+	}
+	before, err := loose(old, t)
+	if err != nil {
+		return nil, err
+	}
+	after, err := loose(obj, t)
+	if err != nil {
+		return nil, err
+	}
+	fields, err := fieldManager(t)
+	if err != nil {
+		return nil, err
+	}
+	manager := r.URL.Query().Get("fieldManager")
+	if manager == "" {
+		manager, _, _ = strings.Cut(r.UserAgent(), "/")
+	}
+	updated, err := fields.Update(before, after, manager)
+	if err != nil {
+		return nil, fmt.Errorf("track the fields of %s: %w", t.name, err)
+	}
+	obj = obj.DeepCopyObject().(store.Object)
+	obj.SetManagedFields(updated.(*unstructured.Unstructured).GetManagedFields())
+	return obj, nil
+}
+
+// oneVersion is what the field manager needs to know of versions and defaults: there
+// is one, and none.
+type oneVersion struct{}
+
+var (
+	_ runtime.ObjectConvertor = oneVersion{}
+	_ runtime.ObjectDefaulter = oneVersion{}
+	_ runtime.ObjectCreater   = oneVersion{}
+)
+
+// Default implements runtime.ObjectDefaulter.
+func (oneVersion) Default(runtime.Object) {}
+
+// New implements runtime.ObjectCreater.
+func (oneVersion) New(kind schema.GroupVersionKind) (runtime.Object, error) { return custom(kind), nil }
+
+// Convert implements runtime.ObjectConvertor.
+func (oneVersion) Convert(in, out, _ any) error {
+	from, ok := in.(*unstructured.Unstructured)
+	to, fits := out.(*unstructured.Unstructured)
+	if !ok || !fits {
+		return fmt.Errorf("convert %T to %T", in, out)
+	}
+	to.Object = from.Object
+	return nil
+}
+
+// ConvertToVersion implements runtime.ObjectConvertor.
+func (oneVersion) ConvertToVersion(in runtime.Object, _ runtime.GroupVersioner) (runtime.Object, error) {
+	return in, nil
+}
+
+// ConvertFieldLabel implements runtime.ObjectConvertor.
+func (oneVersion) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
+	return label, value, nil
+}

@@ -1,0 +1,55 @@
+package sim
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// The releases of Kubernetes that the world has images of.
+var kubernetesReleases = []string{
+	"v1.33.8", "v1.33.9", "v1.34.0", "v1.34.5", "v1.34.6", "v1.35.0", "v1.35.1", "v1.35.2", "v1.35.3", "v1.35.4", "v1.35.5",
+	"v1.36.0", "v1.36.1", "v1.36.2", "v1.37.0", "v1.37.1",
+}
+
+// kubernetesImages are the repositories of what is released with Kubernetes.
+var kubernetesImages = []string{
+	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
+	"ghcr.io/siderolabs/kubelet",
+}
+
+// publicImages are those of registries that the lab has nobody serve.
+type publicImages struct {
+	mu   sync.Mutex
+	more []string
+}
+
+// PublishImage has a registry outside the lab have one more image.
+func (l *Lab) PublishImage(ref string) {
+	l.public.mu.Lock()
+	defer l.public.mu.Unlock()
+	l.public.more = append(l.public.more, ref)
+}
+
+// digest is what talosapi.Options.PublicImage asks for.
+func (p *publicImages) digest(ref string) (string, error) {
+	p.mu.Lock()
+	more := slices.Clone(p.more)
+	p.mu.Unlock()
+	sum := sha256.Sum256([]byte(ref))
+	digest := "sha256:" + hex.EncodeToString(sum[:])
+	host, _, _ := strings.Cut(ref, "/")
+	repository, tag := ref[:max(0, strings.LastIndexByte(ref, ':'))], ref[strings.LastIndexByte(ref, ':')+1:]
+	switch {
+	case slices.Contains(more, ref), slices.Contains(kubernetesImages, repository) && slices.Contains(kubernetesReleases, tag):
+		return digest, nil
+	case slices.ContainsFunc(append(more, kubernetesImages...), func(known string) bool { return strings.HasPrefix(known, host+"/") }):
+		return "", talosapi.ErrNoImage
+	}
+	return "", errors.ErrUnsupported
+}

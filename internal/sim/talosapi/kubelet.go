@@ -1,0 +1,241 @@
+package talosapi
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+)
+
+// How long what the kubelet does takes, at speed 1.
+const (
+	kubeletEnds   = time.Second      // a kubelet that is told to end until it has
+	kubeletHealth = 2 * time.Second  // its start until the first look at its health (services/kubelet.go)
+	manifestCheck = 20 * time.Second // at most, a change of the static pods until it sees it: its httpCheckFrequency
+	statusCheck   = 15 * time.Second // at most, a change of a static pod until Talos sees it (KubeletStaticPodController)
+)
+
+// kubeletID is the kubelet's, as a service.
+const kubeletID = "kubelet"
+
+// kubelet is the service of that name on one boot, and the static pods that it runs.
+type kubelet struct {
+	b *boot
+
+	mu      sync.Mutex
+	status  service
+	ordered int             // restarts that the API asked for
+	pods    map[string]*pod // by component; nil until the kubelet has begun with them
+	changed chan struct{}   // closed at the next change of what it is to run, or of a pod
+}
+
+func newKubelet(b *boot) *kubelet {
+	return &kubelet{
+		b: b, changed: make(chan struct{}), pods: map[string]*pod{},
+		status: service{id: kubeletID, state: stateWaiting, message: "Waiting for service \"cri\" to be \"up\"", unknown: true, at: b.started},
+	}
+}
+
+// notify tells whoever waits that something has changed.
+func (k *kubelet) notify() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.changed)
+	k.changed = make(chan struct{})
+}
+
+func (k *kubelet) service() service {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.status
+}
+
+// become shows a new state of the service.
+func (k *kubelet) become(ctx context.Context, state, message string, healthy, unknown bool) {
+	s := service{id: kubeletID, state: state, message: message, healthy: healthy, unknown: unknown, at: time.Now()}
+	if state == stateRunning && !healthy && !unknown {
+		s.problem = errNoKubelet
+		s.message = "Health check failed: " + errNoKubelet
+	}
+	k.mu.Lock()
+	k.status = s
+	k.mu.Unlock()
+	k.notify()
+	if err := k.b.refresh(ctx); err != nil && ctx.Err() == nil {
+		k.b.m.console("service %s: %v", kubeletID, err)
+	}
+}
+
+// errNoKubelet is what a health check meets where the process does not get as far as to listen.
+const errNoKubelet = `Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`
+
+// wanted is the image that the configuration has the kubelet run, what else a
+// change of has it restarted, and a channel that is closed when that may have changed.
+func (k *kubelet) wanted() (image, generation string, changed <-chan struct{}) {
+	var args []string
+	if cfg := k.b.config().K8sKubeletConfig(); cfg != nil {
+		image, args = cfg.Image(), arguments(cfg.ExtraArgs())
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return image, fmt.Sprint(image, args, k.ordered), k.changed
+}
+
+// run keeps the service as its specification has it: a change of that ends it and
+// starts it anew (KubeletServiceController). started is closed when it runs for the first time.
+func (k *kubelet) run(ctx context.Context, started chan<- struct{}) {
+	atOnce := true
+	for ctx.Err() == nil {
+		image, generation, _ := k.wanted()
+		life, end := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			k.serve(life, image, atOnce, func() {
+				if started != nil {
+					close(started)
+					started = nil
+				}
+			})
+		}()
+		for {
+			_, now, changed := k.wanted()
+			if now != generation || !awaitChange(ctx, changed, time.Time{}) {
+				break
+			}
+		}
+		end()
+		<-done
+		if !k.end(ctx) {
+			return
+		}
+		atOnce = false
+	}
+}
+
+// end is the end of the process. Its containers go on without it.
+func (k *kubelet) end(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	if k.service().state == stateRunning {
+		k.become(ctx, stateStopping, fmt.Sprintf("Sending SIGTERM to task %s (PID %d, container %s)", kubeletID, k.b.pid(kubeletID), kubeletID), false, false)
+		if !k.b.m.fw.sleep(ctx, kubeletEnds) {
+			return false
+		}
+	}
+	k.b.withdraw()
+	k.become(ctx, stateFinished, "Service finished successfully", false, false)
+	return ctx.Err() == nil
+}
+
+// serve is one run of the service, until ctx ends. The first one of a boot takes no
+// time, which the start of the services has: atOnce.
+func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started func()) {
+	b := k.b
+	k.become(ctx, statePreparing, "Running pre state", false, true)
+	if err := k.fetch(ctx, image, atOnce); err != nil {
+		if ctx.Err() == nil {
+			k.become(ctx, stateFailed, fmt.Sprintf("Failed to run pre stage: %v", err), false, true)
+			<-ctx.Done()
+		}
+		return
+	}
+	message := fmt.Sprintf("Started task %s (PID %d) for container %s", kubeletID, b.pid(kubeletID), kubeletID)
+	if b.m.fw.defects.ofRef(image, b.m.has()) == Unready {
+		k.become(ctx, stateRunning, message, false, true)
+		if b.m.fw.sleep(ctx, kubeletHealth) {
+			k.become(ctx, stateRunning, "", false, false)
+			<-ctx.Done()
+		}
+		return
+	}
+	b.announce(image)
+	if !atOnce {
+		k.become(ctx, stateRunning, message, false, true)
+		if !b.m.fw.sleep(ctx, kubeletHealth) {
+			return
+		}
+	}
+	k.become(ctx, stateRunning, "Health check successful", true, false)
+	started()
+	k.runPods(ctx)
+}
+
+// fetch has the image there. Where Talos has just booted that is part of how long
+// the services take to start, unless there is something wrong with the image.
+func (k *kubelet) fetch(ctx context.Context, image string, atOnce bool) error {
+	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_SYSTEM, ref: image}
+	_, err := k.b.pullContainer(ctx, name, legacyRetries, atOnce)
+	return err
+}
+
+// restart is what the API's order to restart the service does.
+func (k *kubelet) restart() {
+	k.mu.Lock()
+	k.ordered++
+	k.mu.Unlock()
+	k.notify()
+}
+
+// arguments are flags in order, as argsbuilder writes them.
+func arguments(extra map[string][]string) []string {
+	var all []string
+	for name, values := range extra {
+		for _, v := range values {
+			all = append(all, "--"+name+"="+v)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// kubeletSpec is what the kubelet is to run with.
+func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.KubeletSpec {
+	r := k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID)
+	r.TypedSpec().Image = image
+	r.TypedSpec().Args = append([]string{
+		"--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubeconfig", "--cert-dir=/var/lib/kubelet/pki", "--config=/etc/kubernetes/kubelet.yaml",
+	}, arguments(extra)...)
+	r.TypedSpec().Config = map[string]any{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+	return r
+}
+
+// rendered are the static pods that Talos has the kubelet run.
+func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) {
+	all := map[string]map[string]any{}
+	for _, id := range components {
+		r, err := b.store.st.Get(ctx, k8s.NewStaticPod(k8s.NamespaceName, id).Metadata())
+		if state.IsNotFoundError(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read static pod %s: %w", id, err)
+		}
+		all[id] = r.(*k8s.StaticPod).TypedSpec().Pod
+	}
+	return all, nil
+}
+
+// startKubelet starts the service and waits until it is healthy, as the boot
+// sequence does, unless the machine is told to end before.
+func (b *boot) startKubelet(ctx context.Context) outcome {
+	started := make(chan struct{})
+	b.tasks.Go(func() { b.kubelet.run(ctx, started) })
+	b.tasks.Go(func() { b.kubelet.watchPods(ctx) })
+	select {
+	case <-ctx.Done():
+		return killed
+	case <-started:
+		return carryOn
+	case <-b.m.power:
+		return powerOff
+	case end := <-b.orders:
+		return end
+	}
+}

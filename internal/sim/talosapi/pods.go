@@ -1,0 +1,347 @@
+package talosapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+)
+
+// How long what a static pod does takes, at speed 1.
+const (
+	podEnds     = 2 * time.Second  // a container that is told to end until it has
+	podStarts   = time.Second      // an image that is there until its container runs
+	serverTime  = 8 * time.Second  // kube-apiserver's start until it answers
+	probeTime   = 5 * time.Second  // the others' start until their startup probe succeeds
+	firstPause  = 10 * time.Second // between two attempts to pull or to start, doubled each time
+	longestWait = 5 * time.Minute
+)
+
+// The reasons for which a container waits, as the kubelet gives them.
+const (
+	creating     = "ContainerCreating"
+	pullFailed   = "ErrImagePull"
+	pullBackOff  = "ImagePullBackOff"
+	crashBackOff = "CrashLoopBackOff"
+)
+
+// StaticPod is a static pod as its kubelet has it.
+type StaticPod struct {
+	Pod      map[string]any // as Talos rendered it
+	Hash     string         // of that
+	Ready    bool
+	Waiting  string // why its container does not run, "" if it does
+	Message  string // what there is to say of that
+	Restarts int
+	Started  time.Time // when its container last did
+}
+
+// pod is a static pod and whoever sees to it.
+type pod struct {
+	StaticPod
+	id   string
+	stop context.CancelFunc
+	done chan struct{} // closed when its container has ended
+}
+
+// image is what the pod's container runs.
+func (p StaticPod) image() string {
+	c := p.container()
+	image, _ := c["image"].(string)
+	return image
+}
+
+// container is the first one of the rendered pod.
+func (p StaticPod) container() map[string]any {
+	spec, _ := p.Pod["spec"].(map[string]any)
+	all, _ := spec["containers"].([]any)
+	if len(all) == 0 {
+		return nil
+	}
+	c, _ := all[0].(map[string]any)
+	return c
+}
+
+// probed says whether the kubelet asks the container itself how it is. A container
+// that nobody asks is ready as soon as it runs, whatever it does.
+func (p StaticPod) probed() bool {
+	c := p.container()
+	return c["readinessProbe"] != nil || c["startupProbe"] != nil
+}
+
+func hashOf(rendered map[string]any) string {
+	b, err := json.Marshal(rendered)
+	if err != nil {
+		return "" // it came out of JSON's own types
+	}
+	return digest(b)
+}
+
+// runPods has the static pods be those that Talos renders, until ctx ends; the
+// containers go on until the machine goes down.
+func (k *kubelet) runPods(ctx context.Context) {
+	k.tellPods()
+	for prompt := true; ; {
+		k.mu.Lock()
+		changed, none := k.changed, len(k.pods) == 0
+		k.mu.Unlock()
+		rendered, err := k.b.rendered(ctx)
+		if err != nil {
+			return // the machine goes down
+		}
+		switch {
+		case k.has(rendered):
+			prompt = false
+			if !awaitChange(ctx, changed, time.Time{}) {
+				return
+			}
+		case prompt, none: // it looks when it starts
+			k.sync(rendered)
+		case !k.b.m.fw.sleep(ctx, manifestCheck):
+			return
+		default:
+			prompt = true
+		}
+	}
+}
+
+// has says whether these are the pods that the kubelet has.
+func (k *kubelet) has(rendered map[string]map[string]any) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.EqualFunc(k.pods, rendered, func(p *pod, r map[string]any) bool { return p.Hash == hashOf(r) })
+}
+
+// sync replaces the pods that are not as they should be. The first ones of a boot
+// start at once: that is part of how long the services take.
+func (k *kubelet) sync(rendered map[string]map[string]any) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, old := range k.pods {
+		if rendered[id] == nil {
+			old.stop()
+			delete(k.pods, id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(rendered)) {
+		old := k.pods[id]
+		if old != nil && old.Hash == hashOf(rendered[id]) {
+			continue
+		}
+		life, over := k.b.life()
+		ctx, stop := context.WithCancel(life)
+		p := &pod{
+			StaticPod: StaticPod{Pod: rendered[id], Hash: hashOf(rendered[id]), Waiting: creating},
+			id:        id, stop: stop, done: make(chan struct{}),
+		}
+		k.pods[id] = p
+		k.b.tasks.Go(func() {
+			defer over()
+			defer close(p.done)
+			if old != nil {
+				old.stop()
+				<-old.done
+			}
+			k.live(ctx, p, old == nil)
+			k.b.m.fw.sleep(life, podEnds) // it ends; so does the boot, if that ends first
+		})
+	}
+}
+
+// live is the life of one pod's container.
+func (k *kubelet) live(ctx context.Context, p *pod, atOnce bool) {
+	b := k.b
+	image := p.image()
+	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_CRI, ref: image}
+	for pause := firstPause; ; pause = min(2*pause, longestWait) {
+		k.show(p, func() { p.Waiting, p.Message = creating, "" })
+		err := b.pullForPod(ctx, name, atOnce)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		k.show(p, func() { p.Waiting, p.Message = pullFailed, err.Error() })
+		if !b.m.fw.sleep(ctx, podStarts) {
+			return
+		}
+		k.show(p, func() {
+			p.Waiting, p.Message = pullBackOff, fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %v", image, err)
+		})
+		if !b.m.fw.sleep(ctx, pause) {
+			return
+		}
+	}
+	k.start(ctx, p, atOnce)
+	if p.id == k8s.APIServerID {
+		b.serveKubernetes("")
+	}
+}
+
+// start is the container from its start to its end.
+func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
+	b := k.b
+	if !atOnce && !b.m.fw.sleep(ctx, podStarts) {
+		return
+	}
+	running := func(ready bool) {
+		k.show(p, func() { p.Waiting, p.Message, p.Ready, p.Started = "", "", ready, time.Now() })
+	}
+	image := p.image()
+	switch b.m.fw.defects.ofRef(image, b.m.has()) {
+	case Loops:
+		k.loop(ctx, p)
+		return
+	case Unready:
+		running(!p.probed())
+		<-ctx.Done()
+		return
+	}
+	running(atOnce || !p.probed())
+	switch {
+	case atOnce:
+	case p.id == k8s.APIServerID:
+		if !b.m.fw.sleep(ctx, serverTime) {
+			return
+		}
+	case !b.m.fw.sleep(ctx, probeTime):
+		return
+	}
+	if p.id == k8s.APIServerID {
+		b.serveKubernetes(image)
+	}
+	k.show(p, func() { p.Ready = true })
+	<-ctx.Done()
+}
+
+// loop is a container that ends as soon as it has started, again and again.
+func (k *kubelet) loop(ctx context.Context, p *pod) {
+	for pause := firstPause; ; pause = min(2*pause, longestWait) {
+		k.show(p, func() { p.Waiting, p.Message, p.Ready, p.Started = "", "", !p.probed(), time.Now() })
+		if !k.b.m.fw.sleep(ctx, podStarts) {
+			return
+		}
+		k.show(p, func() {
+			p.Waiting, p.Ready = crashBackOff, false
+			p.Message = fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", pause, p.id, p.id)
+			p.Restarts++
+		})
+		if !k.b.m.fw.sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// show changes what is to be seen of a pod: at once in Kubernetes, in Talos'
+// resources when it looks next.
+func (k *kubelet) show(p *pod, change func()) {
+	k.mu.Lock()
+	change()
+	k.mu.Unlock()
+	k.tellPods()
+	k.notify()
+}
+
+// shown are the pods, by name of their component.
+func (k *kubelet) shown() map[string]StaticPod {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := map[string]StaticPod{}
+	for id, p := range k.pods {
+		all[id] = p.StaticPod
+	}
+	return all
+}
+
+// tellPods tells Kubernetes of them, while there is a kubelet that does.
+func (k *kubelet) tellPods() {
+	k.b.mu.Lock()
+	node := k.b.node
+	k.b.mu.Unlock()
+	if node == "" || k.b.m.fw.o.Kubelet == nil {
+		return
+	}
+	all := k.shown()
+	var list []StaticPod
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, all[id])
+	}
+	k.b.m.fw.o.Kubelet.StaticPods(k.b.m.hw.UUID, list)
+}
+
+// watchPods shows in Talos' resources what the kubelet says of the static pods: now
+// and then, once it has shown them ready, and nothing while there is no kubelet
+// (KubeletStaticPodController).
+func (k *kubelet) watchPods(ctx context.Context) {
+	for settled := false; ; {
+		k.mu.Lock()
+		changed := k.changed
+		k.mu.Unlock()
+		rs := k.statuses()
+		if err := k.b.store.replace(ctx, staticPodStatuses, rs); err != nil {
+			if ctx.Err() == nil {
+				k.b.m.console("static pods: %v", err)
+			}
+			return
+		}
+		settled = settled || len(rs) > 0 && !slices.ContainsFunc(slices.Collect(maps.Values(k.shown())), func(p StaticPod) bool { return !p.Ready })
+		if !awaitChange(ctx, changed, time.Time{}) {
+			return
+		}
+		if settled && len(k.statuses()) > 0 && !k.b.m.fw.sleep(ctx, statusCheck) {
+			return
+		}
+	}
+}
+
+var staticPodStatuses = resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined)
+
+// statuses are the resources that say how the static pods are.
+func (k *kubelet) statuses() []resource.Resource {
+	if k.service().state != stateRunning {
+		return nil
+	}
+	k.b.mu.Lock()
+	node := nodenameOf(k.b.cfg, k.b.nodeID)
+	k.b.mu.Unlock()
+	var rs []resource.Resource
+	all := k.shown()
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		r := k8s.NewStaticPodStatus(k8s.NamespaceName, "kube-system/"+id+"-"+node)
+		r.TypedSpec().PodStatus = all[id].status(id, k.b.m.addr.String())
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// status is a pod's, as the kubelet's API gives it.
+func (p StaticPod) status(id, addr string) map[string]any {
+	phase, truth := "Running", map[bool]string{true: "True", false: "False"}
+	container := map[string]any{
+		"name": id, "image": p.image(), "ready": p.Ready, "started": p.Ready, "restartCount": int64(p.Restarts),
+		"state": map[string]any{"running": map[string]any{"startedAt": p.Started.UTC().Format(time.RFC3339)}},
+	}
+	if p.Waiting != "" {
+		container["state"] = map[string]any{"waiting": map[string]any{"reason": p.Waiting, "message": p.Message}}
+	}
+	if p.Started.IsZero() {
+		phase = "Pending"
+	}
+	var conditions []any
+	for _, c := range []struct {
+		kind string
+		met  bool
+	}{{"PodReadyToStartContainers", true}, {"Initialized", true}, {"Ready", p.Ready}, {"ContainersReady", p.Ready}, {"PodScheduled", true}} {
+		conditions = append(conditions, map[string]any{"type": c.kind, "status": truth[c.met]})
+	}
+	return map[string]any{
+		"phase": phase, "conditions": conditions, "hostIP": addr, "podIP": addr, "containerStatuses": []any{container},
+	}
+}
