@@ -22,8 +22,6 @@ type KubernetesPlan struct {
 	Refused  []string         `json:"refused,omitempty"`   // why it can't be done; a plan with any is not run
 	Warn     []string         `json:"warnings,omitempty"`
 	LeftOver string           `json:"leftOver,omitempty"` // what is not done, and the command that does it
-
-	settles bool // something was changed by an earlier run, and is watched first
 }
 
 // KubernetesNode is what happens to one node.
@@ -101,6 +99,7 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 		p.Refused = append(p.Refused, r.String())
 	}
 	if p.Work() {
+		p.warnOfOutage()
 		p.LeftOver = fmt.Sprintf("CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: talosctl -n %s upgrade-k8s --to %s --dry-run shows what differs, and without --dry-run applies it",
 			p.anyControlPlane(), strings.TrimPrefix(p.To, "v"))
 	}
@@ -235,8 +234,6 @@ func (p *kubernetesPlanner) changes(n *KubernetesNode) {
 		}
 		if to != image {
 			n.Changes = append(n.Changes, ImageChange{c, image, to})
-		} else {
-			p.settles = true
 		}
 	}
 	p.kubelet(n)
@@ -281,6 +278,19 @@ func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
 			r.version, maxKubeletSkew, p.wanted, p.anyControlPlane(), p.lowest)
 	case seen.Proxy.Image != to:
 		p.Proxy = &ImageChange{KubeProxy, seen.Proxy.Image, to}
+	}
+}
+
+// warnOfOutage tells of the only API server, which is away while it restarts.
+func (p *kubernetesPlanner) warnOfOutage() {
+	var planes []string
+	for _, n := range p.Nodes {
+		if n.Role == controlPlane {
+			planes = append(planes, n.Node)
+		}
+	}
+	if len(planes) == 1 {
+		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is away while its API server restarts", planes[0]))
 	}
 }
 
