@@ -224,7 +224,7 @@ func kubernetes(to, unsupported string) []command {
 		{line: "get staticpods kube-apiserver -n {cp2} -o yaml", out: []string{`image: registry\.k8s\.io/kube-apiserver:v1\.35\.4`}},
 		{line: "upgrade-k8s -n {cp1} --to " + to, out: []string{
 			`pre-pulling registry\.k8s\.io/kube-scheduler:v` + to, `kube-apiserver: waiting, config version mismatch: got "1", expected "2"`,
-			`kube-apiserver: pod is not ready, waiting`, `waiting for kubelet restart`, `< "{wk2}": successfully updated`,
+			`kube-scheduler: pod is not ready, waiting`, `waiting for kubelet restart`, `< "{wk2}": successfully updated`,
 		}, not: []string{`skipped in dry-run`}},
 		{line: "get kubeletspec -n {wk1} -o yaml", out: []string{`image: ghcr\.io/siderolabs/kubelet:v` + to}},
 		{line: "get staticpods kube-apiserver -n {cp2} -o yaml", out: []string{`image: registry\.k8s\.io/kube-apiserver:v` + to, `talos\.dev/config-version: "2"`}},
