@@ -15,7 +15,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill e2e e2e-talosctl e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -52,6 +52,9 @@ e2e: build bin/tools/testsummary ## recast against the real Image Factory and th
 
 e2e-talosctl: build bin/tools/testsummary ## Sidero's own talosctl against the lab's machines: every command with what became of it
 	@tools/e2e-talosctl
+
+e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every trouble with what it says
+	@tools/e2e-k8s
 
 e2e-deps: ## install the Debian packages that make e2e needs
 	@tools/e2e deps

@@ -182,7 +182,11 @@ func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
 	if err != nil {
 		return err
 	}
-	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk))
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	patched, err := n.Maintenance.PatchConfig(config, n.patch(disk, mem.Kubernetes))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
@@ -194,8 +198,8 @@ func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk) error {
 	return err
 }
 
-func (n *nodeRoll) patch(disk MachineDisk) ConfigPatch {
-	return ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Talos: n.want.Build.TalosVersion}
+func (n *nodeRoll) patch(disk MachineDisk, kubernetes KubernetesImages) ConfigPatch {
+	return ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: n.want.Build.TalosVersion}
 }
 
 // stopMismatch switches a machine off that is not what it should be. Its disks are untouched.

@@ -14,6 +14,8 @@ import (
 // Claim is the cluster-wide mark that a run holds, so that there is one run per
 // cluster: a never-started VM with a fixed VMID, whose creation is atomic in the
 // whole Proxmox cluster and whose description is changed by compare-and-swap.
+// For a token that may not make VMs, a Lease of Kubernetes serves; whoever takes
+// the one looks for the other before anything is done, so that they exclude each other.
 type Claim struct {
 	Proxmox interface {
 		Inventory
@@ -22,6 +24,8 @@ type Claim struct {
 	Cluster string
 	VMID    VMID
 	Host    string // the Proxmox node to make it on
+	Leases  Leases // nil: no Lease is looked for
+	InLease bool   // it is kept as a Lease, not as a VM
 	Holder  Holder
 	Run     string
 
@@ -51,25 +55,50 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
+// places are where our claim is kept, and where that of others may be, nil for nowhere.
+func (c *Claim) places() (ours, others claimPlace) {
+	vm := claimVM{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
+	if c.Leases == nil {
+		return vm, nil
+	}
+	lease := claimLease{leases: c.Leases, cluster: c.Cluster, watch: c.watch()}
+	if c.InLease {
+		return lease, vm
+	}
+	return vm, lease
+}
+
+// releaseOthers bounds giving the claim back that somebody else's stands against.
+const releaseOthers = time.Minute
+
 // Acquire takes the claim, or fails with fault.Claimed and says who holds it.
 // One that stands still is taken over after Watch, a dead one's at once. The
 // claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
-	a := acquisition{Claim: c}
-	err := wait.Until(ctx, wait.For{
-		Name: "take the claim of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
-		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
-	}, a.look)
-	if err != nil {
+	ours, others := c.places()
+	a := acquisition{Claim: c, place: ours}
+	if err := a.until(ctx); err != nil {
 		return nil, err
 	}
-	return hold(ctx, *c, a.sent), nil
+	held := hold(ctx, *c, ours, a.sent)
+	if others == nil {
+		return held, nil
+	}
+	clear := acquisition{Claim: c, place: others, clearing: true}
+	if err := clear.until(ctx); err != nil {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseOthers)
+		defer cancel()
+		return nil, errors.Join(err, held.Release(release))
+	}
+	return held, nil
 }
 
-// acquisition is one attempt to take a claim.
+// acquisition is one attempt to take a claim, or to clear away one that nobody holds any more.
 type acquisition struct {
 	*Claim
-	sent time.Time // when the change that made it ours was sent
+	place    claimPlace
+	clearing bool      // the place where ours is not
+	sent     time.Time // when the change that made it ours was sent
 
 	watching bool // somebody else's claim
 	seen     ClaimState
@@ -78,30 +107,41 @@ type acquisition struct {
 	formingSince time.Time // when it was first seen to be no more than that; zero: it is more
 }
 
+func (a *acquisition) until(ctx context.Context) error {
+	return wait.Until(ctx, wait.For{
+		Name: "take the claim of cluster " + a.Cluster, Every: a.heartbeat() / 3, Timeout: 4 * a.watch(),
+		Seen: func(seen string) { a.say("claim of cluster %s: %s", a.Cluster, seen) },
+	}, a.look)
+}
+
 func (a *acquisition) look(ctx context.Context) (done bool, seen string, err error) {
 	asked := time.Now()
-	vm, err := a.Proxmox.VM(ctx, a.VMID)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return a.create(ctx)
-	case err != nil && a.watching:
-		return false, "", err // a counter that is the same afterwards has stood still all the same
-	case err != nil:
-		return false, "", wait.Stop(fmt.Errorf("look up VM %d: %w", a.VMID, err))
-	case forming(vm):
+	found, err := a.place.read(ctx)
+	if f, forming := errors.AsType[*formingError](err); forming {
 		if a.formingSince.IsZero() {
 			a.formingSince = asked
 		}
 		if asked.Sub(a.formingSince) >= a.watch() {
-			return false, "", wait.Stop(halfMade(vm))
+			return false, "", wait.Stop(halfMade(f.vm))
 		}
-		return false, fmt.Sprintf("%s is being created by somebody", vm), nil
+		return false, f.Error(), nil
 	}
-	a.formingSince = time.Time{}
-	found, err := claimOf(vm, a.Cluster)
+	_, strange := errors.AsType[*strangeError](err)
 	switch {
+	case errors.Is(err, ErrNotFound):
+		return a.create(ctx)
+	case strange:
+		return false, "", wait.Stop(err)
+	case err != nil && a.watching:
+		return false, "", err // a counter that is the same afterwards has stood still all the same
+	case err != nil && a.mute(err):
+		a.say("claim of cluster %s: whether somebody holds it as a Lease can't be told: %v; without Kubernetes they could do nothing either", a.Cluster, err)
+		return true, "", nil
 	case err != nil:
 		return false, "", wait.Stop(err)
+	}
+	a.formingSince = time.Time{}
+	switch {
 	case found.heldBy(a.Run, a.Holder):
 		return a.take(ctx, found)
 	case a.Dead != nil && a.Dead(found.Holder):
@@ -118,29 +158,42 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	return false, fmt.Sprintf("held by %s; watching for up to %s whether that run is alive", found, a.watch()), nil
 }
 
+// mute says whether the API of Kubernetes does not answer the one whose claim is
+// in Proxmox: the only control plane may be what is to be put right. Whoever
+// holds the Lease is stopped by that, for they can't prove that they do.
+func (a *acquisition) mute(err error) bool {
+	return a.clearing && !a.InLease && fault.KindOf(err) != fault.Refused
+}
+
 func (a *acquisition) claimedBy(s ClaimState) error {
-	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)", s, s.VM))
+	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)", s, s.where()))
 	return fault.WithHint(err, "wait until that run has ended; recast status shows how far it is")
 }
 
 func (a *acquisition) create(ctx context.Context) (done bool, seen string, err error) {
 	a.watching = false
-	description, err := a.mine(0).description()
-	if err != nil {
-		return false, "", wait.Stop(err)
+	if a.clearing {
+		return true, "", nil
 	}
 	sent := time.Now()
-	err = a.Proxmox.CreateVM(ctx, a.Host, a.VMID, map[string]string{
-		"name": claimName, "memory": "16", "onboot": "0", "protection": "0", "description": description,
-	})
-	return a.took(sent, prefix(fmt.Sprintf("create the claim, VM %d on %s", a.VMID, a.Host), err))
+	err = a.place.create(ctx, a.mine(0))
+	return a.took(sent, err)
 }
 
 // take makes somebody's claim ours, or a claim of ours alive again.
 func (a *acquisition) take(ctx context.Context, from ClaimState) (done bool, seen string, err error) {
 	a.watching = false
 	sent := time.Now()
-	err = writeClaim(ctx, a.Proxmox, from.VM, a.mine(from.Beat+1))
+	switch {
+	case !a.clearing:
+		err = a.place.write(ctx, from, a.mine(from.Beat+1))
+	case a.InLease:
+		return false, "", wait.Stop(fault.WithHint(
+			fault.Refusedf("%s is the claim of %s, which has ended, and this token may not change VMs", from.VM, from),
+			"run recast with the token that made it, or make sure that no run is at work and delete that VM"))
+	default:
+		err = a.place.remove(ctx, from)
+	}
 	return a.took(sent, err)
 }
 
@@ -159,13 +212,4 @@ func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _
 
 func (c *Claim) mine(beat int) ClaimState {
 	return ClaimState{Cluster: c.Cluster, Run: c.Run, Holder: c.Holder, Since: time.Now().UTC().Truncate(time.Second), Beat: beat}
-}
-
-// writeClaim changes the claim if it still is as vm was read.
-func writeClaim(ctx context.Context, px Editor, vm VM, s ClaimState) error {
-	description, err := s.description()
-	if err != nil {
-		return err
-	}
-	return prefix(fmt.Sprintf("write the claim into %s", vm), px.SetConfig(ctx, vm, map[string]string{"description": description}, nil))
 }

@@ -206,8 +206,8 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		outage time.Duration
 		during string
 	}{
-		"short": {30 * time.Second, "read the claim of cluster c1: connection refused"},
-		"long":  {30 * time.Minute, "read the claim of cluster c1: connection refused"},
+		"short": {30 * time.Second, "read the claim of cluster c1: look up VM 9000: connection refused"},
+		"long":  {30 * time.Minute, "read the claim of cluster c1: look up VM 9000: connection refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -232,7 +232,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 				if err := h.Release(t.Context()); err != nil {
 					t.Error(err)
 				}
-				want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: connection refused; trying again"
+				want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
 				if diff := cmp.Diff([]string{want}, said); diff != "" {
 					t.Error(diff)
 				}

@@ -45,6 +45,10 @@ func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, 
 	return supported, err
 }
 
+func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.PullImage(ctx, addr, uuid, c, image, say) })
+}
+
 func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
 	err = g.held.whileOurs(ctx, func() error {
 		reboots, err = g.talos.Install(ctx, addr, uuid, installer, say)
@@ -115,6 +119,10 @@ func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) err
 
 func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.RestoreMetadata(ctx, node, m) })
+}
+
+func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.SetProxyImage(ctx, from, to) })
 }
 
 // Drain evicts pod after pod for minutes: it ends as well when a heartbeat finds

@@ -14,6 +14,7 @@ import (
 // with Release, with the context given to Acquire, or when the claim is lost.
 type Held struct {
 	claim Claim
+	place claimPlace
 	stop  context.CancelFunc
 	beats sync.WaitGroup
 
@@ -24,9 +25,9 @@ type Held struct {
 	lost  error     // for good; nothing is written after it
 }
 
-func hold(ctx context.Context, c Claim, sent time.Time) *Held {
+func hold(ctx context.Context, c Claim, place claimPlace, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
-	h := &Held{claim: c, stop: cancel, gone: make(chan struct{}), alive: sent}
+	h := &Held{claim: c, place: place, stop: cancel, gone: make(chan struct{}), alive: sent}
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }
@@ -88,17 +89,15 @@ func (h *Held) current(ctx context.Context) (ClaimState, error) {
 	if err := h.isLost(); err != nil {
 		return ClaimState{}, err
 	}
-	vm, err := h.claim.Proxmox.VM(ctx, h.claim.VMID)
+	s, err := h.place.read(ctx)
+	_, strange := errors.AsType[*strangeError](err)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return ClaimState{}, h.lose(fmt.Errorf("VM %d was deleted", h.claim.VMID))
+		return ClaimState{}, h.lose(fmt.Errorf("%s was deleted", h.place))
+	case strange:
+		return ClaimState{}, h.lose(err)
 	case err != nil:
 		return ClaimState{}, fmt.Errorf("read the claim of cluster %s: %w", h.claim.Cluster, err)
-	}
-	s, err := claimOf(vm, h.claim.Cluster)
-	switch {
-	case err != nil:
-		return ClaimState{}, h.lose(err)
 	case !s.heldBy(h.claim.Run, h.claim.Holder):
 		return ClaimState{}, h.lose(fmt.Errorf("to %s", s))
 	}
@@ -155,9 +154,10 @@ func (h *Held) beat(ctx context.Context) error {
 	defer cancel()
 	s, err := h.current(ctx)
 	if err == nil {
-		s.Beat++
+		next := s
+		next.Beat++
 		sent := time.Now()
-		if err = writeClaim(ctx, h.claim.Proxmox, s.VM, s); err == nil {
+		if err = h.place.write(ctx, s, next); err == nil {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.alive, h.fault = sent, nil
@@ -175,7 +175,7 @@ func (h *Held) beat(ctx context.Context) error {
 	return err
 }
 
-// Release stops the heartbeat and deletes the claim's VM if it is still ours.
+// Release stops the heartbeat and ends the claim if it is still ours.
 // It may be called again after an error, and does nothing after a success.
 func (h *Held) Release(ctx context.Context) error {
 	h.stop()
@@ -208,21 +208,5 @@ func (h *Held) release(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	disks, err := s.VM.Disks()
-	switch {
-	case err != nil:
-		return err
-	case s.VM.Name != claimName || s.VM.Running || s.VM.Template || len(disks) > 0:
-		return fault.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", s.VM, claimName)
-	}
-	if err := RequireQuorum(ctx, h.claim.Proxmox); err != nil {
-		return err
-	}
-	// Whoever watches it has to begin anew: between this and the delete, which
-	// is not conditional, nobody can take it over.
-	s.Beat++
-	if err := writeClaim(ctx, h.claim.Proxmox, s.VM, s); err != nil {
-		return err
-	}
-	return prefix(fmt.Sprintf("delete %s", s.VM), h.claim.Proxmox.DeleteVM(ctx, s.VM))
+	return h.place.remove(ctx, s)
 }

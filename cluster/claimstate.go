@@ -19,9 +19,10 @@ type Holder struct {
 
 func (h Holder) String() string { return fmt.Sprintf("pid %d on %s", h.PID, h.Host) }
 
-// ClaimState is what a claim's VM says about it.
+// ClaimState is what a claim's VM or Lease says about it.
 type ClaimState struct {
 	VM      VM        `json:"-"`
+	Lease   Lease     `json:"-"` // where there is no VM
 	Cluster string    `json:"cluster"`
 	Run     string    `json:"run"`
 	Holder  Holder    `json:"holder"`
@@ -31,6 +32,14 @@ type ClaimState struct {
 
 func (s ClaimState) String() string {
 	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
+}
+
+// where is what the claim is kept in.
+func (s ClaimState) where() string {
+	if s.VM.ID == 0 {
+		return "Lease " + s.Lease.Name
+	}
+	return s.VM.String()
 }
 
 func (s ClaimState) heldBy(run string, by Holder) bool { return s.Run == run && s.Holder == by }

@@ -100,7 +100,11 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	patched, err := n.Maintenance.PatchConfig(config, ConfigPatch{Hostname: n.plan.Node, Talos: m.TalosVersion})
+	kubernetes, err := n.kubernetesOfOthers(ctx)
+	if err != nil {
+		return err
+	}
+	patched, err := n.Maintenance.PatchConfig(config, ConfigPatch{Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: m.TalosVersion})
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}

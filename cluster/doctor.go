@@ -284,6 +284,9 @@ func (s Survey) Needs(wanted []Wanted, assessments []Assessment) Needs {
 			}
 		}
 		needs.common([]string{f.VM.Host})
+		if strategy != InPlace { // a roll of such nodes alone can do with a Lease
+			needs.claim()
+		}
 		needs.node(strategy, w, f, disks)
 	}
 	return needs

@@ -58,7 +58,11 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 
 // rememberForFallback is what a reimage will need, read while the machine can still be asked.
 func (n *nodeRoll) rememberForFallback(ctx context.Context) error {
-	if err := n.rememberMachineConfig(ctx); err != nil || n.plan.previous == nil {
+	kubernetes, err := n.runsKubernetes(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.rememberMachineConfig(ctx, kubernetes); err != nil || n.plan.previous == nil {
 		return err
 	}
 	mem, err := n.fallback().observeMemory(ctx)

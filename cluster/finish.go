@@ -118,14 +118,6 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
-func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return err
-	}
-	return prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
-}
-
 func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil

@@ -197,7 +197,8 @@ func lacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (st
 	}
 	pending, err := kube.PendingCertificates(ctx, node)
 	if err == nil && len(pending) > 0 {
-		return "certificate requests of its kubelet wait for approval: " + strings.Join(pending, ", "), nil
+		return fmt.Sprintf("certificate requests of its kubelet wait for approval: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
+			strings.Join(pending, " ")), nil
 	}
 	return "", err
 }

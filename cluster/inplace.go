@@ -140,9 +140,8 @@ func (n *nodeRoll) drainInPlace(ctx context.Context) error {
 	} else if old != nil && old.begun(why) {
 		why = *old // a crash in between: what was installed stays installed
 	}
-	return n.evict(ctx, "upgrade/drain", why, func() error {
-		return prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
-	})
+	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
+	return n.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.takesPods(ctx) })
 }
 
 // begun says whether a mark is of the same upgrade within the same boot.

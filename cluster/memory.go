@@ -29,11 +29,16 @@ type memory struct {
 	// meanwhile. It is too large for the record: without the journal the Node
 	// itself has to do.
 	Metadata NodeMetadata
+	NodeUID  string // of that Node; "" where an older recast remembered it
 
 	ControlPlane bool
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
 	EtcdID       uint64 // of the member; 0 if there was none
 	EtcdMembers  int    // with this one
+
+	// Kubernetes is what the node ran. The one that comes back runs the same,
+	// whatever a configuration from a file names: a roll never changes it.
+	Kubernetes KubernetesImages
 
 	Old KeptDisk // what the old system disk is kept as, but for where
 }

@@ -169,6 +169,7 @@ type Member struct {
 // KubeNode is a Kubernetes Node.
 type KubeNode struct {
 	Name           string
+	UID            string // of the Node object: another one after somebody deleted it
 	UUID           string // systemUUID, lower-case
 	BootID         string
 	Ready          bool

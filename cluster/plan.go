@@ -21,6 +21,7 @@ type Plan struct {
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
+	Gates          []UserGate `json:"gates,omitempty"` // asked before each node is taken out, and after it is back
 
 	controlPlanes []endpoint
 }
@@ -81,7 +82,8 @@ type Policy struct {
 	Only           []string              // nodes to look at; empty: all
 	Exclude        []string
 	BootFailure    BootFailure
-	KeepDisks      int // old system disks of a node that stay parked; 0: 1
+	DrainDeletes   bool // pods that are refused until the end of a drain
+	KeepDisks      int  // old system disks of a node that stay parked; 0: 1
 }
 
 const (
@@ -132,6 +134,9 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.order(p)
 	plan.space(o)
 	plan.warn(o)
+	if p.DrainDeletes && len(plan.Work()) > 0 {
+		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
+	}
 	return plan, nil
 }
 

@@ -137,7 +137,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	needs := NeedsOf(plan)
+	needs := NeedsOf(plan, false)
 	all := Privileges{}
 	for _, n := range needs {
 		all[n.Privilege] = true
@@ -158,7 +158,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
-	if err := check(NeedsOf(plan), tree{"/": all}); message(err) != want {
+	if err := check(NeedsOf(plan, false), tree{"/": all}); message(err) != want {
 		t.Errorf("err = %v, want %s", err, want)
 	}
 	if err := check(needs, tree{}); err == nil {

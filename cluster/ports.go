@@ -140,6 +140,15 @@ type MachineReader interface {
 	// to, with what to do instead; nothing where it can. kubelet is the version of
 	// Kubernetes that it runs, "" where that is not known. It talks to nobody.
 	Unsupported(from, to, kubelet string) []string
+	// UnsupportedKubernetes says why a Talos does not support a Kubernetes, with what
+	// to do first; "" where it does. It talks to nobody.
+	UnsupportedKubernetes(talos, kubernetes string) string
+	// Kubernetes reads what a configured machine's Talos says of the Kubernetes on it.
+	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
+	// RemovedFlags lists, in words, what the machine's components are told that
+	// Kubernetes to, one minor version after from, knows no more. The error is of kind
+	// fault.Refused where nobody here knows what that version has removed.
+	RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) ([]string, error)
 }
 
 // Etcd talks to etcd through the Talos API of one control plane. Every call has
@@ -170,6 +179,8 @@ type Upgrader interface {
 	// PullInstaller makes the machine fetch an installer by digest and returns when
 	// it has it; supported is false on a Talos that has no API for it (before 1.13).
 	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
+	// PullImage makes the machine fetch the image of a component, which returns when it has it.
+	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
 	// Install writes the installer's system beside the running one, with the API
 	// that the machine's version has. reboots is true where that API reboots the
 	// machine by itself afterwards (before 1.13); otherwise it returns when it is installed.
@@ -190,7 +201,7 @@ type Maintenance interface {
 	// machine that answers has this UUID.
 	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 	// PatchConfig returns config with the installer image, the install disk (by
-	// what tells it best) and the hostname set, all else untouched, checked for what Talos
+	// what tells it best), the hostname and versions of Kubernetes set, all else untouched, checked for what Talos
 	// itself would refuse. It talks to nobody.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
 }
@@ -201,6 +212,9 @@ type ConfigPatch struct {
 	Installer string      // image reference by digest
 	Disk      MachineDisk // the one to install on, as the machine shows it
 	Hostname  string
+	// Kubernetes says of which versions its images are to be, in the repositories
+	// that it names, or wholly where it names none.
+	Kubernetes KubernetesImages
 	// Talos is the version that is to read it, which is refused what is newer than that; it sets nothing.
 	Talos string
 }
@@ -218,20 +232,25 @@ type Kube interface {
 	// SetFailedBuild remembers on the Node that a build came back from an in-place
 	// upgrade as the old system; "" forgets it.
 	SetFailedBuild(ctx context.Context, node, build string) error
-	// Drain evicts the node's pods, respecting PodDisruptionBudgets, until none but
-	// DaemonSet and mirror pods are left. say gets a line for each pod and each refusal.
+	// Drain evicts the pods of a node that is cordoned, respecting
+	// PodDisruptionBudgets, until none but DaemonSet and mirror pods are left. A
+	// refusal is asked again until the timeout, an API that is away waited for. say
+	// gets a line for each pod and each refusal.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata gives the node back the labels, annotations and taints it had,
 	// leaving alone keys that Kubernetes and Talos manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
+	// SetProxyImage gives the DaemonSet of kube-proxy another image than from.
+	// ErrChanged where it has neither.
+	SetProxyImage(ctx context.Context, from, to string) error
 }
 
 // KubeReader reads the Kubernetes API.
 type KubeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
-	// AttachedVolumes lists the VolumeAttachments of the node, by name.
-	AttachedVolumes(ctx context.Context, node string) ([]string, error)
+	// AttachedVolumes lists what is attached to the node, or still being detached, by name.
+	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// LocalData lists what is bound to be on this very node: local and hostPath
 	// PersistentVolumes in use with affinity to it, directories of Longhorn and Rook.
 	LocalData(ctx context.Context, node string) ([]LocalData, error)
@@ -241,10 +260,20 @@ type KubeReader interface {
 	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
 	// version of its own: upgraders such as tuppr, unless they are suspended.
 	OtherOwners(ctx context.Context) ([]string, error)
+	// StaticPods lists the static pods of control planes, by node and component.
+	StaticPods(ctx context.Context) ([]StaticPod, error)
+	// ProxySet reads the DaemonSet of kube-proxy. ErrNotFound where there is none.
+	ProxySet(ctx context.Context) (ProxySet, error)
+	// RemovedObjects lists, in words, the objects of kinds that Kubernetes to, one
+	// minor version after from, serves no more. Errors are those of RemovedFlags.
+	RemovedObjects(ctx context.Context, from, to string) ([]string, error)
 }
 
 // DrainOptions bound a drain.
 type DrainOptions struct {
 	Timeout time.Duration
 	Force   bool // also delete pods that no controller will bring back
+	// Delete has pods that are still refused when Timeout is over deleted, which
+	// asks no PodDisruptionBudget, and waited for as long again.
+	Delete bool
 }

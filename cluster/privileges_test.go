@@ -120,7 +120,7 @@ func TestNeedsByStrategy(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&n)
 			}
-			needs := NeedsOf(Plan{Nodes: []NodePlan{n}})
+			needs := NeedsOf(Plan{Nodes: []NodePlan{n}}, false)
 			if diff := cmp.Diff(tc.want, byPath(needs)); diff != "" {
 				t.Error(diff)
 			}
@@ -149,7 +149,7 @@ func withHolder(n *NodePlan) {
 
 func TestNeedsOfNoWork(t *testing.T) {
 	t.Parallel()
-	if needs := NeedsOf(Plan{}); len(needs) > 0 {
+	if needs := NeedsOf(Plan{}, false); len(needs) > 0 {
 		t.Errorf("nothing to do needs %v", needs)
 	}
 }
@@ -162,7 +162,7 @@ func TestPropagation(t *testing.T) {
 		Strategy: Recreate, Host: "pve1", wanted: Wanted{VMID: 9002}, Carried: []DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
 		found: Found{VM: &VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
 	}
-	needs := NeedsOf(Plan{Nodes: []NodePlan{n}})
+	needs := NeedsOf(Plan{Nodes: []NodePlan{n}}, false)
 	held := func(change func(tree)) tree {
 		all := func(n Needs, path string) Privileges {
 			out := Privileges{}

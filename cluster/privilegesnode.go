@@ -33,14 +33,26 @@ var (
 	}
 )
 
-// NeedsOf derives what a plan's work takes, by each node's strategy.
-func NeedsOf(p Plan) Needs {
+// NeedsOf derives what a plan's work takes, by each node's strategy; inLease says
+// that the claim of the run is kept in Kubernetes.
+func NeedsOf(p Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
 		needs.common([]string{n.Host})
+		if !inLease {
+			needs.claim()
+		}
 		needs.node(n.Strategy, n.wanted, n.found, n.disks())
 		needs.freeing(n.freesOn())
 	}
+	return needs
+}
+
+// NeedsToUpgradeKubernetes is what of Proxmox an upgrade of Kubernetes looks at;
+// the claim of the run comes on top, where it is kept as a VM.
+func NeedsToUpgradeKubernetes(host string) Needs {
+	var needs Needs
+	needs.common([]string{host})
 	return needs
 }
 
@@ -50,6 +62,7 @@ func NeedsOf(p Plan) Needs {
 func NeedsToRoll(isoStorages, hosts []string, strategies ...Strategy) Needs {
 	var needs Needs
 	needs.common(hosts)
+	needs.claim()
 	fresh := []spot{{path: "/vms", below: true}}
 	disks := []spot{{path: "/storage", below: true}}
 	bridges := []spot{{path: "/sdn/zones/localnetwork", below: true}}
@@ -81,7 +94,17 @@ func (n *Needs) common(hosts []string) {
 	}
 	all := []spot{{path: "/vms", below: true}}
 	n.add("/vms", "see every VM, as any may refer to a disk", all, "VM.Audit")
-	n.add("/vms", "make and delete the VM that is the claim of the run", all, claimPrivileges...)
+}
+
+// NeedsToClaim is what keeping the claim of a run as a VM takes.
+func NeedsToClaim() Needs {
+	var needs Needs
+	needs.claim()
+	return needs
+}
+
+func (n *Needs) claim() {
+	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
 // replacing is what every new system disk takes on the VMs at these spots.

@@ -27,6 +27,7 @@ func Options(isoStorages, hosts []string) []Option {
 	return []Option{
 		{DownloadURL, "boot ISOs are uploaded from here", download},
 		{"prune", "boot ISOs that nothing uses stay where they are; it also lets the token delete any volume there", prune},
+		{"claim in Proxmox", "the claim of a run is a Lease in Kubernetes, which serves where all nodes are upgraded in place", NeedsToClaim()},
 	}
 }
 

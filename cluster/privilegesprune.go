@@ -7,6 +7,7 @@ package cluster
 func NeedsToPrune(isoStorages []string) Needs {
 	var needs Needs
 	needs.common(nil)
+	needs.claim()
 	needs.isos(isoStorages)
 	for _, storage := range isoStorages {
 		needs.add("/storage/"+storage, "delete ISOs", nil, "Datastore.Allocate")
@@ -21,6 +22,7 @@ func NeedsToPrune(isoStorages []string) Needs {
 func NeedsToFree(storages []string) Needs {
 	var needs Needs
 	needs.common(nil)
+	needs.claim()
 	needs.freeing(storages)
 	all := []spot{{path: "/vms", below: true}}
 	needs.add("/vms", "delete parking VMs that own nothing any more", all, "VM.Allocate")

@@ -295,8 +295,8 @@ func TestFreeingNeeds(t *testing.T) {
 		needs Needs
 		want  bool
 	}{
-		"a roll that frees":     {NeedsOf(Plan{Nodes: []NodePlan{tidy}}), true},
-		"a roll that does not":  {NeedsOf(Plan{Nodes: []NodePlan{idle}}), false},
+		"a roll that frees":     {NeedsOf(Plan{Nodes: []NodePlan{tidy}}, false), true},
+		"a roll that does not":  {NeedsOf(Plan{Nodes: []NodePlan{idle}}, false), false},
 		"prune":                 {NeedsToFree([]string{"fast"}), true},
 		"prune without a disk":  {NeedsToFree(nil), false},
 		"prune of ISOs":         {NeedsToPrune([]string{"fast"}), false},

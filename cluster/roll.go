@@ -41,12 +41,15 @@ type Roller struct {
 	Kube        Kube
 	Journal     Journal
 	Files       FileReader // of the machines
+	Objects     ObjectJudge
+	Commands    CommandRunner
 
 	Cluster      string
 	Run          string // ID of the run
 	ParkingIDs   []VMID // VMIDs that a parking VM may take, in order
 	Timing       Timing
 	DrainForce   bool
+	DrainDeletes bool        // pods that are refused until the end of a drain
 	AcceptOutage bool        // of etcd and the Kubernetes API, where two control planes are all there are
 	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string      // where snapshots of etcd are saved
@@ -114,7 +117,7 @@ func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error)
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, path: "roll/" + string(phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
 		steps = append(steps, roll.step())
 	}
@@ -131,9 +134,10 @@ func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error)
 // nodeRoll is one node's way through a roll: DESIGN §9.
 type nodeRoll struct {
 	*Roller
-	plan NodePlan
-	want Wanted
-	path string // of its branch in the tree
+	plan  NodePlan
+	want  Wanted
+	gates []UserGate
+	path  string // of its branch in the tree
 
 	rebooted   bool  // it was told to, by this very process
 	answered   bool  // with the cluster's certificates, since it was made anew
@@ -161,6 +165,10 @@ func (n *nodeRoll) step() step.Step {
 }
 
 func (n *nodeRoll) branches() []step.Step {
+	return slices.Concat(n.askBefore(), n.work(), n.askAfter())
+}
+
+func (n *nodeRoll) work() []step.Step {
 	gate := step.Step{ID: "gate", Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate}
 	switch n.plan.Strategy {
 	case InPlace:

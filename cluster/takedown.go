@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -75,7 +75,11 @@ func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
 // secret, is in the journal only.
 func (n *nodeRoll) remember(ctx context.Context) error {
 	if park, err := n.parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
-		return n.rememberMachineConfig(ctx) // only that is missing: the journal was lost
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return err
+		}
+		return n.rememberMachineConfig(ctx, mem.Kubernetes) // only that is missing: the journal was lost
 	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
@@ -89,7 +93,7 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		return err
 	}
 	if n.plan.Strategy != Rollback {
-		if err := n.rememberMachineConfig(ctx); err != nil {
+		if err := n.rememberMachineConfig(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
 	}
@@ -143,7 +147,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 		return memory{}, err
 	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
+		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
@@ -164,7 +168,10 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
 	}
-	mem.Old.Config, err = configHash(n.Maintenance, config)
+	if mem.Old.Config, err = configHash(n.Maintenance, config); err != nil {
+		return memory{}, err
+	}
+	mem.Kubernetes, err = n.runsKubernetes(ctx)
 	return mem, err
 }
 
@@ -175,7 +182,7 @@ func diskSerial(run, node string) string {
 	return "recast-" + hex.EncodeToString(sum[:])[:12]
 }
 
-func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
+func (n *nodeRoll) rememberMachineConfig(ctx context.Context, kubernetes KubernetesImages) error {
 	var config Secret
 	found := false
 	if n.MachineConfig != nil {
@@ -191,7 +198,7 @@ func (n *nodeRoll) rememberMachineConfig(ctx context.Context) error {
 		}
 	}
 	// Prove that it can be applied while the node still runs.
-	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"})); err != nil {
+	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
 	if found {
@@ -212,21 +219,30 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 		return err
 	}
 	why := Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.build(), BootID: mem.BootID}
-	return n.evict(ctx, "take-down/drain", why, func() error { return n.backOut(ctx) })
+	const id = "take-down/drain"
+	empty := func(ctx context.Context, by time.Time) error {
+		return n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by)))
+	}
+	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
 
-// evict cordons and empties the node. If that fails and the roll goes on
-// living, backOut leaves the node as it was.
-func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func() error) error {
+// evict cordons the node and empties it of pods and of their volumes, for which
+// empty may wait longer. If that fails and the roll goes on living, backOut leaves
+// the node as it was.
+func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.requireOneMachine(ctx)
 	if err == nil {
 		if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
 			return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
 		}
-		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce}, func(line string) { n.say(id, line) })
+		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+	}
+	by := time.Now().Add(n.Timing.Drain)
+	if err == nil {
+		err = n.awaitDetached(ctx, id, n.Timing.Drain)
 	}
 	if err == nil {
-		err = n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", n.Timing.Drain, n.volumesDetached)
+		err = empty(ctx, by)
 	}
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
 		err = errors.Join(err, backOut())
@@ -238,18 +254,22 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, backOut func(
 // all its disks, so a cordon of ours must not outlive the failure, nor a record
 // that says it is out.
 func (n *nodeRoll) backOut(ctx context.Context) error {
-	if err := n.Kube.Uncordon(ctx, n.plan.Node); err != nil {
-		return fmt.Errorf("uncordon %s: %w", n.plan.Node, err)
+	if err := n.takesPods(ctx); err != nil {
+		return err
 	}
 	return n.updateRecord(ctx, (*Record).close)
+}
+
+// takesPods takes our cordon back. A Node that somebody deleted has none.
+func (n *nodeRoll) takesPods(ctx context.Context) error {
+	err := n.Kube.Uncordon(ctx, n.plan.Node)
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.plan.Node)
 }
 
 // close ends a replacement; what is kept stays.
 func (r *Record) close() {
 	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory = false, false, false, nil, nil, nil, ""
-}
-
-func (n *nodeRoll) volumesDetached(ctx context.Context) (bool, string, error) {
-	names, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
-	return len(names) == 0, "still attached: " + strings.Join(names, ", "), err
 }

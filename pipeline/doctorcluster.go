@@ -120,7 +120,7 @@ func (d *checkup) kubernetes() {
 		seen = append(seen, fmt.Sprintf("%s on %d", v, versions[v]))
 	}
 	if len(versions) > 1 {
-		d.warn(GroupKubernetes, "API", "talosctl upgrade-k8s brings all to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
+		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
 		return
 	}
 	d.ok(GroupKubernetes, "API", "answers; kubelets run %s", strings.Join(seen, ", "))

@@ -26,7 +26,9 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, err
 	}
-	return cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
+	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
+	plan.Gates = p.gates()
+	return plan, err
 }
 
 // policy completes what was asked for on the command line with the configuration.
@@ -36,6 +38,7 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
 	asked.KeepDisks = r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
+	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked
 }
 

@@ -54,8 +54,11 @@ type Machines struct {
 	Talos       cluster.Talos
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
+	Leases      cluster.Leases
 	Files       cluster.FileReader
 	Claims      cluster.ClaimReader
+	Objects     cluster.ObjectJudge
+	Commands    cluster.CommandRunner
 	// MachineConfig returns a node's configuration from a file, where the user
 	// keeps one; nil: nowhere.
 	MachineConfig func(node string) (cluster.Secret, bool, error)

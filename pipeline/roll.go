@@ -64,7 +64,9 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 // Rollback boots nodes from the system disks that they had before.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
-		return cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan, err := cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan.Gates = p.gates()
+		return plan, err
 	})
 }
 
@@ -114,6 +116,7 @@ type work struct {
 	id       string // of the run that holds the claim
 	rep      Report
 	wayOut   string // what to do about a plan with refusals
+	inLease  *bool  // the claim is kept in Kubernetes; nil: not found out yet
 }
 
 // end runs do, gives the claim back whatever happened, and completes the report.
@@ -143,15 +146,12 @@ func (w *work) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
+	found, err := w.claimed(ctx, vms)
 	if err != nil {
 		return err
 	}
-	if found {
-		if err := cluster.RequireQuorum(ctx, w.machines.Proxmox); err != nil { // the claim can't be written without
-			return err
-		}
-		if err := w.claim(ctx, ""); err != nil {
+	if found && len(vms) > 0 {
+		if err := w.claim(ctx, vms[0].Host); err != nil { // any host that answers will do
 			return err
 		}
 	}
@@ -160,10 +160,43 @@ func (w *work) settle(ctx context.Context) error {
 	})
 }
 
+// claimed says whether somebody holds the claim, or has left it.
+func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
+	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
+	switch {
+	case err != nil:
+		return false, err
+	case found:
+		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // it can't be written without
+	}
+	_, found, err = cluster.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	if fault.KindOf(err) != fault.Refused {
+		err = nil // the API may be away with its only control plane; who takes the claim looks again
+	}
+	return found, err
+}
+
+// keptInLease says whether the claim is kept in Kubernetes, because the token
+// may not make the VM that it would be else.
+func (w *work) keptInLease(ctx context.Context) (bool, error) {
+	if w.inLease == nil {
+		missing, err := cluster.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
+		if err != nil {
+			return false, err
+		}
+		w.inLease = new(len(missing.Lacks) > 0)
+	}
+	return *w.inLease, nil
+}
+
 // claim takes the claim once; host is where its VM is made if there is none.
 func (w *work) claim(ctx context.Context, host string) error {
 	if w.held != nil {
 		return nil
+	}
+	inLease, err := w.keptInLease(ctx)
+	if err != nil {
+		return err
 	}
 	id, err := w.o.newRunID()
 	if err != nil {
@@ -171,7 +204,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 	}
 	c := &cluster.Claim{
 		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), Host: host, Holder: w.o.Holder, Run: id,
-		Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
+		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
 	}
 	w.id = id
 	w.held, err = c.Acquire(ctx)
@@ -221,8 +254,16 @@ func (w *work) ready(ctx context.Context) error {
 	if reasons := plan.Refused(); len(reasons) > 0 {
 		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
 	}
-	if err := errors.Join(cluster.NeedsOf(plan).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
+	inLease, err := w.keptInLease(ctx)
+	if err != nil {
 		return err
+	}
+	if err := errors.Join(cluster.NeedsOf(plan, inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
+		return err
+	}
+	if inLease && w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure) {
+		return fault.WithHint(fault.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
+			"roll.bootFailure: rollback does without; recast doctor says what the token lacks")
 	}
 	return w.claim(ctx, plan.Work()[0].Host)
 }
@@ -288,7 +329,8 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 	r := &cluster.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
-		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, AcceptOutage: w.o.Policy.AcceptOutage,
+		Objects: m.Objects, Commands: m.Commands,
+		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
 		MachineConfig: m.MachineConfig, Say: w.run.Note,
 	}

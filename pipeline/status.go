@@ -25,10 +25,11 @@ type StatusResult struct {
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
 
-// ClaimHeld is the claim of the cluster as its holder left it in Proxmox.
+// ClaimHeld is the claim of the cluster as its holder left it in Proxmox, or in Kubernetes.
 type ClaimHeld struct {
 	cluster.ClaimState
-	VMID cluster.VMID `json:"vmid"`
+	VMID  cluster.VMID `json:"vmid,omitempty"`
+	Lease string       `json:"lease,omitempty"` // where there is no VM: "kube-system/recast"
 }
 
 // RunStatus is one run as its journal tells it.
@@ -80,6 +81,8 @@ type StatusSources struct {
 	Proxmox cluster.Inventory
 	// Nodes lists the Node objects; its error is told in the result.
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
+	// Lease reads the Lease that is a claim; asked only where Nodes answered.
+	Lease func(ctx context.Context) (cluster.Lease, error)
 	// MachineConfig is Machines.MachineConfig.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
@@ -113,6 +116,12 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	nodes, err := askNodes(ctx, src)
 	if err != nil {
 		res.Kubernetes = err.Error()
+	} else if res.Claim == nil && src.Lease != nil {
+		claim, held, err := cluster.PeekLease(ctx, src.Lease, p.Config.Cluster)
+		res.problem(err)
+		if held {
+			res.Claim = &ClaimHeld{ClaimState: claim, Lease: claim.Lease.Name}
+		}
 	}
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/fault"
@@ -24,7 +25,7 @@ import (
 
 // open reads the configuration.
 func (g *globals) open() (pipeline.Project, error) {
-	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv})
+	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr})
 	if err != nil {
 		return pipeline.Project{}, err
 	}
@@ -97,7 +98,9 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	if err := errors.Join(errProxmox, errTalos, errKube, errConfigs); err != nil {
 		return pipeline.Machines{}, err
 	}
-	return pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: configs}, nil
+	return pipeline.Machines{
+		Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: configs,
+	}, nil
 }
 
 func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {
@@ -150,6 +153,17 @@ func kubeNodes(p pipeline.Project, cl *closers) func(context.Context) ([]cluster
 			return nil, err
 		}
 		return k.Nodes(ctx)
+	}
+}
+
+// claimLease reads the Lease that is a claim. The kubeconfig is opened when it is asked for.
+func claimLease(p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
+	return func(ctx context.Context) (cluster.Lease, error) {
+		k, err := connectKube(p, cl)
+		if err != nil {
+			return cluster.Lease{}, err
+		}
+		return k.Lease(ctx)
 	}
 }
 

@@ -40,7 +40,9 @@ to it as they would to real servers. Nothing outside this machine is touched.`,
 type labFlags struct {
 	dir     string
 	console string
-	o       sim.Options
+	// kubernetes is a directory of a real control plane; "": none.
+	kubernetes string
+	o          sim.Options
 }
 
 func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) {
@@ -71,6 +73,9 @@ kubeconfig and env, which is to be sourced.`,
 			}
 			defer func() { err = errors.Join(err, screens.Close()) }()
 			f.o.Console = screens
+			if f.o.Kubernetes, err = readControlPlane(f.kubernetes); err != nil {
+				return err
+			}
 			lab, err := startLab(c.Context(), s, f)
 			if err != nil {
 				return err
@@ -84,8 +89,21 @@ kubeconfig and env, which is to be sourced.`,
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
 	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
 	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "what the machines run: a `version` of Talos 1.12, 1.13 or 1.14")
+	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that runs the cluster's objects (see e2e/kubernetes)")
 	f.register(c, 5, 1)
 	return c
+}
+
+// readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.
+func readControlPlane(dir string) ([]byte, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "kubeconfig"))
+	if err != nil {
+		return nil, errUsage{fmt.Errorf("--kubernetes: %w", err)}
+	}
+	return b, nil
 }
 
 func openConsole(path string) (io.WriteCloser, error) {

@@ -27,6 +27,7 @@ the VM are carried over.
   recast status      what is half done, which disk is where, what to type
   recast recover     give an interrupted replacement up
   recast rollback    boot nodes from the system disk that they had before
+  recast upgrade-k8s bring Kubernetes to another version, one minor at a time
   recast backup      save a verified snapshot of etcd
   recast restore     make etcd of a single control plane anew from a snapshot
   recast prune       remove old disks, boot ISOs and mirrored installers that nothing needs
@@ -62,7 +63,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.AddCommand(
 		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
 		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
-		newBackupCmd(s, &g), newRestoreCmd(s, &g),
+		newBackupCmd(s, &g), newRestoreCmd(s, &g), newUpgradeK8sCmd(s, &g),
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)

@@ -27,6 +27,9 @@ const (
 	apimachine = "k8s.io/apimachinery/..."
 	clientGo   = "k8s.io/client-go/..."
 	drain      = "k8s.io/kubectl/pkg/drain"
+	klog       = "k8s.io/klog/v2"
+	cel        = "github.com/google/cel-go/..."
+	upgradeK8s = "github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
@@ -69,13 +72,14 @@ var table = []row{
 	// adapters: the domain packages whose interfaces they fill, and one client library each
 	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup,
+		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, errgroup,
+		"cluster", "internal/wait", "internal/fault", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
-	{pkg: "internal/imager", allow: []string{"images", "internal/fault", yaml}},
+	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
+	{pkg: "internal/command", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", ggcr, yaml}},
 
 	// the lab knows nothing of recast, and no client of what it simulates

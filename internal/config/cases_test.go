@@ -83,7 +83,6 @@ func unservedCases() map[string]problemCase {
 	const unserved = "not served by this version of recast: "
 	return map[string]problemCase{
 		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
-		"gates":            {withRoll("gates: []"), "17:3: roll.gates: " + unserved + "remove it"},
 		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
@@ -171,6 +170,7 @@ func rollCases() map[string]problemCase {
 		"workers, a section":    {share("{count: 1}"), workers + "must be a number such as 2 or a percentage such as 20%, not a section"},
 		"per host, none":        {withRoll("maxUnavailable: {perHost: 0}"), "17:20: roll.maxUnavailable.perHost: must be at least 1"},
 		"per host, percentage":  {withRoll("maxUnavailable: {perHost: 20%}"), "17:20: roll.maxUnavailable.perHost: must be a whole number, not text"},
+		"drain on timeout":      {withRoll("drain: {onTimeout: force}"), `17:11: roll.drain.onTimeout: "force" is not one of stop, delete`},
 		"boot failure":          {withRoll("bootFailure: roll-back"), `17:3: roll.bootFailure: "roll-back" is not one of stop, rollback, reimage, did you mean "rollback"?`},
 		"disks kept, none":      {withRoll("keepDisks: 0"), "17:3: roll.keepDisks: must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too"},
 		"disks kept, a word":    {withRoll("keepDisks: all"), "17:3: roll.keepDisks: must be a whole number, not text"},

@@ -11,7 +11,8 @@ import (
 // checker checks what the values mean, after each has been read.
 type checker struct {
 	*report
-	c *Config
+	c    *Config
+	expr func(string) error // Options.Expr
 }
 
 func (k checker) all() {

@@ -84,6 +84,7 @@ func (k checker) roll() {
 		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too")
 	}
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
+	k.gates()
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
 		"roll.settle":        r.Settle,

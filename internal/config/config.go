@@ -179,6 +179,8 @@ type Roll struct {
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
 	// KeepDisks is how many old system disks of a node stay parked: the ways back. A roll of the node that has succeeded frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
+	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
+	Gates []Gate `yaml:"gates,omitempty"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }
@@ -193,8 +195,10 @@ type MaxUnavailable struct {
 
 // Drain is the section "roll.drain".
 type Drain struct {
-	// Timeout of draining one node.
+	// Timeout of draining one node. Its volumes have as long again to be detached.
 	Timeout Duration `yaml:"timeout"`
+	// OnTimeout says what to do with pods whose eviction a PodDisruptionBudget, an admission webhook or a policy still refuses when timeout is over. stop leaves them alone, makes the node schedulable again and stops the roll; delete deletes them, each with its own grace period, and waits for timeout once more.
+	OnTimeout string `yaml:"onTimeout" jsonschema:"enum=stop,enum=delete"`
 	// Force also deletes pods that no controller will bring back.
 	Force bool `yaml:"force"`
 }

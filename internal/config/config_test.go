@@ -53,7 +53,7 @@ func want() *config.Config {
 		Roll: config.Roll{
 			Strategy: "auto", Order: "control-planes-first", Canary: true,
 			MaxUnavailable: config.MaxUnavailable{Workers: config.Share{Count: 1}, PerHost: 1},
-			Drain:          config.Drain{Timeout: minutes(10)},
+			Drain:          config.Drain{Timeout: minutes(10), OnTimeout: "stop"},
 			Settle:         config.Duration(30 * time.Second),
 			Poll:           config.Duration(2 * time.Second),
 			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10)},

@@ -25,7 +25,7 @@ func defaults() Config {
 			Order:          "control-planes-first",
 			MaxUnavailable: MaxUnavailable{Workers: Share{Count: 1}, PerHost: 1},
 			Canary:         true,
-			Drain:          Drain{Timeout: Duration(10 * time.Minute)},
+			Drain:          Drain{Timeout: Duration(10 * time.Minute), OnTimeout: "stop"},
 			Settle:         Duration(30 * time.Second),
 			Poll:           Duration(2 * time.Second),
 			Timeouts: Timeouts{
@@ -46,6 +46,10 @@ func (c *Config) complete(o Options) {
 		if n.Strategy == "" {
 			c.Nodes[i].Strategy = c.Roll.Strategy
 		}
+	}
+	for i, g := range c.Roll.Gates {
+		c.Roll.Gates[i].When = cmp.Or(g.When, "both")
+		c.Roll.Gates[i].Timeout = cmp.Or(g.Timeout, Duration(10*time.Minute))
 	}
 	for i, e := range c.Proxmox.Endpoints {
 		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")

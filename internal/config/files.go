@@ -2,7 +2,10 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"path/filepath"
+	"strings"
 )
 
 // files checks that every file the configuration names is there, but for what only
@@ -27,6 +30,15 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	}
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
 	check("images.signingKey", c.Images.SigningKey, "file")
+	for i, g := range c.Roll.Gates {
+		if len(g.Command) > 0 && strings.ContainsRune(g.Command[0], filepath.Separator) {
+			program := g.Command[0]
+			if !filepath.IsAbs(program) {
+				program = filepath.Join(c.Dir, program)
+			}
+			check(fmt.Sprintf("roll.gates[%d].command", i), program, "file")
+		}
+	}
 	ifThere := func(path, file, what string) {
 		if _, err := stat(file); !errors.Is(err, fs.ErrNotExist) {
 			check(path, file, what)

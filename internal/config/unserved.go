@@ -5,7 +5,6 @@ package config
 // and * for any name; "=value" after a path means that value only.
 func unserved(path string) (string, bool) {
 	advice, ok := map[string]string{
-		"roll.gates": "remove it",
 		"roll.hooks": "remove it",
 	}[path]
 	return "not served by this version of recast: " + advice, ok

@@ -181,7 +181,7 @@ func TestBuildThatGoesWrong(t *testing.T) {
 	cases := map[string]struct{ way, want string }{
 		"nothing made": {"nothing", "ended well, but has not made installer-amd64.tar"},
 		"empty file":   {"empty", "ended well, but installer-amd64.tar is no file with content"},
-		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", lineBytes) + "; no space left on device"},
+		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -90,12 +90,12 @@ func (c *Client) Ready(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, engineWithin)
 	defer cancel()
-	said := &lines{}
+	said := newLines(nil)
 	cmd := exec.CommandContext(ctx, p.args[0], "info")
 	cmd.Stdout, cmd.Stderr = io.Discard, said
 	if err := cmd.Run(); err != nil {
-		said.end()
-		return "", fault.WithHint(fmt.Errorf("%s does not work: %w", p.args[0], errors.Join(err, said.last())),
+		said.End()
+		return "", fault.WithHint(fmt.Errorf("%s does not work: %w", p.args[0], errors.Join(err, last(said))),
 			"`%s info` has to work for this user: start its service, or name a program in images.imager.command", p.args[0])
 	}
 	return p.args[0] + " with " + c.image, nil

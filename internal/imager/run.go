@@ -1,48 +1,30 @@
 package imager
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
-	"syscall"
 	"time"
 
+	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// What a program that was told to end gets for it.
-const (
-	endWithin  = 20 * time.Second
-	stopWithin = 10 * time.Second
-)
+// stopWithin is what the engine gets to stop a container.
+const stopWithin = 10 * time.Second
 
 // run runs the program to its end. Where the context ends first, so does the
 // program, with all that it started.
 func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped, as it had not ended after %v", timeout))
 	defer cancel()
-	said := &lines{note: note}
-	cmd := exec.CommandContext(limited, p.args[0], p.args[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), said, said
-	// A group of its own: Ctrl-C on the terminal is for recast to decide about.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error {
-		p.stopContainer(ctx)
-		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
-	}
-	cmd.WaitDelay = endWithin
-	err := cmd.Run()
-	said.end()
+	said := newLines(note)
+	err := command.Program{Args: p.args, Stdin: stdin, Stop: func() { p.stopContainer(ctx) }}.Run(limited, said)
 	if limited.Err() == nil {
 		return p.explain(err, said)
 	}
-	if cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // that nothing is left is the best answer
-	}
-	p.stopContainer(ctx) // it may have been made after the first call
-	return errors.Join(context.Cause(limited), said.last())
+	return errors.Join(err, last(said))
 }
 
 // stopContainer ends the container, if there is one: whoever runs it only asked a
@@ -57,12 +39,12 @@ func (p program) stopContainer(ctx context.Context) {
 }
 
 // explain adds what the program said to how it ended.
-func (p program) explain(err error, said *lines) error {
+func (p program) explain(err error, said *command.Lines) error {
 	if err == nil {
 		return nil
 	}
 	exit, ended := errors.AsType[*exec.ExitError](err)
-	if last := said.last(); last != nil {
+	if last := last(said); last != nil {
 		err = fmt.Errorf("%w: %w", err, last)
 	}
 	// docker-run(1), podman-run(1): 125 is the engine's own failure, not the container's.

@@ -2,86 +2,119 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-
-	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
-// blocked says what stands in the way of a drain that ended with cause. kubectl
-// names neither budgets nor, in its timeout, any reason, so we look ourselves.
-func (c *Client) blocked(ctx context.Context, node string, o cluster.DrainOptions, cause error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if fault.KindOf(cause) == fault.Refused {
-		return cause
-	}
-	pods, err := c.podsOn(ctx, node)
+// explain says which pods are left and why, and what can be done about it. The API
+// server does not say which budgets it means where there are two, so we look.
+func (d *draining) explain(ctx context.Context) error {
+	budgets, err := d.budgets(ctx)
 	if err != nil {
-		return errors.Join(cause, err)
+		return err
 	}
-	budgets, err := c.api.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return errors.Join(cause, fmt.Errorf("list pod disruption budgets: %w", c.translate(err)))
-	}
+	d.hints = nil
 	var left []string
-	budgeted := false
-	for i := range pods {
-		p := &pods[i]
-		if stays(p) {
-			continue
-		}
-		why := "still running"
-		if b := blockingBudget(budgets.Items, p); p.DeletionTimestamp != nil {
-			why = "still terminating"
-			if len(p.Finalizers) > 0 {
-				why += ", waiting for finalizers " + strings.Join(p.Finalizers, ", ")
-			}
-		} else if b != nil {
-			budgeted = true
-			why = fmt.Sprintf("PodDisruptionBudget %s/%s needs %d healthy pods and has %d",
-				b.Namespace, b.Name, b.Status.DesiredHealthy, b.Status.CurrentHealthy)
-		}
-		left = append(left, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, why))
+	for _, l := range d.pods {
+		l.why, l.refused = d.why(l, budgets)
+		left = append(left, fmt.Sprintf("%s (%s)", l, l.why))
 	}
-	if len(left) == 0 {
-		return cause
-	}
-	err = fmt.Errorf("pods left: %s: %w", strings.Join(left, "; "), cause)
-	if budgeted {
-		return fault.WithHint(err, "give the workload a replica to spare or loosen its budget, then run again; roll.drain.timeout is %s", o.Timeout)
-	}
-	return err
-}
-
-// stays says whether a drain leaves the pod alone.
-func stays(p *corev1.Pod) bool {
-	if _, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return true
-	}
-	ref := metav1.GetControllerOfNoCopy(p)
-	return ref != nil && ref.Kind == "DaemonSet" && !finished(p)
-}
-
-// blockingBudget is the budget that refuses the pod's eviction right now.
-func blockingBudget(budgets []policyv1.PodDisruptionBudget, p *corev1.Pod) *policyv1.PodDisruptionBudget {
-	for i := range budgets {
-		b := &budgets[i]
-		if b.Namespace != p.Namespace || b.Status.DisruptionsAllowed > 0 {
-			continue
-		}
-		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err == nil && !selector.Empty() && selector.Matches(labels.Set(p.Labels)) {
-			return b
-		}
-	}
+	slices.Sort(left)
+	slices.Sort(d.hints)
+	d.left = "pods left: " + strings.Join(left, "; ")
 	return nil
+}
+
+// budgets lists every budget of the cluster, unless no pod waits for any.
+func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
+	waits := false
+	for _, l := range d.pods {
+		waits = waits || mayBeBudget(l.answer)
+	}
+	if !waits {
+		return nil, nil
+	}
+	list, err := d.api.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list pod disruption budgets: %w", d.translate(err))
+	}
+	return list.Items, nil
+}
+
+// mayBeBudget says whether an answer can be that of a budget. Two of them on one
+// pod are a 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
+func mayBeBudget(answer error) bool {
+	status, ok := answer.(apierrors.APIStatus)
+	return apierrors.HasStatusCause(answer, policyv1.DisruptionBudgetCause) || ok && status.Status().Code == http.StatusInternalServerError
+}
+
+// why says why a pod is still there, and whether that is somebody's refusal.
+func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why string, refused bool) {
+	covering := slices.DeleteFunc(slices.Clone(budgets), func(b policyv1.PodDisruptionBudget) bool { return !covers(b, &l.pod) })
+	switch {
+	case l.pod.DeletionTimestamp != nil:
+		return d.terminating(&l.pod), false
+	case l.answer == nil:
+		return "still running", false
+	case mayBeBudget(l.answer) && len(covering) > 1:
+		d.hint("have one PodDisruptionBudget only cover a pod, then run again; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
+		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
+	case apierrors.HasStatusCause(l.answer, policyv1.DisruptionBudgetCause):
+		d.hint("give the workload a replica to spare or loosen its budget, then run again; roll.drain.timeout is %s, and roll.drain.onTimeout: delete deletes what is left after it", d.Timeout)
+		if len(covering) == 0 {
+			return d.words(l.answer), true
+		}
+		b := covering[0]
+		return fmt.Sprintf("PodDisruptionBudget %s needs %d healthy pods and has %d", names(covering), b.Status.DesiredHealthy, b.Status.CurrentHealthy), true
+	case apierrors.HasStatusCause(l.answer, corev1.NamespaceTerminatingCause):
+		return "its namespace is being terminated", false
+	case denies(l.answer):
+		d.hint("have what denies it allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
+		return d.words(l.answer), true
+	}
+	return d.words(l.answer), false
+}
+
+// terminating says what a pod that was told to end waits for. Its kubelet kills
+// what has not ended when its grace period is over, which the timestamp is.
+func (d *draining) terminating(p *corev1.Pod) string {
+	over := time.Since(p.DeletionTimestamp.Time)
+	switch {
+	case len(p.Finalizers) > 0:
+		d.hint("whoever set the finalizers of a pod has to remove them: kubectl -n %s get pod %s -o yaml shows them; if that program is gone for good, remove them yourself", p.Namespace, p.Name)
+		return "still terminating, waiting for finalizers " + strings.Join(p.Finalizers, ", ")
+	case over < 0:
+		return "still terminating, within its grace period"
+	}
+	d.hint("see why its kubelet does not end it: talosctl -n %s service kubelet, talosctl -n %s logs kubelet", d.node, d.node)
+	why := fmt.Sprintf("still terminating, its grace period was over %s ago", over.Round(time.Second))
+	if !d.ready {
+		why += ", and its node is not Ready: its kubelet does not answer"
+	}
+	return why
+}
+
+// covers says whether a budget is one of the pod's. One with an empty selector
+// covers every pod of its namespace.
+func covers(b policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	return err == nil && b.Namespace == p.Namespace && selector.Matches(labels.Set(p.Labels))
+}
+
+func names(budgets []policyv1.PodDisruptionBudget) string {
+	var out []string
+	for _, b := range budgets {
+		out = append(out, b.Namespace+"/"+b.Name)
+	}
+	slices.Sort(out)
+	return strings.Join(out, " and ")
 }

@@ -34,12 +34,14 @@ type Client struct {
 	host string
 	poll time.Duration
 	base *http.Transport
+	rt   http.RoundTripper // base with the credentials of the kubeconfig
 }
 
 var _ cluster.Kube = (*Client)(nil)
 
 // New makes a client of a kubeconfig's current context. It talks to nobody yet.
 func New(kubeconfig []byte, o Options) (*Client, error) {
+	quiet()
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		return nil, fault.WithHint(fault.Configf("read kubeconfig: %w", err),
@@ -47,7 +49,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	}
 	cfg.Dial = o.Dial
 	cfg.UserAgent = "recast"
-	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for each of its pods once a second
+	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
 	base, rt, err := newTransport(cfg)
 	if err != nil {
@@ -57,7 +59,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Configf("kubeconfig: %w", err)
 	}
-	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base}, nil
+	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base, rt: rt}, nil
 }
 
 // newTransport makes a transport of our own. client-go's are kept in a global

@@ -52,7 +52,11 @@ func understood(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) 
 // resources lists the resources of a group's version, without subresources.
 func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
 	var list metav1.APIResourceList
-	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list); err != nil {
+	path := []string{"/apis", gv.Group, gv.Version}
+	if gv.Group == "" {
+		path = []string{"/api", gv.Version}
+	}
+	if err := c.api.Discovery().RESTClient().Get().AbsPath(path...).Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list resources of %s: %w", gv, c.translate(err))
 	}
 	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil

@@ -156,6 +156,9 @@ func TestDrainEndsWithItsContext(t *testing.T) {
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
+		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})

@@ -40,9 +40,7 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 		Name: n.Name, UUID: strings.ToLower(info.SystemUUID), BootID: info.BootID,
 		ControlPlane: controlPlane, Unschedulable: n.Spec.Unschedulable, Mark: mark, FailedBuild: n.Annotations[failedBuildAnnotation],
 		ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
-		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}),
+		Ready: isReady(n), UID: string(n.UID),
 		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations},
 	}
 	for _, a := range n.Status.Addresses {
@@ -67,19 +65,8 @@ func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return n, nil
 }
 
-// AttachedVolumes lists the names of the node's VolumeAttachments, sorted.
-func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]string, error) {
-	// The API can't select VolumeAttachments by node.
-	list, err := c.api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list volume attachments: %w", c.translate(err))
-	}
-	var names []string
-	for _, a := range list.Items {
-		if a.Spec.NodeName == node {
-			names = append(names, a.Name)
-		}
-	}
-	slices.Sort(names)
-	return names, nil
+func isReady(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }

@@ -62,6 +62,11 @@ func TestNodes(t *testing.T) {
 				},
 			},
 		}}
+		n, err := l.Node(t.Context(), "wk1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[0].UID = string(n.UID)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("nodes (-want +got):\n%s", diff)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
@@ -39,11 +40,7 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	cert, key, err := issue(&l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, nil)
-	if err != nil {
-		return nil, err
-	}
-	kubeconfig, err := kubeapi.Kubeconfig(ClusterName, l.kubernetesURL(), l.kubeCA.pem, cert, key)
+	kubeconfig, err := l.Kubeconfig("system:masters", tenYears)
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +52,16 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 		"kubeconfig":              kubeconfig,
 		"env":                     []byte(l.envFile(dir)),
 	}, nil
+}
+
+// Kubeconfig is that of a user of a group, who may do everything where that is
+// system:masters, for so long from now on.
+func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
+	cert, key, err := issueFor(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return kubeapi.Kubeconfig(ClusterName, l.kubernetesURL(), l.kubeCA.pem, cert, key)
 }
 
 // Env is what a client of the lab needs in its environment.

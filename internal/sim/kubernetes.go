@@ -6,8 +6,25 @@ import (
 	"net"
 	"sync"
 
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
+
+// upstream is the real control plane behind the API, nil if the lab has none.
+func (l *Lab) upstream() (*kubeapi.Upstream, error) {
+	if l.o.Kubernetes == nil {
+		return nil, nil
+	}
+	u, err := kubeapi.ReadUpstream(l.o.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, u.Close)
+	return u, nil
+}
+
+// refused puts on the console what the real control plane refuses to the lab's kubelets.
+func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
 
 // serveKubernetes makes the Kubernetes API reachable: each API server at the address
 // of its machine, and one of them at the address that all have in common, of which

@@ -187,13 +187,17 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	upstream, err := l.upstream()
+	if err != nil {
+		return err
+	}
 	planted, err := l.manifests()
 	if err != nil {
 		return err
 	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
 		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
-		Storage: l.machines.KubernetesStorage, Manifests: planted,
+		Storage: l.machines.KubernetesStorage, Upstream: upstream, Refused: l.refused, Manifests: planted,
 	})
 	if err != nil {
 		return err

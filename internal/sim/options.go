@@ -33,6 +33,9 @@ type Options struct {
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster
+	// Kubernetes is the kubeconfig of a real control plane that has the cluster's
+	// objects instead of the lab; nil: none.
+	Kubernetes []byte
 	// Console gets what machines print on their screens; nil drops it.
 	Console io.Writer
 }

@@ -36,9 +36,15 @@ func (a authority) pool() *x509.CertPool {
 	return pool
 }
 
+const tenYears = 10 * 365 * 24 * time.Hour
+
 // issue makes a certificate for a server at those addresses, or for a client.
 // A nil authority makes a self-signed one.
 func issue(a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
+	return issueFor(tenYears, a, subject, addrs)
+}
+
+func issueFor(life time.Duration, a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key: %w", err)
@@ -49,7 +55,7 @@ func issue(a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []b
 	}
 	now := time.Now()
 	t := &x509.Certificate{
-		SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.AddDate(10, 0, 0),
+		SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(life),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, addr := range addrs {

@@ -7,6 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -15,7 +16,7 @@ import (
 
 // addWorkload runs something on the cluster that a drain has to move: a web
 // server with two replicas, of which one may be missing where there is another
-// worker to move it to.
+// worker to move it to. A real control plane may have it of an earlier lab.
 func addWorkload(ctx context.Context, s store.Store, workers int) error {
 	labels := map[string]string{"app": "web"}
 	web := &appsv1.Deployment{
@@ -28,7 +29,7 @@ func addWorkload(ctx context.Context, s store.Store, workers int) error {
 			},
 		},
 	}
-	if _, err := s.Create(ctx, store.Deployments(), web); err != nil {
+	if _, err := s.Create(ctx, store.Deployments(), web); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make Deployment web: %w", err)
 	}
 	if workers < 2 {
@@ -38,7 +39,7 @@ func addWorkload(ctx context.Context, s store.Store, workers int) error {
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: metav1.NamespaceDefault},
 		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels}},
 	}
-	if _, err := s.Create(ctx, store.Budgets(), budget); err != nil {
+	if _, err := s.Create(ctx, store.Budgets(), budget); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make PodDisruptionBudget web: %w", err)
 	}
 	return nil

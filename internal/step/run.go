@@ -124,7 +124,7 @@ func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 		return t.branch(ctx, s, at)
 	}
 	if s.Do != nil {
-		if err := s.Do(ctx); err != nil {
+		if err := s.do(ctx, at.scope); err != nil {
 			return t.failed(ctx, s, at, err)
 		}
 	}

@@ -2,7 +2,10 @@ package step
 
 import (
 	"context"
+	"errors"
 	"sync"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // scope is how far a halt reaches: the tree has one, and so has every Whole
@@ -25,6 +28,35 @@ func (s *scope) fail() {
 	for ; s != nil; s = s.parent {
 		s.halt()
 	}
+}
+
+// errYielded is why a step that yields was cut off.
+var errYielded = errors.New("stopped")
+
+// do does the step's own work; where it yields, until the whole tree is halted.
+func (s Step) do(ctx context.Context, within *scope) error {
+	if !s.Yields {
+		return s.Do(ctx)
+	}
+	for within.parent != nil {
+		within = within.parent
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel(nil)
+	watch.Go(func() {
+		select {
+		case <-within.halted:
+			cancel(errYielded)
+		case <-ctx.Done():
+		}
+	})
+	err := s.Do(ctx)
+	if err != nil && context.Cause(ctx) == errYielded {
+		return fault.As(fault.Interrupted, err)
+	}
+	return err
 }
 
 // ended says whether no further step may start.

@@ -44,6 +44,10 @@ type Step struct {
 	Limit int      // how many children may run at the same time; 0 and 1: one after another
 	Uses  []string // slots taken for the whole step, in name order, before Skip: "control-plane", "host/pve1"
 	Whole bool     // once started, runs to its end although another step failed or Stop was called
+
+	// Yields says that Do only waits and may be cut off: its context ends as soon
+	// as no further branch may start, within a Whole one too.
+	Yields bool
 }
 
 // Status is how a step stands.

@@ -14,13 +14,13 @@ const (
 	hostnameKind = "HostnameConfig"
 )
 
-// PatchConfig edits installer, install disk and hostname where the
-// configuration has them, and leaves alone what p does not name. A document that
+// PatchConfig edits installer, install disk, hostname and versions of Kubernetes
+// where the configuration has them, and leaves alone what p does not name. A document that
 // needs no edit keeps its bytes; one that does keeps all of its other keys and
 // values, which is checked.
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
-		return nil, fault.Refusedf("neither installer nor disk nor hostname is given")
+		return nil, fault.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
 	}
 	docs, err := parseDocuments(config)
 	if err != nil {
@@ -57,6 +57,9 @@ func editDocuments(docs []*document, p cluster.ConfigPatch) error {
 		err = editUnattended(install.root, p)
 	default:
 		err = editInstall(main.root, p)
+	}
+	if err == nil {
+		err = editKubernetes(docs, main, p.Kubernetes)
 	}
 	if err != nil || p.Hostname == "" {
 		return err

@@ -60,6 +60,7 @@ func without(d *document, p cluster.ConfigPatch) any {
 	case kind == hostnameKind && p.Hostname != "":
 		set = [][]string{{"hostname"}, {"auto"}}
 	}
+	set = append(set, kubernetesPaths(d.kind(), p.Kubernetes)...)
 	tree := d.orig
 	for _, path := range set {
 		tree = cut(tree, path...)
@@ -106,7 +107,7 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
 		return fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
 	}
-	if err := checkVersion(cfg, p); err != nil {
+	if err := errors.Join(checkVersion(cfg, p), checkKubernetes(cfg, p.Kubernetes)); err != nil {
 		return err
 	}
 	image, selector, err := installTarget(cfg)

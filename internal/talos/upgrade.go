@@ -50,19 +50,19 @@ func (c *Client) PullInstaller(
 		if supported = silence > 0; err != nil || !supported {
 			return err
 		}
-		return pull(ctx, s, installer, silence, wait, say)
+		return pull(ctx, s, containerd(), installer, silence, wait, say)
 	})
 	return supported, err
 }
 
-func pull(ctx context.Context, s session, installer string, silence time.Duration, wait patience, say func(string)) error {
+func pull(ctx context.Context, s session, to *common.ContainerdInstance, image string, silence time.Duration, wait patience, say func(string)) error {
 	wait(silence)
-	stream, err := s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: containerd(), ImageRef: installer})
+	stream, err := s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: to, ImageRef: image})
 	if err == nil {
 		err = pulled(stream, func() { wait(silence) }, say)
 	}
 	if err != nil {
-		return fmt.Errorf("pull %s: %w", installer, answer(err))
+		return fmt.Errorf("pull %s: %w", image, answer(err))
 	}
 	return nil
 }
@@ -106,7 +106,7 @@ func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer s
 			wait(oldInstallTimeout)
 			return oldInstall(ctx, s, installer, say)
 		}
-		if err := pull(ctx, s, installer, silence, wait, say); err != nil {
+		if err := pull(ctx, s, containerd(), installer, silence, wait, say); err != nil {
 			return err
 		}
 		wait(installSilence)

@@ -45,7 +45,7 @@ func (*Client) Unsupported(from, to, kubelet string) []string {
 		err = kubernetes.SupportedWith(target)
 	}
 	if err != nil {
-		out = append(out, fmt.Sprintf("Talos %s does not support the Kubernetes that runs (%s): bring Kubernetes to a version that both support first (talosctl upgrade-k8s), or go to another Talos (talos.version)", to, err))
+		out = append(out, fmt.Sprintf("Talos %s does not support the Kubernetes that runs (%s): bring Kubernetes to a version that both support first (recast upgrade-k8s), or go to another Talos (talos.version)", to, err))
 	}
 	return out
 }

@@ -12,7 +12,7 @@ func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	const (
 		unknown    = "this recast does not know Talos v1.15.0, neither what can become of it nor its machine configuration: use a recast that does, or another talos.version"
-		kubernetes = ": bring Kubernetes to a version that both support first (talosctl upgrade-k8s), or go to another Talos (talos.version)"
+		kubernetes = ": bring Kubernetes to a version that both support first (recast upgrade-k8s), or go to another Talos (talos.version)"
 	)
 	cases := map[string]struct {
 		from, to, kubelet string

@@ -115,7 +115,7 @@ func hints(nodes []cluster.Drift) []string {
 		}
 	}
 	for _, v := range versions {
-		out = append(out, "talosctl upgrade-k8s --to "+strings.TrimPrefix(v, "v")+" brings Kubernetes there; a roll never changes it")
+		out = append(out, "recast upgrade-k8s --to "+v+" brings Kubernetes there; a roll never changes it")
 	}
 	return out
 }

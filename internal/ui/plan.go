@@ -29,6 +29,7 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 		if len(rest) > 0 {
 			p.line("")
 		}
+		drawGates(p, plan)
 		for _, text := range plan.Warn {
 			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 		}

@@ -51,7 +51,11 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 		return
 	}
 	p.line("claim     held by run %s since %s", c.Run, clock(c.Since))
-	p.line("    by %s; Proxmox has it as VM %d, heartbeat %d", c.Holder, c.VMID, c.Beat)
+	kept := fmt.Sprintf("Proxmox has it as VM %d", c.VMID)
+	if c.Lease != "" {
+		kept = "Kubernetes has it as Lease " + c.Lease
+	}
+	p.line("    by %s; %s, heartbeat %d", c.Holder, kept, c.Beat)
 	p.line("    The heartbeat goes up every %.0f seconds while that run lives: leave what is unfinished to it.", cluster.ClaimHeartbeat.Seconds())
 	p.line("    Should it stand still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", cluster.ClaimWatch.Seconds())
 	p.line("    holder it does so at once.")

@@ -5,17 +5,32 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// masters is the group whose members may do everything; there is no other authorization.
+// masters is the group whose members may do everything; others may what is granted.
 const masters = "system:masters"
+
+// reviews is where everybody may ask what he may do (system:basic-user).
+const reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 type user struct {
 	name   string // "" for nobody
 	groups []string
+}
+
+// Grant says what the members of a group may do, in place of what was granted before.
+func (s *Server) Grant(group string, may func(Request) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.granted == nil {
+		s.granted = map[string]func(Request) bool{}
+	}
+	s.granted[group] = may
 }
 
 // authenticate takes the client certificate's CN and O as user and groups, as Kubernetes does.
@@ -31,9 +46,18 @@ func (s *Server) authenticate(r *http.Request) user {
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
 }
 
+func (s *Server) may(u user, r Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(u.groups, func(group string) bool {
+		may := s.granted[group]
+		return group == masters || may != nil && may(r)
+	})
+}
+
 // authorize refuses who is unknown with 401 and who may not with 403. Health
-// and version are for everybody.
-func (u user) authorize(r *http.Request, t target) error {
+// and version are for everybody, as is the question what one may do.
+func (s *Server) authorize(u user, r *http.Request, t target) error {
 	switch r.URL.Path {
 	case "/healthz", "/livez", "/readyz", "/version":
 		return nil
@@ -41,12 +65,35 @@ func (u user) authorize(r *http.Request, t target) error {
 	if u.name == "" {
 		return apierrors.NewUnauthorized("Unauthorized")
 	}
-	if slices.Contains(u.groups, masters) {
+	asked := t.request(t.verb(r))
+	if r.URL.Path == reviews || s.may(u, asked) {
 		return nil
 	}
-	resource := schema.GroupResource{Group: t.resource.Group, Resource: t.resource.Resource}
-	return apierrors.NewForbidden(resource, t.name,
+	where := "at the cluster scope"
+	if t.namespace != "" {
+		where = fmt.Sprintf("in the namespace %q", t.namespace)
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Group: t.resource.Group, Resource: t.resource.Resource}, t.name,
 		//lint:ignore ST1005 the API server's own wording
-		fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope",
-			u.name, t.verb(r), resource.Resource, resource.Group))
+		fmt.Errorf("User %q cannot %s resource %q in API group %q %s", u.name, asked.Verb, asked.Resource, t.resource.Group, where))
+}
+
+// review answers what the user may do.
+func (s *Server) review(r *http.Request, u user) answer {
+	b, err := read(r)
+	if err != nil {
+		return failed(err)
+	}
+	decoded, err := s.decode(b, authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"))
+	if err != nil {
+		return failed(err)
+	}
+	review, ok := decoded.(*authorizationv1.SelfSubjectAccessReview)
+	if !ok || review.Spec.ResourceAttributes == nil {
+		return failed(apierrors.NewBadRequest("only SelfSubjectAccessReviews of resources are served"))
+	}
+	a := review.Spec.ResourceAttributes
+	resource := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
+	review.Status.Allowed = s.may(u, Request{Verb: a.Verb, Resource: resource, Namespace: a.Namespace, Name: a.Name})
+	return answer{code: http.StatusCreated, body: review}
 }

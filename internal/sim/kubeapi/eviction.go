@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -56,6 +57,9 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 // Evict deletes a pod if its PodDisruptionBudget allows it. It returns as soon
 // as the pod is told to end.
 func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	if s.remote != nil {
+		return s.remote.Evict(ctx, namespace, name, options)
+	}
 	obj, err := s.store.Get(ctx, store.Pods(), namespace, name)
 	if err != nil {
 		return err
@@ -69,8 +73,21 @@ func (s *Server) Evict(ctx context.Context, namespace, name string, options meta
 	if dryRun {
 		return nil
 	}
+	if err := samePod(obj, options.Preconditions); err != nil {
+		return err
+	}
 	_, err = s.store.Delete(ctx, store.Pods(), namespace, name, options)
 	return err
+}
+
+// samePod refuses to evict another pod than the one that is meant, in the words
+// of the eviction (addConditionAndDeletePod in Kubernetes' registry/core/pod/storage).
+func samePod(pod store.Object, p *metav1.Preconditions) error {
+	if p == nil || p.UID == nil || *p.UID == pod.GetUID() {
+		return nil
+	}
+	return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, pod.GetName(),
+		fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.GetUID()))
 }
 
 // ignoresBudget says whether ending the pod disrupts nothing any more.
@@ -96,6 +113,9 @@ func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 			}}
 		}
 		b := budgets[0].DeepCopy()
+		if !ready(pod) && b.Spec.UnhealthyPodEvictionPolicy != nil && *b.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow {
+			return nil
+		}
 		if !ready(pod) && b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0 {
 			return nil
 		}
@@ -140,7 +160,7 @@ func (s *Server) budgetsOf(ctx context.Context, pod *corev1.Pod) ([]*policyv1.Po
 	for _, o := range objects {
 		b := o.(*policyv1.PodDisruptionBudget)
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) {
+		if err == nil && selector.Matches(labels.Set(pod.Labels)) {
 			budgets = append(budgets, b)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,14 +17,14 @@ import (
 )
 
 // seed makes what a new Talos cluster holds: namespaces, and what Talos puts there.
+// What a real server has already is left as it is.
 func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
-	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, namespaces, ns); err != nil {
+		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}
@@ -32,7 +33,7 @@ func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
 		return fmt.Errorf("register kinds: %w", err)
 	}
 	for _, o := range objects {
-		if err := plant(ctx, s, scheme, &unstructured.Unstructured{Object: o}); err != nil {
+		if err := plant(ctx, s, scheme, &unstructured.Unstructured{Object: o}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make %s %s: %w", o["kind"], (&unstructured.Unstructured{Object: o}).GetName(), err)
 		}
 	}

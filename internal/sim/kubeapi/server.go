@@ -34,11 +34,15 @@ type StaticPod = control.StaticPod
 // Options make a Server.
 type Options struct {
 	Certificate tls.Certificate  // the server's own
-	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others nothing
+	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others what is granted
 	Version     string           // "v1.35.4"
 	Recorder    *record.Recorder // sees every request
 	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
 	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
+	// Upstream is a real control plane in the place of store and controllers; nil: the lab's own.
+	Upstream *Upstream
+	// Refused hears of what that control plane refuses to the lab's kubelets.
+	Refused func(error)
 	// Manifests are what Talos puts into a new cluster; nil: what it does with a
 	// configuration that says nothing of them.
 	Manifests []map[string]any
@@ -52,6 +56,7 @@ type Options struct {
 type Server struct {
 	o       Options
 	store   store.Store
+	remote  *store.Remote // the same where it is Upstream's
 	control *control.Manager
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
@@ -59,10 +64,13 @@ type Server struct {
 
 	closing chan struct{} // closed by Close
 
-	mu       sync.Mutex
-	defined  []store.Resource // custom ones
-	closed   bool
-	handling sync.WaitGroup // requests and Serve calls
+	mu          sync.Mutex
+	defined     []store.Resource              // custom ones
+	granted     map[string]func(Request) bool // to the members of groups
+	webhook     Webhook                       // nil: none
+	webhookName string
+	closed      bool
+	handling    sync.WaitGroup // requests and Serve calls
 }
 
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
@@ -73,25 +81,37 @@ func New(ctx context.Context, o Options) (*Server, error) {
 			return nil, err
 		}
 	}
-	if o.Store == nil {
-		o.Store = store.NewMemory()
-		if err := seed(ctx, o.Store, o.Manifests); err != nil {
-			return nil, err
-		}
-	}
 	scheme, err := store.NewScheme()
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
-	m, err := control.New(ctx, o.Store, cmp.Or(o.Speed, 1))
+	s := &Server{
+		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
+		closing: make(chan struct{}),
+	}
+	switch {
+	case o.Upstream != nil:
+		if s.remote, err = store.NewRemote(o.Upstream.base, o.Upstream.masters); err != nil {
+			return nil, err
+		}
+		s.store = s.remote
+	case o.Store == nil:
+		s.store = store.NewMemory()
+	}
+	if o.Store == nil {
+		if err := seed(ctx, s.store, o.Manifests); err != nil {
+			return nil, err
+		}
+	}
+	if o.Upstream != nil {
+		s.control, err = control.NewKubelets(ctx, s.store, cmp.Or(o.Speed, 1), o.Refused)
+	} else {
+		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1))
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
-		o: o, store: o.Store, control: m,
-		scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}),
-	}, nil
+	return s, nil
 }
 
 // Store is where the objects are, for the lab's own eyes and hands.
@@ -203,6 +223,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if call, err = s.o.Recorder.Begin(call); err != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+	if s.o.Upstream != nil {
+		s.pass(w, r, user, call)
+		return
 	}
 	a := s.answer(r, user, t)
 	if s.o.Recorder != nil {

@@ -16,8 +16,11 @@ import (
 
 // answer acts on a request and says what to answer; it writes nothing.
 func (s *Server) answer(r *http.Request, u user, t target) answer {
-	if err := u.authorize(r, t); err != nil {
+	if err := s.authorize(u, r, t); err != nil {
 		return failed(err)
+	}
+	if r.URL.Path == reviews && r.Method == http.MethodPost {
+		return s.review(r, u)
 	}
 	if !t.known() {
 		return s.meta(r)
@@ -38,6 +41,9 @@ func (s *Server) answer(r *http.Request, u user, t target) answer {
 }
 
 func (s *Server) serve(r *http.Request, t target) (answer, error) {
+	if err := s.admit(r.Context(), t, t.verb(r)); err != nil {
+		return answer{}, err
+	}
 	if t.sub != "" && t.sub != "status" {
 		return s.subresource(r, t)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
@@ -83,7 +84,7 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{})
+	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr})
 	return pipeline.Project{Config: conf}, err
 }
 
@@ -154,7 +155,7 @@ func (c *Client) connectMachines(s *session) error {
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
 	s.talos = t
-	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Files: t, Claims: t, MachineConfig: c.MachineConfig}
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
 	return nil
 }
 
@@ -238,7 +239,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes}))
+	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
 }
 
 // Roll is recast roll --yes.

@@ -42,7 +42,6 @@ func TestPrivileges(t *testing.T) {
 			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "VM.Config.HWType", "SDN.Use"}, ofHA},
 			{cluster.Reimage, []string{"VM.Config.Disk", "VM.Config.CDROM"}, ofHA + "; VM.Config.CDROM, VM.Config.Disk" + onVMs},
 			{cluster.Reimage, []string{"Datastore.AllocateSpace"}, ofHA + "; " + onStorage},
-			{cluster.InPlace, []string{"VM.Config.Memory", "VM.Config.Disk"}, "VM.Config.Memory" + onVMs},
 		} {
 			strategy(tc.strategy)(lab)
 			lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return slices.Contains(tc.without, p) })...)

@@ -196,7 +196,7 @@ func expiring(life time.Duration) func(*talosScene) {
 		b := s.Talos.Secrets
 		pair, err := secrets.NewAdminCertificateAndKey(time.Now().Add(-time.Hour), b.Certs.OS, role.MakeSet(role.Admin), life+time.Hour)
 		must(s.t, err)
-		s.kept = s.Read("talosconfig")
+		s.keep("talosconfig")
 		s.editTalosconfig(func(c *clientconfig.Context) {
 			c.Crt, c.Key = base64.StdEncoding.EncodeToString(pair.Crt), base64.StdEncoding.EncodeToString(pair.Key)
 		})
@@ -218,7 +218,7 @@ const virtual = "127.42.7.9"
 
 func virtualEndpoint(s *talosScene) {
 	certified(virtual, "cp2", "cp3")(s)
-	s.kept = s.Read("talosconfig")
+	s.keep("talosconfig")
 	s.editTalosconfig(func(c *clientconfig.Context) { c.Endpoints = []string{virtual} })
 	s.lead(virtual, "cp2")
 }

@@ -51,7 +51,7 @@ type talosScene struct {
 	t      *testing.T
 	client *Client                           // of the roll
 	route  atomic.Pointer[map[string]string] // where connections to an address end, if elsewhere
-	kept   []byte                            // a file as it was
+	kept   map[string][]byte                 // files as they were, by name
 	was    cluster.Secret                    // a machine's configuration as it was
 	heard  []string
 }
@@ -81,8 +81,8 @@ func (f *talosFault) run(t *testing.T) {
 		t.Errorf("the roll took %s", took)
 	}
 	s.requireSaid(err)
-	if s.kept != nil {
-		s.Write("talosconfig", s.kept)
+	for name, content := range s.kept {
+		s.Write(name, content)
 	}
 	if got := s.stand(); got != f.stands {
 		t.Errorf("%s: %s, want %s", f.rolls, got, f.stands)
@@ -127,6 +127,14 @@ func (s *talosScene) hear(e step.Event) {
 	if e.Status == step.Note {
 		s.heard = append(s.heard, e.Text)
 	}
+}
+
+// keep has a file as it is again once the roll has ended.
+func (s *talosScene) keep(name string) {
+	if s.kept == nil {
+		s.kept = map[string][]byte{}
+	}
+	s.kept[name] = s.Read(name)
 }
 
 // requireSaid looks at how the roll ended, and what it said.

@@ -37,9 +37,15 @@ const settle = time.Millisecond
 type Manager struct {
 	store  store.Store
 	timers *timers
+	stages []func(context.Context) error // of a pass
+	settle time.Duration                 // from a change to the pass
 	kick   chan struct{}
 	cancel context.CancelFunc
 	done   sync.WaitGroup
+
+	// refused hears of what the API refuses to kubelets that share it with real
+	// controllers; nil: the lab is alone, and a refusal is a fault of its own.
+	refused func(error)
 
 	mu       sync.Mutex
 	kubelets []*kubelet // running ones, in the order in which they started
@@ -49,18 +55,25 @@ type Manager struct {
 // New starts the controllers. What takes them a second takes 1/speed of one.
 // They end with ctx or Close.
 func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	m := &Manager{
-		store: s, cancel: cancel,
-		timers: newTimers(speed),
-		kick:   make(chan struct{}, 1),
+	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: settle}
+	m.stages = []func(context.Context) error{
+		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
+		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
 	}
+	if err := m.start(ctx, watched()); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Manager) start(ctx context.Context, resources []schema.GroupVersionResource) error {
+	ctx, m.cancel = context.WithCancel(ctx)
 	var watches []store.Watch
-	for _, r := range watched() {
-		w, err := s.Watch(ctx, r, "")
+	for _, r := range resources {
+		w, err := m.store.Watch(ctx, r, "")
 		if err != nil {
-			cancel()
-			return nil, fmt.Errorf("watch %s: %w", r.Resource, err)
+			m.cancel()
+			return fmt.Errorf("watch %s: %w", r.Resource, err)
 		}
 		watches = append(watches, w)
 	}
@@ -69,12 +82,12 @@ func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
 	}
 	m.done.Go(func() { m.run(ctx) })
 	m.wake()
-	return m, nil
+	return nil
 }
 
 func watched() []schema.GroupVersionResource {
 	return []schema.GroupVersionResource{
-		store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
+		store.Namespaces(), store.Nodes(), store.Pods(), store.Volumes(), store.Claims(), store.DaemonSets(), store.Deployments(),
 		store.ReplicaSets(), store.StatefulSets(), store.Budgets(), store.Attachments(),
 	}
 }
@@ -108,7 +121,7 @@ func (m *Manager) wake() {
 }
 
 func (m *Manager) run(ctx context.Context) {
-	alarm := time.NewTimer(settle)
+	alarm := time.NewTimer(m.settle)
 	defer alarm.Stop()
 	settling := true // the alarm is about to ring; more changes don't put it off
 	for {
@@ -117,7 +130,7 @@ func (m *Manager) run(ctx context.Context) {
 			return
 		case <-m.kick:
 			if !settling {
-				alarm.Reset(settle)
+				alarm.Reset(m.settle)
 				settling = true
 			}
 			continue
@@ -132,7 +145,7 @@ func (m *Manager) run(ctx context.Context) {
 			return
 		}
 		if ok {
-			alarm.Reset(max(settle, time.Until(next)))
+			alarm.Reset(max(m.settle, time.Until(next)))
 		}
 	}
 }
@@ -141,20 +154,22 @@ func (m *Manager) run(ctx context.Context) {
 // else's is left to the pass which that other write causes.
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()
-	for _, stage := range []func(context.Context) error{
-		m.syncNodes, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
-		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
-	} {
-		if err := stage(ctx); err != nil {
-			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
-				continue
-			}
+	for _, stage := range m.stages {
+		err := stage(ctx)
+		switch {
+		case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.IsAlreadyExists(err):
+		case m.refused == nil:
 			return time.Time{}, false, err
+		case ctx.Err() == nil:
+			m.refused(err)
 		}
 	}
 	next, ok = m.timers.end()
 	return next, ok, nil
 }
+
+// alone says whether no real controller acts on the objects.
+func (m *Manager) alone() bool { return m.refused == nil }
 
 // all lists a resource as its own type.
 func all[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersionResource) ([]T, error) {

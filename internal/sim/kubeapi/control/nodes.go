@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -97,7 +98,10 @@ func (m *Manager) syncNodes(ctx context.Context) error {
 func (m *Manager) register(ctx context.Context, k *kubelet) error {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.Name}}
 	k.mark(n)
-	n.Spec.Taints = append(slices.Clone(k.Taints), taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule))
+	n.Spec.Taints = slices.Clone(k.Taints)
+	if m.alone() { // else the API server does it: the admission plugin TaintNodesByCondition
+		n.Spec.Taints = append(n.Spec.Taints, taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule))
+	}
 	k.report(n)
 	if _, err := m.store.Create(ctx, store.Nodes(), n); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
@@ -139,21 +143,31 @@ func (k *kubelet) report(n *corev1.Node) {
 		KernelVersion: k.KernelVersion, OSImage: k.OSImage, KubeletVersion: k.KubeletVersion,
 		ContainerRuntimeVersion: "containerd://2.1.4", OperatingSystem: "linux", Architecture: "amd64",
 	}
+	n.Status.Capacity = corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("4Gi"),
+		corev1.ResourceEphemeralStorage: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
+	}
+	n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 	n.Status.Addresses = nil
 	for _, a := range k.Addresses {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
 	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: k.Name})
-	setCondition(n, corev1.ConditionFalse, "KubeletNotReady", "container runtime network not ready")
+	setCondition(n, corev1.NodeReady, corev1.ConditionFalse, "KubeletNotReady", "container runtime network not ready")
+	setCondition(n, corev1.NodeMemoryPressure, corev1.ConditionFalse, "KubeletHasSufficientMemory", "kubelet has sufficient memory available")
+	setCondition(n, corev1.NodeDiskPressure, corev1.ConditionFalse, "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
+	setCondition(n, corev1.NodePIDPressure, corev1.ConditionFalse, "KubeletHasSufficientPID", "kubelet has sufficient PID available")
 }
 
 func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) error {
 	fresh := n.DeepCopy()
 	ready := readiness(n)
 	switch {
+	case k == nil && !m.alone():
+		return nil // the node-lifecycle controller notices
 	case k == nil && ready != corev1.ConditionUnknown:
 		if m.timers.due("lost/"+string(n.UID), lostAfter) {
-			setCondition(fresh, corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status.")
+			setCondition(fresh, corev1.NodeReady, corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status.")
 		}
 	case k == nil:
 	case n.Status.NodeInfo.BootID != k.BootID || n.Status.NodeInfo.SystemUUID != k.UUID:
@@ -166,9 +180,11 @@ func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) erro
 		k.mark(fresh)
 		k.report(fresh)
 	case ready != corev1.ConditionTrue && m.timers.due("ready/"+string(n.UID)+k.BootID+k.KubeletVersion, readyAfter):
-		setCondition(fresh, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
+		setCondition(fresh, corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
 	}
-	fresh.Spec.Taints = conditionTaints(fresh)
+	if m.alone() {
+		fresh.Spec.Taints = conditionTaints(fresh)
+	}
 	return m.writeNode(ctx, n, fresh)
 }
 
@@ -198,12 +214,9 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-func setCondition(n *corev1.Node, s corev1.ConditionStatus, reason, message string) {
+func setCondition(n *corev1.Node, t corev1.NodeConditionType, s corev1.ConditionStatus, reason, message string) {
 	now := metav1.Now().Rfc3339Copy()
-	c := corev1.NodeCondition{
-		Type: corev1.NodeReady, Status: s, Reason: reason, Message: message,
-		LastHeartbeatTime: now, LastTransitionTime: now,
-	}
-	n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	c := corev1.NodeCondition{Type: t, Status: s, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+	n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == t })
 	n.Status.Conditions = append(n.Status.Conditions, c)
 }

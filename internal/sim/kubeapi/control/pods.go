@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,15 +46,17 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	up := k != nil && k.BootID == n.Status.NodeInfo.BootID && readiness(n) == corev1.ConditionTrue
 	switch {
 	case k != nil && p.DeletionTimestamp != nil:
-		if !m.timers.due("end/"+string(p.UID), endAfter) {
+		if !m.timers.due("end/"+string(p.UID), endsAfter(p)) {
 			return nil
 		}
-		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &p.UID},
+		})
 		return err
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		return nil
 	case !up:
-		if podReady(p) && readiness(n) != corev1.ConditionTrue {
+		if m.alone() && podReady(p) && readiness(n) != corev1.ConditionTrue {
 			return m.writePod(ctx, withReadiness(p, corev1.ConditionFalse))
 		}
 		return nil
@@ -66,7 +70,9 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	fresh := withReadiness(p, corev1.ConditionTrue)
 	fresh.Status.Phase = corev1.PodRunning
 	fresh.Status.HostIP = k.hostIP()
-	fresh.Status.PodIP = podIP(p)
+	if fresh.Status.PodIP = podIP(p); p.Spec.HostNetwork {
+		fresh.Status.PodIP = fresh.Status.HostIP
+	}
 	fresh.Status.StartTime = new(metav1.Now().Rfc3339Copy())
 	return m.writePod(ctx, fresh)
 }
@@ -99,12 +105,12 @@ func podReady(p *corev1.Pod) bool {
 
 func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 	fresh := p.DeepCopy()
-	fresh.Status.Conditions = nil
 	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
 		c := corev1.PodCondition{Type: t, Status: s, LastTransitionTime: metav1.Now().Rfc3339Copy()}
 		if t == corev1.PodInitialized {
 			c.Status = corev1.ConditionTrue
 		}
+		fresh.Status.Conditions = slices.DeleteFunc(fresh.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t })
 		fresh.Status.Conditions = append(fresh.Status.Conditions, c)
 	}
 	fresh.Status.ContainerStatuses = nil
@@ -113,6 +119,27 @@ func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 			corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: s == corev1.ConditionTrue})
 	}
 	return fresh
+}
+
+// endsAfter is how long the pod's processes go on once they are told to end: a
+// preStop hook sleeps first. The kernel does not end PID 1 by a signal that it has
+// no handler for, as sleep has none: that one, like a shell that traps SIGTERM, is
+// killed when the grace is over.
+func endsAfter(p *corev1.Pod) time.Duration {
+	const grace = 30 * time.Second // where the pod says nothing
+	most, ends := grace, endAfter
+	if s := p.DeletionGracePeriodSeconds; s != nil {
+		most = time.Duration(*s) * time.Second
+	}
+	for _, c := range p.Spec.Containers {
+		if words := slices.Concat(c.Command, c.Args); len(words) > 0 && words[0] == "sleep" || strings.Contains(strings.Join(words, " "), "trap '' TERM") {
+			return max(most, endAfter)
+		}
+		if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && c.Lifecycle.PreStop.Sleep != nil {
+			ends = max(ends, time.Duration(c.Lifecycle.PreStop.Sleep.Seconds)*time.Second+endAfter)
+		}
+	}
+	return min(ends, max(most, endAfter))
 }
 
 // evictFromLost deletes the pods of a node that has been unreachable for long;

@@ -38,6 +38,17 @@ func (t *timers) due(key string, d time.Duration) bool {
 	return !t.now.Before(r.end)
 }
 
+// again says whether it is time for what is done at once and then every d.
+func (t *timers) again(key string, d time.Duration) bool {
+	r, ok := t.running[key]
+	if ok && t.now.Before(r.end) {
+		r.asked = true
+		return false
+	}
+	t.running[key] = &timer{end: t.now.Add(time.Duration(float64(d) / t.speed)), asked: true}
+	return true
+}
+
 // end drops what was not asked for and returns when the next timer ends; ok is
 // false if none runs.
 func (t *timers) end() (next time.Time, ok bool) {

@@ -50,6 +50,9 @@ func wantedReplicas(n *int32) int {
 }
 
 func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
+	if m.terminating(ctx, p.Namespace) {
+		return nil
+	}
 	if _, err := m.store.Create(ctx, store.Pods(), p); err != nil {
 		return fmt.Errorf("create pod %s/%s%s: %w", p.Namespace, p.GenerateName, p.Name, err)
 	}

@@ -13,7 +13,8 @@ import (
 )
 
 // Delete removes an object, or marks it where something has to happen first: a
-// pod on a node is its kubelet's to end, an object with finalizers theirs.
+// pod on a node is its kubelet's to end, an object with
+// finalizers theirs, a namespace with content its controller's.
 func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -27,7 +28,8 @@ func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namesp
 	}
 	fresh := duplicate(old)
 	grace := gracePeriod(old, o)
-	if grace == 0 && len(old.GetFinalizers()) == 0 {
+	ns, _ := fresh.(*corev1.Namespace)
+	if grace == 0 && len(old.GetFinalizers()) == 0 && (ns == nil || len(ns.Spec.Finalizers) == 0) {
 		m.remove(r, k, fresh, old)
 		return fresh, nil
 	}
@@ -37,6 +39,9 @@ func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namesp
 	}
 	fresh.SetDeletionTimestamp(&deadline)
 	fresh.SetDeletionGracePeriodSeconds(&grace)
+	if ns != nil {
+		ns.Status.Phase = corev1.NamespaceTerminating
+	}
 	m.put(r, watch.Modified, fresh, old)
 	return fresh, nil
 }

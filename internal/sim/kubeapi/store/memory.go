@@ -100,11 +100,21 @@ func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Ob
 	fresh.SetCreationTimestamp(metav1.Time{Time: time.Now().Truncate(time.Second)})
 	fresh.SetDeletionTimestamp(nil)
 	fresh.SetGeneration(1)
-	if pod, ok := fresh.(*corev1.Pod); ok && pod.Status.Phase == "" {
-		pod.Status.Phase = corev1.PodPending
-	}
+	prepare(fresh)
 	m.put(r, watch.Added, fresh, nil)
 	return fresh, nil
+}
+
+// prepare sets what the server itself does on a new object (PrepareForCreate in
+// the strategies of Kubernetes' registry/core).
+func prepare(fresh Object) {
+	switch o := fresh.(type) {
+	case *corev1.Pod:
+		o.Status.Phase = cmp.Or(o.Status.Phase, corev1.PodPending)
+	case *corev1.Namespace:
+		o.Status.Phase = corev1.NamespaceActive
+		o.Spec.Finalizers = []corev1.FinalizerName{corev1.FinalizerKubernetes}
+	}
 }
 
 // suffix makes the end of a generated name.

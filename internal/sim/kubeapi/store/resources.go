@@ -2,6 +2,7 @@ package store
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,10 @@ func (r Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKi
 
 // The resources that the lab's own controllers work on.
 func Nodes() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("nodes") }
+
+func Namespaces() schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource("namespaces")
+}
 
 func Pods() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("pods") }
 
@@ -62,6 +67,10 @@ func Attachments() schema.GroupVersionResource {
 	return storagev1.SchemeGroupVersion.WithResource("volumeattachments")
 }
 
+func Leases() schema.GroupVersionResource {
+	return coordinationv1.SchemeGroupVersion.WithResource("leases")
+}
+
 func CertificateRequests() schema.GroupVersionResource {
 	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
 }
@@ -72,7 +81,7 @@ func Resources() []Resource {
 	return []Resource{
 		{GroupVersionResource: core("configmaps"), Kind: "ConfigMap", Short: []string{"cm"}, Namespaced: true},
 		{GroupVersionResource: core("events"), Kind: "Event", Short: []string{"ev"}, Namespaced: true},
-		{GroupVersionResource: core("namespaces"), Kind: "Namespace", Short: []string{"ns"}, Status: true},
+		{GroupVersionResource: Namespaces(), Kind: "Namespace", Short: []string{"ns"}, Status: true},
 		{GroupVersionResource: Nodes(), Kind: "Node", Short: []string{"no"}, Status: true},
 		{GroupVersionResource: Claims(), Kind: "PersistentVolumeClaim", Short: []string{"pvc"}, Namespaced: true, Status: true},
 		{GroupVersionResource: Volumes(), Kind: "PersistentVolume", Short: []string{"pv"}, Status: true},
@@ -88,7 +97,7 @@ func Resources() []Resource {
 			GroupVersionResource: CertificateRequests(),
 			Kind:                 "CertificateSigningRequest", Short: []string{"csr"}, Status: true,
 		},
-		{GroupVersionResource: coordinationv1.SchemeGroupVersion.WithResource("leases"), Kind: "Lease", Namespaced: true},
+		{GroupVersionResource: Leases(), Kind: "Lease", Namespaced: true},
 		{GroupVersionResource: Budgets(), Kind: "PodDisruptionBudget", Short: []string{"pdb"}, Namespaced: true, Status: true},
 		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), Kind: "ClusterRoleBinding"},
 		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("clusterroles"), Kind: "ClusterRole"},
@@ -105,7 +114,7 @@ func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(
 		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, policyv1beta1.AddToScheme,
-		rbacv1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme,
+		rbacv1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme, authorizationv1.AddToScheme,
 	)
 	return s, add.AddToScheme(s)
 }

@@ -1,0 +1,240 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// leases is a Kubernetes that has at most one Lease.
+type leases struct {
+	mu       sync.Mutex
+	lease    *Lease
+	revision int
+	lose     int   // so many writes are made, but not answered
+	fails    error // the answer to everything
+}
+
+func (l *leases) Lease(context.Context) (Lease, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.fails != nil:
+		return Lease{}, l.fails
+	case l.lease == nil:
+		return Lease{}, ErrNotFound
+	}
+	return *l.lease, nil
+}
+
+func (l *leases) write(sent Lease, exists bool, next *Lease) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.fails != nil:
+		return l.fails
+	case !exists && l.lease != nil:
+		return ErrExists
+	case exists && l.lease == nil:
+		return ErrNotFound
+	case exists && l.lease.Revision != sent.Revision:
+		return ErrChanged
+	}
+	if l.lease = next; next != nil {
+		l.revision++
+		next.Name, next.Revision = "kube-system/recast", strconv.Itoa(l.revision)
+	}
+	if l.lose > 0 {
+		l.lose--
+		return ErrLostAnswer
+	}
+	return nil
+}
+
+func (l *leases) CreateLease(_ context.Context, n Lease) error { return l.write(n, false, &n) }
+func (l *leases) UpdateLease(_ context.Context, n Lease) error { return l.write(n, true, &n) }
+func (l *leases) DeleteLease(_ context.Context, n Lease) error { return l.write(n, true, nil) }
+
+// leaseClaimant keeps its claim as a Lease; vmClaimant looks for one.
+func leaseClaimant(p *claimPVE, l *leases, run string) *Claim {
+	c := vmClaimant(p, l, run)
+	c.InLease = true
+	return c
+}
+
+func vmClaimant(p *claimPVE, l *leases, run string) *Claim {
+	c := claimant(p, run)
+	c.Leases = l
+	return c
+}
+
+func TestClaimAsLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := newClaimPVE(), &leases{lose: 1}
+		h := acquire(t, leaseClaimant(p, l, "r1"))
+		time.Sleep(time.Hour)
+		if err := h.Check(t.Context()); err != nil || len(p.changes) > 0 {
+			t.Errorf("%v, changes of VMs: %q", err, p.changes)
+		}
+		if l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second {
+			t.Errorf("after an hour: %+v", l.lease)
+		}
+		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
+		if want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"; fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), want) {
+			t.Errorf("a second one: %v", err)
+		}
+		s, held, err := PeekLease(t.Context(), l.Lease, "c1")
+		if err != nil || !held || s.Run != "r1" {
+			t.Errorf("peeked: %+v, %t, %v", s, held, err)
+		}
+		l.lose = 1
+		if err := h.Release(t.Context()); err != nil || l.lease != nil {
+			t.Errorf("released: %v, left %+v", err, l.lease)
+		}
+		if _, held, err := PeekLease(t.Context(), l.Lease, "c1"); held || err != nil {
+			t.Errorf("peeked after it was given back: %t, %v", held, err)
+		}
+	})
+}
+
+// TestClaimsInTwoPlaces: whoever comes second is refused, wherever their own claim would be.
+func TestClaimsInTwoPlaces(t *testing.T) {
+	t.Parallel()
+	type maker func(*claimPVE, *leases, string) *Claim
+	for name, tc := range map[string]struct {
+		first, second maker
+		alive         string
+	}{
+		"a VM first":    {vmClaimant, leaseClaimant, `(VM 9000 "recast-claim" on pve1)`},
+		"a Lease first": {leaseClaimant, vmClaimant, "(Lease kube-system/recast)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, l := newClaimPVE(), &leases{}
+				h := acquire(t, tc.first(p, l, "r1"))
+				_, err := tc.second(p, l, "r2").Acquire(t.Context())
+				if fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), tc.alive) {
+					t.Errorf("err = %v", err)
+				}
+				if err := h.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
+					t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
+				}
+			})
+		})
+	}
+}
+
+func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := newClaimPVE(), &leases{}
+		var got [2]error
+		var both sync.WaitGroup
+		for i, c := range []*Claim{vmClaimant(p, l, "r1"), leaseClaimant(p, l, "r2")} {
+			both.Go(func() {
+				h, err := c.Acquire(t.Context())
+				if got[i] = err; err == nil {
+					defer h.Release(t.Context())
+					time.Sleep(time.Hour)
+				}
+			})
+		}
+		both.Wait()
+		if got[0] == nil && got[1] == nil {
+			t.Error("both hold the claim")
+		}
+		if len(p.vms) > 0 || l.lease != nil {
+			t.Errorf("left: %v, %+v", p.vms, l.lease)
+		}
+	})
+}
+
+func TestClaimLeftElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := newClaimPVE(orphan(t, "r1")), &leases{}
+		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
+		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), want) || len(p.vms) != 1 || l.lease != nil {
+			t.Errorf("err = %v; VMs %v, Lease %+v", err, p.vms, l.lease)
+		}
+
+		ctx, kill := context.WithCancel(t.Context())
+		p.do(func() { clear(p.vms) })
+		if _, err := leaseClaimant(p, l, "r3").Acquire(ctx); err != nil {
+			t.Fatal(err)
+		}
+		kill()
+		start := time.Now()
+		h := acquire(t, vmClaimant(p, l, "r4"))
+		if took := time.Since(start); took < 90*time.Second || l.lease != nil {
+			t.Errorf("the Lease of one who was killed was cleared after %s: %+v", took, l.lease)
+		}
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestClaimWithoutKubernetes: a claim in Proxmox does not depend on an API that
+// may be what is to be put right; one that refuses to tell is another matter.
+func TestClaimWithoutKubernetes(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		err  error
+		kind fault.Kind // 0: it is taken
+	}{
+		"away":      {errors.New("no answer"), 0},
+		"forbidden": {fault.Refusedf("leases is forbidden"), fault.Refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, l := newClaimPVE(), &leases{fails: tc.err}
+				h, err := vmClaimant(p, l, "r1").Acquire(t.Context())
+				if fault.KindOf(err) != tc.kind || err == nil != (tc.kind == 0) {
+					t.Errorf("err = %v", err)
+				}
+				if h != nil {
+					err = h.Release(t.Context())
+				}
+				if len(p.vms) > 0 {
+					t.Errorf("left: %v, %v", p.vms, err)
+				}
+				if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
+					t.Error("a Lease was taken that could not be read")
+				}
+			})
+		})
+	}
+}
+
+func TestStrangeLeases(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ claim, want string }{
+		"not ours":        {"", "Lease kube-system/recast is no claim of recast that can be read"},
+		"of another name": {`{"cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := &leases{lease: &Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
+				_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), tc.want) || l.lease.Revision != "1" {
+					t.Errorf("err = %v", err)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,174 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Component is a part of Kubernetes whose image a machine configuration names.
+type Component string
+
+// The components.
+const (
+	APIServer         Component = "kube-apiserver"
+	ControllerManager Component = "kube-controller-manager"
+	Scheduler         Component = "kube-scheduler"
+	KubeProxy         Component = "kube-proxy"
+	Kubelet           Component = "kubelet"
+)
+
+// Components are all of them in the order in which Kubernetes is upgraded: none
+// may be newer than the oldest API server
+// (https://kubernetes.io/releases/version-skew-policy/).
+var Components = []Component{APIServer, ControllerManager, Scheduler, KubeProxy, Kubelet}
+
+// staticPods are the components that a control plane runs as static pods.
+var staticPods = []Component{APIServer, ControllerManager, Scheduler}
+
+// KubernetesImages are the images of Kubernetes of one machine; "" for what it does not run.
+type KubernetesImages struct {
+	APIServer         string `json:",omitempty"`
+	ControllerManager string `json:",omitempty"`
+	Scheduler         string `json:",omitempty"`
+	KubeProxy         string `json:",omitempty"` // that its Talos makes the manifest of
+	Kubelet           string `json:",omitempty"`
+}
+
+func (k *KubernetesImages) at(c Component) *string {
+	switch c {
+	case APIServer:
+		return &k.APIServer
+	case ControllerManager:
+		return &k.ControllerManager
+	case Scheduler:
+		return &k.Scheduler
+	case KubeProxy:
+		return &k.KubeProxy
+	case Kubelet:
+		return &k.Kubelet
+	}
+	panic("unknown component " + string(c))
+}
+
+// Of is the image of a component.
+func (k KubernetesImages) Of(c Component) string { return *k.at(c) }
+
+// With has another image for a component.
+func (k KubernetesImages) With(c Component, image string) KubernetesImages {
+	*k.at(c) = image
+	return k
+}
+
+// MachineKubernetes is what a machine's Talos says of the Kubernetes on it.
+type MachineKubernetes struct {
+	UUID         string // SMBIOS UUID, lower-case
+	TalosVersion string // "v1.13.9"
+	BootID       string
+	Images       KubernetesImages // it is to run, as its configuration says or Talos itself where that names none
+	// Revisions are those of the configurations that its static pods are made from:
+	// a pod of a lower one is yet to be replaced.
+	Revisions      map[Component]uint64
+	KubeletHealthy bool // Talos' service
+}
+
+// StaticPod is a component of a control plane as Kubernetes shows it.
+type StaticPod struct {
+	Node      string
+	Component Component
+	Image     string
+	Revision  uint64 // of the configuration that it was made from
+	Ready     bool
+	Why       string // it is not, as far as is told
+}
+
+// ProxySet is the DaemonSet of kube-proxy.
+type ProxySet struct {
+	Image string
+	// Seen says that its controller has looked at the present image.
+	Seen                       bool
+	Wanted, Updated, Available int // pods
+}
+
+// imageSuffixes mark variants of Sidero's kubelet in its tag (pkg/cluster/kubernetes/kubelet.go of Talos).
+var imageSuffixes = []string{"-fat", "-slim"}
+
+// imageRef is an image reference in its parts.
+type imageRef struct {
+	repository string
+	v          string // what the tag has before the version: "v" or nothing
+	version    kubeVersion
+	suffix     string // of the tag behind the version
+	digest     string
+}
+
+// parseImage takes an image reference apart whose tag is a version of Kubernetes.
+func parseImage(image string) (imageRef, error) {
+	rest, digest, _ := strings.Cut(image, "@")
+	i := strings.LastIndex(rest, ":")
+	if i <= strings.LastIndex(rest, "/") {
+		return imageRef{}, fmt.Errorf("image %q has no tag: which version it is can't be told", image)
+	}
+	r := imageRef{repository: rest[:i], digest: digest}
+	tag := rest[i+1:]
+	for _, s := range imageSuffixes {
+		if short, ok := strings.CutSuffix(tag, s); ok {
+			tag, r.suffix = short, s
+		}
+	}
+	if short, ok := strings.CutPrefix(tag, "v"); ok {
+		tag, r.v = short, "v"
+	}
+	var err error
+	if r.version, err = parseKubeVersion(tag); err != nil {
+		return imageRef{}, fmt.Errorf("image %q: its tag is no version of Kubernetes such as v1.35.4", image)
+	}
+	return r, nil
+}
+
+func (r imageRef) String() string {
+	return r.repository + ":" + r.v + strings.TrimPrefix(r.version.String(), "v") + r.suffix
+}
+
+// imageOf is an image with another version. One that is pinned by a digest has
+// none that could be known.
+func imageOf(image string, v kubeVersion) (string, error) {
+	r, err := parseImage(image)
+	switch {
+	case err != nil:
+		return "", fault.WithHint(err, "name the image by its repository and the version that runs in the machine configuration (talosctl edit machineconfig), such as registry.k8s.io/kube-apiserver:v1.35.4")
+	case r.version == v:
+		return image, nil
+	case r.digest != "":
+		return "", fault.WithHint(fmt.Errorf("image %q is pinned by a digest, and that of %s is not known", image, v),
+			"take the digest out of the machine configuration (talosctl edit machineconfig), or upgrade Kubernetes with the tool that pins it")
+	}
+	r.version = v
+	return r.String(), nil
+}
+
+// Retag is the image with the version of another one, in its own repository: of
+// an image that a configuration names, and of the one that runs. It is the other
+// one where it is "" itself.
+func Retag(image, like string) (string, error) {
+	if image == "" || image == like {
+		return like, nil
+	}
+	r, err := parseImage(like)
+	if err != nil {
+		return "", fault.WithHint(err, "%s runs, and the configuration names %s: name the one that runs there", like, image)
+	}
+	retagged, err := imageOf(image, r.version)
+	if err != nil {
+		return "", fault.WithHint(err, "%s runs, and the configuration names %s: name the one that runs there", like, image)
+	}
+	return retagged, nil
+}
+
+// SameVersion says whether two images are of one version of Kubernetes.
+func SameVersion(a, b string) bool {
+	x, errX := parseImage(a)
+	y, errY := parseImage(b)
+	return a == b || errX == nil && errY == nil && x.version == y.version
+}

@@ -1,0 +1,90 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// proxyStep brings kube-proxy to the version: first what Talos makes its manifest
+// of, then the DaemonSet itself, which Talos creates and never changes
+// (controllers/k8s/manifest_apply.go).
+func (u *KubernetesUpgrade) proxyStep() step.Step {
+	var steps []step.Step
+	for _, n := range u.with(KubeProxy) {
+		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: KubeProxy, path: upgradeKubernetes + "/" + string(KubeProxy) + "/" + n.Node}
+		steps = append(steps, step.Step{ID: n.Node, Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
+	}
+	if u.Plan.Proxy != nil {
+		steps = append(steps, step.Step{ID: "roll-out", Title: "roll the DaemonSet kube-proxy out", Risk: step.Disruptive, Skip: u.proxyDone, Do: u.rollOutProxy})
+	}
+	return step.Step{
+		ID: string(KubeProxy), Title: "kube-proxy to " + u.Plan.To, Risk: step.Disruptive,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}
+}
+
+func (k *kubernetesStep) named(ctx context.Context) (string, error) {
+	if what, err := k.lacks(ctx, k.n, k.c); err != nil || what != "" {
+		return "", nil //nolint:nilerr // setting it says what is wrong
+	}
+	return "it is named", nil
+}
+
+func (k *kubernetesStep) name(ctx context.Context) error {
+	lost, err := k.set(ctx)
+	if err != nil {
+		return err
+	}
+	return unanswered(lost, wait.Until(ctx, wait.For{
+		Name: fmt.Sprintf("%s named by the configuration of %s", k.c, k.n.Node), Every: k.Timing.Poll, Timeout: k.Timing.Join,
+		Seen: func(seen string) { k.Say(k.path, seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		what, err := k.lacks(ctx, k.n, k.c)
+		return what == "" && err == nil, what, err
+	}))
+}
+
+// proxyDone is the goal: every pod of kube-proxy runs in that version.
+func (u *KubernetesUpgrade) proxyDone(ctx context.Context) (string, error) {
+	set, err := u.Kube.ProxySet(ctx)
+	if err != nil || !set.runs(u.Plan.Proxy.To) {
+		return "", err
+	}
+	return fmt.Sprintf("%d pods run %s", set.Wanted, u.Plan.To), nil
+}
+
+func (p ProxySet) runs(image string) bool {
+	return p.Image == image && p.Seen && p.Updated == p.Wanted && p.Available == p.Wanted
+}
+
+func (u *KubernetesUpgrade) rollOutProxy(ctx context.Context) error {
+	change := u.Plan.Proxy
+	if err := u.Kube.SetProxyImage(ctx, change.From, change.To); err != nil {
+		return fmt.Errorf("set the image of DaemonSet kube-proxy: %w", err)
+	}
+	var best ProxySet
+	moved := time.Now()
+	err := wait.Until(ctx, wait.For{
+		Name: "kube-proxy rolled out", Every: u.Timing.Poll,
+		Seen: func(seen string) { u.Say(upgradeKubernetes+"/"+string(KubeProxy)+"/roll-out", seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		set, err := u.Kube.ProxySet(ctx)
+		if err != nil {
+			return false, "", err
+		}
+		if set.Seen && (set.Updated > best.Updated || set.Available > best.Available) {
+			best, moved = set, time.Now()
+		}
+		seen := fmt.Sprintf("%d of %d pods are updated, %d available", set.Updated, set.Wanted, set.Available)
+		if !set.runs(change.To) && time.Since(moved) > u.Timing.Join {
+			return false, "", wait.Stop(fmt.Errorf("nothing has moved for %s: %s", u.Timing.Join, seen))
+		}
+		return set.runs(change.To), seen, nil
+	})
+	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; the same command again goes on")
+}

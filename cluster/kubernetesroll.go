@@ -1,0 +1,283 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// KubernetesUpgrade carries a KubernetesPlan out.
+type KubernetesUpgrade struct {
+	// Each of these checks that the claim is still ours before it changes anything: see Held.Guard.
+	Talos       Talos
+	Maintenance Maintenance
+	Kube        Kube
+
+	Plan   KubernetesPlan
+	Timing Timing
+	// Say is told what a running step is waiting for; never nil.
+	Say func(path, text string)
+
+	mu      sync.Mutex
+	settled map[spotOf]bool // seen healthy for the settling time by this process
+}
+
+// spotOf is one component on one node.
+type spotOf struct {
+	node string
+	c    Component
+}
+
+// pullLimit is how many machines fetch images at once: they may share one registry.
+const pullLimit = 4
+
+// Steps derives the tree of an upgrade from its plan.
+//
+//  1. check: what was changed already settles, everything else is healthy.
+//  2. pull: every image is on its machine before anything restarts.
+//  3. one component after the other, each on one node after the other.
+func (u *KubernetesUpgrade) Steps() step.Step {
+	steps := []step.Step{
+		{ID: "check", Title: "check that the cluster is healthy", Do: u.check},
+		u.pullStep(),
+	}
+	for _, c := range staticPods {
+		steps = append(steps, u.branch(c))
+	}
+	steps = append(steps, u.proxyStep(), u.branch(Kubelet))
+	return step.Step{
+		ID: upgradeKubernetes, Title: fmt.Sprintf("bring Kubernetes from %s to %s", u.Plan.From, u.Plan.To), Risk: step.Disruptive,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}
+}
+
+const upgradeKubernetes = "upgrade-k8s"
+
+// branch brings one component to the version, node by node.
+func (u *KubernetesUpgrade) branch(c Component) step.Step {
+	var steps []step.Step
+	for _, n := range u.with(c) {
+		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: c, path: upgradeKubernetes + "/" + string(c) + "/" + n.Node}
+		steps = append(steps, step.Step{
+			ID: n.Node, Title: fmt.Sprintf("%s of %s", c, n.Node), Risk: step.Disruptive, Whole: true, Skip: k.done, Do: k.do,
+		})
+	}
+	return step.Step{
+		ID: string(c), Title: fmt.Sprintf("%s to %s on %d nodes, one at a time", c, u.Plan.To, len(steps)), Risk: step.Disruptive,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}
+}
+
+// with are the nodes that run a component, in the plan's order.
+func (u *KubernetesUpgrade) with(c Component) []KubernetesNode {
+	return slices.DeleteFunc(slices.Clone(u.Plan.Nodes), func(n KubernetesNode) bool { return n.images.Of(c) == "" })
+}
+
+func (u *KubernetesUpgrade) pullStep() step.Step {
+	var steps []step.Step
+	for _, n := range u.Plan.Nodes {
+		images := u.toPull(n)
+		if len(images) == 0 {
+			continue
+		}
+		steps = append(steps, step.Step{ID: n.Node, Title: fmt.Sprintf("have %s fetch %d images", n.Node, len(images)), Do: func(ctx context.Context) error {
+			return u.pull(ctx, n, images)
+		}})
+	}
+	return step.Step{ID: "pull", Title: "fetch the images beforehand", Limit: pullLimit, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
+}
+
+// toPull are the images that a node is yet to run. Pods of kube-proxy run on all of them.
+func (u *KubernetesUpgrade) toPull(n KubernetesNode) []ImageChange {
+	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == KubeProxy })
+	if u.Plan.Proxy != nil {
+		images = append(images, *u.Plan.Proxy)
+	}
+	return images
+}
+
+func (u *KubernetesUpgrade) pull(ctx context.Context, n KubernetesNode, images []ImageChange) error {
+	for _, i := range images {
+		err := u.Talos.PullImage(ctx, n.Addr, n.UUID, i.Component, i.To, func(s string) { u.Say(upgradeKubernetes+"/pull/"+n.Node, s) })
+		if _, unproven := errors.AsType[*unprovenError](err); unproven {
+			return err
+		}
+		if err != nil {
+			return fault.WithHint(fault.Refusedf("%s can't fetch %s: %w", n.Node, i.To, err),
+				"nothing was restarted; does that version exist, may the node reach that registry, and does it have room for the image?")
+		}
+	}
+	return nil
+}
+
+// kubernetesStep brings one component of one node to the version.
+type kubernetesStep struct {
+	*KubernetesUpgrade
+	n    KubernetesNode
+	c    Component
+	path string
+}
+
+// done is the goal: the component runs in that version, is healthy, and this
+// process has seen it settle. A reading that fails takes nothing back.
+func (k *kubernetesStep) done(ctx context.Context) (string, error) {
+	if !k.hasSettled(k.n.Node, k.c) {
+		return "", nil // not yet: settling says why
+	}
+	if what, _ := k.lacks(ctx, k.n, k.c); what != "" {
+		return "", nil
+	}
+	return fmt.Sprintf("runs %s", k.Plan.To), nil
+}
+
+func (k *kubernetesStep) do(ctx context.Context) error {
+	lost, err := k.set(ctx)
+	if err != nil {
+		return err
+	}
+	return unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
+}
+
+// set gives the machine's configuration the wanted image, unless it has it. lost
+// is that no answer to that came.
+func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
+	m, err := k.Talos.Kubernetes(ctx, k.n.Addr)
+	if err != nil {
+		return nil, err
+	}
+	to, err := k.target(m)
+	if err != nil || to == "" {
+		return nil, err
+	}
+	if err := k.requireOthers(ctx, k.n.Node); err != nil {
+		return nil, err
+	}
+	config, err := k.Talos.MachineConfig(ctx, k.n.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("read machine configuration of %s: %w", k.n.Node, err)
+	}
+	patched, err := k.Maintenance.PatchConfig(config, ConfigPatch{Kubernetes: KubernetesImages{}.With(k.c, to), Talos: m.TalosVersion})
+	if err != nil {
+		return nil, fmt.Errorf("machine configuration of %s: %w", k.n.Node, err)
+	}
+	lost = prefix(fmt.Sprintf("set %s of %s", k.c, k.n.Node), k.Talos.ReplaceConfig(ctx, k.n.Addr, k.n.UUID, patched))
+	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+		return nil, lost
+	}
+	return lost, nil
+}
+
+// target is the image to set; "" where the configuration has that version already.
+func (k *kubernetesStep) target(m MachineKubernetes) (string, error) {
+	wanted, err := parseKubeVersion(k.Plan.To)
+	if err != nil {
+		return "", err
+	}
+	r, err := parseImage(m.Images.Of(k.c))
+	switch {
+	case m.UUID != k.n.UUID:
+		return "", fault.Refusedf("%s answers with UUID %s, not %s", k.n.Addr, m.UUID, k.n.UUID)
+	case err != nil:
+		return "", fault.Refusedf("%s of %s: %w", k.c, k.n.Node, err)
+	case wanted.before(r.version):
+		return "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.version), "see who upgrades this cluster, too")
+	case r.version == wanted:
+		return "", nil
+	}
+	return imageOf(m.Images.Of(k.c), wanted)
+}
+
+// settle waits until all of the spots have lacked nothing for the settling time.
+func (u *KubernetesUpgrade) settle(ctx context.Context, path string, spots []spotOf) error {
+	var since time.Time // zero while one is not healthy
+	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
+	err := wait.Until(ctx, wait.For{
+		Name: name, Every: u.Timing.Poll, Timeout: u.Timing.Join + u.Timing.Settle,
+		Seen: func(seen string) { u.Say(path, name+": "+seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		what, err := u.lackAny(ctx, spots)
+		switch {
+		case fault.KindOf(err) == fault.Config || fault.KindOf(err) == fault.Refused:
+			return false, "", wait.Stop(err)
+		case err != nil || what != "":
+			since = time.Time{}
+			return false, what, err
+		case since.IsZero():
+			since = time.Now()
+		}
+		return time.Since(since) >= u.Timing.Settle, "healthy, settling", nil
+	})
+	if err != nil {
+		return u.inVain(ctx, spots, err)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.settled == nil {
+		u.settled = map[spotOf]bool{}
+	}
+	for _, s := range spots {
+		u.settled[s] = true
+	}
+	return nil
+}
+
+func describe(spots []spotOf) string {
+	if len(spots) == 1 {
+		return fmt.Sprintf("%s of %s", spots[0].c, spots[0].node)
+	}
+	return fmt.Sprintf("%d components that were upgraded before", len(spots))
+}
+
+func (u *KubernetesUpgrade) hasSettled(node string, c Component) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.settled[spotOf{node, c}]
+}
+
+// inVain adds what can be done about a component that does not come up.
+func (u *KubernetesUpgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return err
+	}
+	for _, s := range spots {
+		what, errNow := u.lacks(ctx, u.node(s.node), s.c)
+		if what == "" && errNow == nil {
+			continue
+		}
+		n := u.node(s.node)
+		look := fmt.Sprintf("talosctl -n %s containers -k and talosctl -n %s logs -k ID", n.Addr, n.Addr)
+		if s.c == Kubelet {
+			look = fmt.Sprintf("talosctl -n %s logs kubelet", n.Addr)
+		}
+		return fault.WithHint(err, "%s say more; no other node was touched; the same command again goes on. To give it up, set the image of %s on %s back by hand: talosctl -n %s edit machineconfig",
+			look, s.c, s.node, n.Addr)
+	}
+	return err
+}
+
+func (u *KubernetesUpgrade) node(name string) KubernetesNode {
+	i := slices.IndexFunc(u.Plan.Nodes, func(n KubernetesNode) bool { return n.Node == name })
+	return u.Plan.Nodes[i]
+}
+
+// lackAny names the first thing that one of the spots still lacks.
+func (u *KubernetesUpgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
+	for _, s := range spots {
+		if what, err := u.lacks(ctx, u.node(s.node), s.c); what != "" || err != nil {
+			if len(spots) > 1 {
+				what = strings.TrimSuffix(fmt.Sprintf("%s of %s: %s", s.c, s.node, cmp.Or(what, fmt.Sprint(err))), ": ")
+			}
+			return what, err
+		}
+	}
+	return "", nil
+}

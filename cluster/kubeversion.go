@@ -1,0 +1,73 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// kubeVersion is a version of Kubernetes.
+type kubeVersion struct {
+	major, minor, patch int
+	pre                 string // "rc.0"; "": it is a release
+}
+
+var kubeVersionPattern = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?$`)
+
+// parseKubeVersion reads "v1.35.4", with or without the letter.
+func parseKubeVersion(s string) (kubeVersion, error) {
+	m := kubeVersionPattern.FindStringSubmatch(s)
+	if m == nil {
+		return kubeVersion{}, fmt.Errorf("%q is no version of Kubernetes: write it like v1.35.4", s)
+	}
+	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // digits, and few of them
+	return kubeVersion{number(1), number(2), number(3), m[4]}, nil
+}
+
+func (v kubeVersion) String() string {
+	s := fmt.Sprintf("v%d.%d.%d", v.major, v.minor, v.patch)
+	if v.pre != "" {
+		s += "-" + v.pre
+	}
+	return s
+}
+
+// minorString is the version without its patch: "v1.35".
+func (v kubeVersion) minorString() string { return fmt.Sprintf("v%d.%d", v.major, v.minor) }
+
+func (v kubeVersion) compare(o kubeVersion) int {
+	return cmp.Or(cmp.Compare(v.major, o.major), cmp.Compare(v.minor, o.minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
+}
+
+func (v kubeVersion) before(o kubeVersion) bool { return v.compare(o) < 0 }
+
+// comparePre puts a release after what came before it, as https://semver.org does.
+func comparePre(a, b string) int {
+	switch {
+	case a == b:
+		return 0
+	case a == "":
+		return 1
+	case b == "":
+		return -1
+	}
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		x, errX := strconv.Atoi(as[i])
+		y, errY := strconv.Atoi(bs[i])
+		switch {
+		case as[i] == bs[i]:
+		case errX == nil && errY == nil:
+			return cmp.Compare(x, y)
+		case errX == nil:
+			return -1 // numbers come before words
+		case errY == nil:
+			return 1
+		default:
+			return cmp.Compare(as[i], bs[i])
+		}
+	}
+	return cmp.Compare(len(as), len(bs))
+}

@@ -1,0 +1,53 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Gates runs the programs of gates.
+type Gates struct {
+	// Env is the environment that they get. The Proxmox token is taken out of it: a
+	// gate looks, and what it prints is shown.
+	Env []string
+}
+
+var _ cluster.CommandRunner = Gates{}
+
+const proxmoxToken = "PROXMOX_VE_API_TOKEN"
+
+// RunGate runs the program once. One that is not there, or can't be run, is an
+// error of kind fault.Refused.
+func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []string) (exit int, said string, err error) {
+	own := slices.DeleteFunc(slices.Clone(g.Env), func(s string) bool { return strings.HasPrefix(s, proxmoxToken+"=") })
+	lines := &Lines{}
+	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(own, env...)}.Run(ctx, lines)
+	ended, isExit := errors.AsType[*exec.ExitError](err)
+	switch {
+	case err == nil:
+		return 0, lines.Last(), nil
+	case ctx.Err() != nil:
+		if last := lines.Last(); last != "" {
+			err = fmt.Errorf("it said last: %s: %w", last, err)
+		}
+		return 0, "", fmt.Errorf("%s was stopped: %w", gate.Args[0], err)
+	case isExit && ended.ExitCode() > 0:
+		return ended.ExitCode(), lines.Last(), nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return 0, "", fault.WithHint(fault.Refusedf("run %s: %w", gate.Args[0], err),
+			"command in roll.gates has to name a program that can be run here: by its name in PATH, or by its path, which starts at recast.yaml")
+	}
+	return 0, "", fmt.Errorf("run %s: %w", gate.Args[0], err)
+}
+
+// FromHere are gates with the environment of this process.
+func FromHere() Gates { return Gates{Env: os.Environ()} }

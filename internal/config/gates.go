@@ -1,0 +1,179 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Gate is one entry of "roll.gates": Kubernetes objects and an expression, or a program.
+type Gate struct {
+	// Description is what plans and reports call the gate. Default: what it looks at.
+	Description string `yaml:"description,omitempty"`
+	// When it is asked. both: before a node is taken out, and after it is back, before the next one goes; before: only before.
+	When string `yaml:"when" jsonschema:"enum=both,enum=before"`
+	// Timeout is how long the gate may take to hold, each time it is asked. Default: 10m.
+	Timeout Duration `yaml:"timeout"`
+	// APIVersion of the objects to look at, such as ceph.rook.io/v1.
+	APIVersion string `yaml:"apiVersion,omitempty"`
+	// Kind of the objects, such as CephCluster.
+	Kind string `yaml:"kind,omitempty"`
+	// Namespace of the objects. Default: all of them.
+	Namespace string `yaml:"namespace,omitempty"`
+	// Name of one object. Default: all of the kind have to satisfy the expression.
+	Name string `yaml:"name,omitempty"`
+	// LabelSelector chooses among the objects by their labels.
+	LabelSelector LabelSelector `yaml:"labelSelector,omitempty"`
+	// Expr is an expression of the Common Expression Language (CEL) that has to be true of each object. status, spec and metadata are those of the object, {} where it has none; object is all of it.
+	Expr string `yaml:"expr,omitempty"`
+	// Optional lets the gate hold where there is no such object, or no such kind.
+	Optional bool `yaml:"optional,omitempty"`
+	// Command is a program and its arguments that ends with 0 when the gate holds, instead of objects. It runs in the directory of this file, with RECAST_NODE, RECAST_STRATEGY, RECAST_RUN, RECAST_CLUSTER and RECAST_WHEN (before or after) in its environment, and without PROXMOX_VE_API_TOKEN.
+	Command []string `yaml:"command,omitempty"`
+}
+
+// LabelSelector is the section "labelSelector" of a gate; all of it has to match.
+type LabelSelector struct {
+	// MatchLabels are labels that an object must have, with their values.
+	MatchLabels map[string]string `yaml:"matchLabels,omitempty"`
+	// MatchExpressions are further demands on labels.
+	MatchExpressions []LabelExpression `yaml:"matchExpressions,omitempty"`
+}
+
+// LabelExpression is one entry of "matchExpressions".
+type LabelExpression struct {
+	// Key of the label.
+	Key string `yaml:"key" jsonschema:"required"`
+	// Operator relates the label to values.
+	Operator string `yaml:"operator" jsonschema:"required,enum=In,enum=NotIn,enum=Exists,enum=DoesNotExist"`
+	// Values for In and NotIn.
+	Values []string `yaml:"values,omitempty"`
+}
+
+// String writes the selector as the Kubernetes API takes it; "" selects everything.
+func (s LabelSelector) String() string {
+	var terms []string
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		terms = append(terms, key+"="+s.MatchLabels[key])
+	}
+	for _, e := range s.MatchExpressions {
+		values := " (" + strings.Join(e.Values, ",") + ")"
+		switch e.Operator {
+		case "In":
+			terms = append(terms, e.Key+" in"+values)
+		case "NotIn":
+			terms = append(terms, e.Key+" notin"+values)
+		case "Exists":
+			terms = append(terms, e.Key)
+		case "DoesNotExist":
+			terms = append(terms, "!"+e.Key)
+		}
+	}
+	return strings.Join(terms, ",")
+}
+
+const (
+	labelKey   = `([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`
+	labelValue = `([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?`
+	dnsName    = `[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?`
+)
+
+// objectKeys are those of a gate that say which objects.
+var objectKeys = []string{"apiVersion", "kind", "namespace", "name", "labelSelector", "expr", "optional"}
+
+func (k checker) gates() {
+	for i, g := range k.c.Roll.Gates {
+		path := fmt.Sprintf("roll.gates[%d]", i)
+		if k.given(path+".timeout") && g.Timeout <= 0 {
+			k.add(path+".timeout", "must be longer than nothing")
+		}
+		k.notEmpty(path+".description", g.Description)
+		if strings.ContainsAny(g.Description, "\r\n") {
+			k.add(path+".description", "has more than one line")
+		}
+		if k.given(path + ".command") {
+			k.commandGate(path, g)
+			continue
+		}
+		k.objectGate(path, g)
+	}
+}
+
+func (k checker) commandGate(path string, g Gate) {
+	if len(g.Command) == 0 || strings.TrimSpace(g.Command[0]) == "" {
+		k.add(path+".command", "names no program: write it like [./check.sh, argument]")
+	}
+	for _, key := range objectKeys {
+		if k.given(path + "." + key) {
+			k.add(path+"."+key, "the gate runs a command (line %d): write two gates", k.line(path+".command"))
+		}
+	}
+}
+
+func (k checker) objectGate(path string, g Gate) {
+	for _, key := range objectKeys[:2] {
+		if !k.given(path + "." + key) {
+			k.add(path+"."+key, "required, unless the gate runs a command")
+		}
+	}
+	k.pattern(path+".apiVersion", g.APIVersion, `([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?v[0-9]+((alpha|beta)[0-9]+)?`,
+		"group and version of the Kubernetes API: write it like ceph.rook.io/v1")
+	k.pattern(path+".kind", g.Kind, `[A-Z][A-Za-z0-9]{0,62}`, "kind of Kubernetes object: write it like CephCluster")
+	k.pattern(path+".namespace", g.Namespace, `[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`, "name of a namespace")
+	k.pattern(path+".name", g.Name, dnsName, "name of a Kubernetes object")
+	if g.Kind == "Secret" && g.APIVersion == "v1" {
+		k.add(path+".kind", "Secrets are not looked at: what an expression reads is shown")
+	}
+	k.labels(path+".labelSelector", g)
+	switch {
+	case strings.TrimSpace(g.Expr) == "":
+		k.add(path+".expr", "required, unless the gate runs a command")
+	case k.expr != nil:
+		if err := k.expr(g.Expr); err != nil {
+			k.add(path+".expr", "%v", err)
+		}
+	}
+}
+
+func (k checker) labels(path string, g Gate) {
+	if !k.given(path) {
+		return
+	}
+	if k.given(strings.TrimSuffix(path, "labelSelector") + "name") {
+		k.add(path, "name is given too (line %d): keep one of them", k.line(strings.TrimSuffix(path, "labelSelector")+"name"))
+	}
+	if len(g.LabelSelector.MatchLabels)+len(g.LabelSelector.MatchExpressions) == 0 {
+		k.add(path, "selects nothing in particular: give it matchLabels or matchExpressions, or remove it")
+	}
+	for _, key := range slices.Sorted(maps.Keys(g.LabelSelector.MatchLabels)) {
+		at := spot{path: path + ".matchLabels"}.entry(key).path
+		k.labelKey(at, key)
+		k.labelValue(at, g.LabelSelector.MatchLabels[key])
+	}
+	for i, e := range g.LabelSelector.MatchExpressions {
+		at := fmt.Sprintf("%s.matchExpressions[%d]", path, i)
+		k.labelKey(at+".key", e.Key)
+		for j, v := range e.Values {
+			k.labelValue(fmt.Sprintf("%s.values[%d]", at, j), v)
+		}
+		switch wants := e.Operator == "In" || e.Operator == "NotIn"; {
+		case wants && len(e.Values) == 0:
+			k.add(at+".values", "required by %s", e.Operator)
+		case !wants && len(e.Values) > 0:
+			k.add(at+".values", "%s takes none: remove them", e.Operator)
+		}
+	}
+}
+
+func (k checker) labelKey(path, key string) {
+	if k.given(path) && !matches(key, labelKey) {
+		k.add(path, "%s is not the key of a label", quote(key))
+	}
+}
+
+func (k checker) labelValue(path, value string) {
+	if k.given(path) && !matches(value, labelValue) {
+		k.add(path, "%s is not the value of a label", quote(value))
+	}
+}

@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// longestPause is the most that is waited because a server asks for it.
+const longestPause = 30 * time.Second
+
+// askOne asks for one pod. What is answered is kept; an error ends the drain.
+func (d *draining) askOne(ctx context.Context, l *leaving) error {
+	let := d.evict
+	if l.condemned {
+		let = d.remove
+	} else {
+		d.once(fmt.Sprintf("evicting pod %s", l))
+	}
+	err := let(ctx, &l.pod)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // cut short: it says nothing of the pod
+	}
+	l.answer, l.notBefore = nil, time.Time{}
+	switch {
+	case err == nil, missing(err), apierrors.IsConflict(err):
+		return nil // on its way out, gone, or another one has its name: the next look tells
+	case apierrors.IsUnauthorized(err):
+		return d.translate(err)
+	case isForbidden(err):
+		if err := d.requireMay(ctx, &l.pod, l.condemned, err); err != nil {
+			return err
+		}
+	}
+	l.answer = err
+	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
+		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestPause))
+	}
+	d.once(fmt.Sprintf("pod %s can't go yet: %s", l, d.words(err)))
+	return nil
+}
+
+// evict asks the API server to end this very pod, without client-go's own retries:
+// those would wait here for a budget that is being worked on.
+func (d *draining) evict(ctx context.Context, p *corev1.Pod) error {
+	return d.api.PolicyV1().RESTClient().Post().MaxRetries(0).
+		AbsPath("/api/v1").Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").
+		Body(&policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+			DeleteOptions: only(p),
+		}).Do(ctx).Error()
+}
+
+// remove deletes this very pod, with the grace period that is its own.
+func (d *draining) remove(ctx context.Context, p *corev1.Pod) error {
+	return d.api.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *only(p))
+}
+
+func only(p *corev1.Pod) *metav1.DeleteOptions {
+	return &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}
+}
+
+// isForbidden says whether a 403 may be about our rights: neither a budget's nor
+// that of a namespace which is being terminated (plugin/namespace/lifecycle in apiserver) is.
+func isForbidden(err error) bool {
+	return apierrors.IsForbidden(err) &&
+		!apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause)
+}
+
+// requireMay tells missing rights, which no waiting brings, from an admission
+// webhook that denies with the same code: the API server knows what we may do.
+func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, denied error) error {
+	what := &authorizationv1.ResourceAttributes{Namespace: p.Namespace, Name: p.Name, Verb: "create", Resource: "pods", Subresource: "eviction"}
+	if remove {
+		what.Verb, what.Subresource = "delete", ""
+	}
+	review, err := d.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: what},
+	}, metav1.CreateOptions{})
+	if err != nil || review.Status.Allowed {
+		return nil //nolint:nilerr // unknown: it is asked again until the timeout
+	}
+	return d.translate(denied)
+}
+
+// words are what the API server answered, with the causes that it gives beside.
+func (d *draining) words(err error) string {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok {
+		return d.translate(err).Error()
+	}
+	words := status.ErrStatus.Message
+	if details := status.ErrStatus.Details; details != nil {
+		for _, cause := range details.Causes {
+			if cause.Message != "" && !strings.Contains(words, cause.Message) {
+				words += " " + cause.Message
+			}
+		}
+	}
+	return words
+}
+
+// denies says whether an answer is somebody's no: a webhook's or a policy's, whose
+// code is theirs to choose (admission/plugin/webhook/errors in apiserver), not a
+// server's that can't answer.
+func denies(err error) bool {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if !ok || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return false
+	}
+	switch code := status.ErrStatus.Code; code {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
+}
+
+// condemn has the pods deleted that were refused to the end, and says whether
+// there are any. Those that merely take their time are not touched.
+func (d *draining) condemn() bool {
+	found := false
+	for _, l := range d.pods {
+		if l.refused && l.pod.DeletionTimestamp == nil {
+			l.condemned, l.notBefore, found = true, time.Time{}, true
+			d.tell(fmt.Sprintf("deleting pod %s, for it was refused for %s (roll.drain.onTimeout: delete): %s", l, d.Timeout, l.why))
+		}
+	}
+	return found
+}
+
+// hint adds a remedy, once.
+func (d *draining) hint(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	for _, h := range d.hints {
+		if h == text {
+			return
+		}
+	}
+	d.hints = append(d.hints, text)
+}

@@ -1,0 +1,200 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/rest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var _ cluster.ObjectJudge = (*Client)(nil)
+
+// gatePage is how many objects are asked for at a time.
+const gatePage = 500
+
+// Judge evaluates a gate's expression on every object that it selects, as they
+// are now. That the kind is not served is no error.
+func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
+	expr, err := compile(g.Expr)
+	if err != nil {
+		return cluster.Judged{}, invalid(g.Expr, err)
+	}
+	resource, unserved, err := c.resourceOf(ctx, g)
+	if err != nil || unserved != "" {
+		return cluster.Judged{Unserved: unserved}, err
+	}
+	j := judge{expr: expr}
+	err = c.eachObject(ctx, g, resource, j.see)
+	if err == nil {
+		err = ctx.Err() // an evaluation that was cut short says nothing about its object
+	}
+	return j.Judged, err
+}
+
+// judge evaluates an expression on one object after the other.
+type judge struct {
+	expr *expression
+	cluster.Judged
+}
+
+func (j *judge) see(ctx context.Context, object map[string]any) {
+	j.Objects++
+	holds, err := j.expr.holds(ctx, object)
+	if holds && err == nil {
+		return
+	}
+	why := j.expr.shows(object)
+	if err != nil {
+		why = strings.TrimSuffix(why+"; ", "; ")
+		why = strings.TrimPrefix(why+": "+printable(err.Error()), ": ")
+	}
+	j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
+}
+
+func nameOf(object map[string]any) string {
+	meta := variables(object)["metadata"].(map[string]any)
+	namespace, _ := meta["namespace"].(string)
+	name, _ := meta["name"].(string)
+	return strings.TrimPrefix(namespace+"/"+name, "/")
+}
+
+// resourceOf asks the API which resource a kind is; unserved says in words why there is none.
+func (c *Client) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1.APIResource, unserved string, err error) {
+	gv, err := schema.ParseGroupVersion(g.APIVersion)
+	if err != nil {
+		return r, "", fault.Configf("apiVersion: %w", err)
+	}
+	if unserved, err := c.unservedGroup(ctx, gv); err != nil || unserved != "" {
+		return r, unserved, err
+	}
+	list, err := c.resources(ctx, gv)
+	if err != nil {
+		return r, "", err
+	}
+	i := slices.IndexFunc(list, func(r metav1.APIResource) bool { return r.Kind == g.Kind && slices.Contains(r.Verbs, "list") })
+	if i < 0 {
+		var kinds []string
+		for _, r := range list {
+			kinds = append(kinds, r.Kind)
+		}
+		slices.Sort(kinds)
+		return r, fmt.Sprintf("%s has no kind %s, only %s", gv, g.Kind, strings.Join(slices.Compact(kinds), ", ")), nil
+	}
+	r = list[i]
+	if !r.Namespaced && g.Namespace != "" {
+		return r, "", fault.WithHint(fault.Refusedf("%s %s is in no namespace, so not in %s", gv, g.Kind, g.Namespace), "remove namespace from the gate in roll.gates")
+	}
+	if r.Namespaced && g.Namespace == "" && g.Name != "" {
+		return r, "", fault.WithHint(fault.Refusedf("%s %s is in a namespace, and the gate names none", gv, g.Kind), "give the gate in roll.gates its namespace")
+	}
+	return r, "", nil
+}
+
+// unservedGroup says why a group's version is not served; "" if it is.
+func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (string, error) {
+	if gv.Group == "" {
+		return "", nil
+	}
+	groups, err := c.groups(ctx)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
+	if i < 0 {
+		return gv.Group + " is not installed: the API has no group of that name", nil
+	}
+	var served []string
+	for _, v := range groups[i].Versions {
+		served = append(served, v.Version)
+	}
+	if !slices.Contains(served, gv.Version) {
+		return fmt.Sprintf("%s is served as %s, not as %s", gv.Group, strings.Join(served, ", "), gv.Version), nil
+	}
+	return "", nil
+}
+
+// eachObject shows every selected object to see. A named one that is not there is none.
+func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, see func(context.Context, map[string]any)) error {
+	what := "read " + r.Name
+	path := collectionPath(g, r)
+	if g.Name != "" {
+		var object map[string]any
+		err := c.getJSON(ctx, c.api.Discovery().RESTClient().Get().AbsPath(append(path, g.Name)...), &object)
+		if errors.Is(err, cluster.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", what, g.Name, err)
+		}
+		see(ctx, object)
+		return nil
+	}
+	for more := ""; ; {
+		request := c.api.Discovery().RESTClient().Get().AbsPath(path...).Param("limit", strconv.Itoa(gatePage))
+		if g.Labels != "" {
+			request = request.Param("labelSelector", g.Labels)
+		}
+		if more != "" {
+			request = request.Param("continue", more)
+		}
+		var page struct {
+			Metadata metav1.ListMeta   `json:"metadata"`
+			Items    *[]map[string]any `json:"items"`
+		}
+		if err := c.getJSON(ctx, request, &page); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if page.Items == nil {
+			return fmt.Errorf("%s: the answer is no list", what)
+		}
+		for _, object := range *page.Items {
+			see(ctx, object)
+		}
+		if more = page.Metadata.Continue; more == "" {
+			return nil
+		}
+	}
+}
+
+func collectionPath(g cluster.ObjectGate, r metav1.APIResource) []string {
+	path := []string{"/apis", g.APIVersion}
+	if !strings.Contains(g.APIVersion, "/") {
+		path[0] = "/api"
+	}
+	if g.Namespace != "" {
+		path = append(path, "namespaces", g.Namespace)
+	}
+	return append(path, r.Name)
+}
+
+// getJSON reads an answer with whole numbers as such: an expression compares them.
+func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
+	result := request.SetHeader("Accept", "application/json").Do(ctx)
+	err := result.Error()
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && status.ErrStatus.Code == http.StatusGone {
+		return fmt.Errorf("the list went out of date while it was read: %w", err)
+	}
+	if err != nil {
+		return c.translate(err)
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return c.translate(err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	return nil
+}

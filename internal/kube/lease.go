@@ -1,0 +1,113 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// The Lease that is the claim of a run.
+const (
+	leaseNamespace  = metav1.NamespaceSystem
+	leaseName       = "recast"
+	claimAnnotation = "recast.dev/claim"
+)
+
+var _ cluster.Leases = (*Client)(nil)
+
+// Lease reads the claim's Lease.
+func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
+	l, err := c.api.CoordinationV1().Leases(leaseNamespace).Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return cluster.Lease{}, c.translateLease(err)
+	}
+	out := cluster.Lease{Name: leaseNamespace + "/" + leaseName, Revision: l.ResourceVersion, Claim: l.Annotations[claimAnnotation]}
+	if l.Spec.HolderIdentity != nil {
+		out.Holder = *l.Spec.HolderIdentity
+	}
+	if l.Spec.LeaseDurationSeconds != nil {
+		out.Duration = time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
+	}
+	if l.Spec.AcquireTime != nil {
+		out.Acquired = l.Spec.AcquireTime.Time
+	}
+	if l.Spec.RenewTime != nil {
+		out.Renewed = l.Spec.RenewTime.Time
+	}
+	return out, nil
+}
+
+// CreateLease makes the claim's Lease.
+func (c *Client) CreateLease(ctx context.Context, l cluster.Lease) error {
+	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Create(ctx, leaseOf(l), metav1.CreateOptions{})
+	return c.translateLeaseChange(err)
+}
+
+// UpdateLease writes the claim's Lease, as it was read.
+func (c *Client) UpdateLease(ctx context.Context, l cluster.Lease) error {
+	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Update(ctx, leaseOf(l), metav1.UpdateOptions{})
+	return c.translateLeaseChange(err)
+}
+
+// DeleteLease deletes the claim's Lease, as it was read. One that is gone is no error.
+func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
+	err := c.translateLeaseChange(c.api.CoordinationV1().Leases(leaseNamespace).Delete(ctx, leaseName,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.Revision}}))
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// leaseOf is the Lease whole: whatever else somebody wrote into it goes.
+func leaseOf(l cluster.Lease) *coordinationv1.Lease {
+	acquired, renewed := metav1.NewMicroTime(l.Acquired), metav1.NewMicroTime(l.Renewed)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: leaseNamespace, Name: leaseName, ResourceVersion: l.Revision,
+			Annotations: map[string]string{claimAnnotation: l.Claim},
+		},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &l.Holder, LeaseDurationSeconds: new(int32(l.Duration / time.Second)),
+			AcquireTime: &acquired, RenewTime: &renewed,
+		},
+	}
+}
+
+func (c *Client) translateLease(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fault.WithHint(fault.As(fault.Refused, err),
+			"the kubeconfig's user needs to get leases in kube-system, to see whether a run is at work; where the Proxmox token may not make VMs, "+
+				"to create, update and delete them as well; Talos' own admin kubeconfig may do all of it")
+	}
+	return c.translate(err)
+}
+
+// translateLeaseChange is translateLease for a write. One that the API broke off
+// may have been made: etcd's time-outs are 500 (apiserver's etcd3, interpret.go).
+func (c *Client) translateLeaseChange(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsAlreadyExists(err):
+		return fmt.Errorf("%w: %w", cluster.ErrExists, err)
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("%w: %w", cluster.ErrChanged, err)
+	}
+	_, broken := errors.AsType[*url.Error](err)
+	status, answered := errors.AsType[*apierrors.StatusError](err)
+	if broken || answered && status.Status().Code >= http.StatusInternalServerError {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, c.translateLease(err))
+	}
+	return c.translateLease(err)
+}

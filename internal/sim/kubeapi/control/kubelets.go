@@ -1,0 +1,110 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+const (
+	heartbeat     = 10 * time.Second // between two renewals of a node's Lease
+	leaseDuration = 40               // seconds
+	// crowded is settle where every look costs requests to a server.
+	crowded = 50 * time.Millisecond
+)
+
+// NewKubelets starts the kubelets alone, and the attachers of the CSI drivers:
+// what a cluster runs beside them works on the same objects by itself. A
+// kubelet goes on whatever the API answers; refused hears of it.
+func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func(error)) (*Manager, error) {
+	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused}
+	m.stages = []func(context.Context) error{m.syncNodes, m.renewLeases, m.syncMirrorPods, m.runPods, m.attachVolumes}
+	if err := m.start(ctx, []schema.GroupVersionResource{store.Nodes(), store.Pods(), store.Attachments()}); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// renewLeases is the kubelets' sign of life.
+func (m *Manager) renewLeases(ctx context.Context) error {
+	kubelets := m.running()
+	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
+		if !m.timers.again("lease/"+name, heartbeat) {
+			continue
+		}
+		if err := m.renewLease(ctx, name); err != nil {
+			return fmt.Errorf("lease of node %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Manager) renewLease(ctx context.Context, node string) error {
+	now := metav1.NowMicro()
+	o, err := m.store.Get(ctx, store.Leases(), corev1.NamespaceNodeLease, node)
+	if apierrors.IsNotFound(err) {
+		_, err = m.store.Create(ctx, store.Leases(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: corev1.NamespaceNodeLease},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: &node, LeaseDurationSeconds: new(int32(leaseDuration)), RenewTime: &now,
+			},
+		})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	lease := o.(*coordinationv1.Lease).DeepCopy()
+	lease.Spec.RenewTime = &now
+	_, err = m.store.Update(ctx, store.Leases(), lease, store.Main)
+	return err
+}
+
+// attachVolumes is the external-attacher of every CSI driver: it attaches what
+// the attach-detach controller asks for, and lets go of what that gave up.
+func (m *Manager) attachVolumes(ctx context.Context) error {
+	attachments, err := all[*storagev1.VolumeAttachment](ctx, m.store, store.Attachments())
+	if err != nil {
+		return err
+	}
+	for _, a := range attachments {
+		if err := m.attachVolume(ctx, a); err != nil {
+			return fmt.Errorf("attachment %s: %w", a.Name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Manager) attachVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	finalizer := "external-attacher/" + a.Spec.Attacher
+	fresh := a.DeepCopy()
+	switch held := slices.Contains(a.Finalizers, finalizer); {
+	case a.DeletionTimestamp != nil && held && m.timers.due("detach/"+string(a.UID), detachAfter):
+		fresh.Finalizers = slices.DeleteFunc(fresh.Finalizers, func(f string) bool { return f == finalizer })
+		_, err := m.store.Update(ctx, store.Attachments(), fresh, store.Main)
+		return err
+	case a.DeletionTimestamp != nil || a.Status.Attached:
+		return nil
+	case !held:
+		fresh.Finalizers = append(fresh.Finalizers, finalizer)
+		o, err := m.store.Update(ctx, store.Attachments(), fresh, store.Main)
+		if err != nil {
+			return err
+		}
+		fresh = o.(*storagev1.VolumeAttachment).DeepCopy()
+	}
+	fresh.Status.Attached = true
+	_, err := m.store.Update(ctx, store.Attachments(), fresh, store.Status)
+	return err
+}

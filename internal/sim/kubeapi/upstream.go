@@ -1,0 +1,147 @@
+package kubeapi
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// Upstream is a real control plane behind the lab's Kubernetes API: a real API
+// server has the objects, real controllers and a real scheduler work on them,
+// and what the lab has left to do is a kubelet's.
+type Upstream struct {
+	base      *url.URL
+	masters   *http.Transport // with the credentials of one who may do everything
+	strangers *http.Transport // with none
+}
+
+// ReadUpstream reads where the control plane is, and who may do everything
+// there, from a kubeconfig with everything inline. The caller closes it.
+func ReadUpstream(kubeconfig []byte) (*Upstream, error) {
+	var file struct {
+		Clusters []struct {
+			Cluster struct {
+				Server string `json:"server"`
+				CA     []byte `json:"certificate-authority-data"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				Certificate []byte `json:"client-certificate-data"`
+				Key         []byte `json:"client-key-data"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(kubeconfig, &file); err != nil {
+		return nil, fmt.Errorf("read kubeconfig of the control plane: %w", err)
+	}
+	if len(file.Clusters) != 1 || len(file.Users) != 1 {
+		return nil, errors.New("read kubeconfig of the control plane: it has to have one cluster and one user")
+	}
+	base, err := url.Parse(file.Clusters[0].Cluster.Server)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig of the control plane: %w", err)
+	}
+	pair, err := tls.X509KeyPair(file.Users[0].User.Certificate, file.Users[0].User.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig of the control plane: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(file.Clusters[0].Cluster.CA) {
+		return nil, errors.New("read kubeconfig of the control plane: no certificate authority in it")
+	}
+	transport := func(certificates ...tls.Certificate) *http.Transport {
+		return &http.Transport{
+			TLSClientConfig:     &tls.Config{RootCAs: roots, Certificates: certificates, MinVersion: tls.VersionTLS12},
+			MaxIdleConnsPerHost: 16,
+		}
+	}
+	return &Upstream{base: base, masters: transport(pair), strangers: transport()}, nil
+}
+
+// Close ends the connections that no request uses.
+func (u *Upstream) Close() error {
+	u.masters.CloseIdleConnections()
+	u.strangers.CloseIdleConnections()
+	return nil
+}
+
+// The headers with which one user acts as another.
+const (
+	asUser  = "Impersonate-User"
+	asGroup = "Impersonate-Group"
+)
+
+// pass forwards a request, unless it needs the etcd of the lab's own machines and
+// that does not answer. A watch is recorded as over when it begins.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, u user, call record.Call) {
+	end := func() {
+		if s.o.Recorder != nil {
+			s.o.Recorder.End(call)
+		}
+	}
+	if s.o.Storage != nil && ofObjects(r.URL.Path) {
+		if err := s.o.Storage(r.Context()); err != nil {
+			end()
+			s.write(w, r, unstored(err))
+			return
+		}
+	}
+	if isWatch(r) {
+		end()
+	} else {
+		defer end()
+	}
+	s.forward(w, r, u)
+}
+
+// ofObjects says whether a path names objects: more than a group and its version.
+func ofObjects(path string) bool {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	return parts[0] == "api" && len(parts) > 2 || parts[0] == "apis" && len(parts) > 3
+}
+
+// forward passes a request on to the real API server and its answer back. The
+// client's certificate is the lab's, which that server does not know: it is
+// told whose request it is by impersonation.
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
+	up := s.o.Upstream
+	asOther := r.Header.Get(asUser) != ""
+	if asOther && u.name != "" && !slices.Contains(u.groups, masters) {
+		s.write(w, r, failed(apierrors.NewForbidden(s.target(r.URL.Path).resource.GroupResource(), "",
+			fmt.Errorf("user %q cannot impersonate", u.name))))
+		return
+	}
+	proxy := &httputil.ReverseProxy{
+		Transport:     up.strangers,
+		FlushInterval: -1, // a watch is sent as it comes
+		ErrorLog:      log.New(io.Discard, "", 0),
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(up.base)
+			if u.name == "" || asOther {
+				return
+			}
+			p.Out.Header.Set(asUser, u.name)
+			p.Out.Header[asGroup] = slices.Clone(u.groups)
+		},
+		// An API server that is gone answers nothing.
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}
+	if u.name != "" {
+		proxy.Transport = up.masters
+	}
+	proxy.ServeHTTP(w, r)
+}

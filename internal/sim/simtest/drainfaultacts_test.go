@@ -1,0 +1,217 @@
+package simtest
+
+import (
+	"errors"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// meanwhile is when a drain has been going on for that long.
+func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
+	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
+}
+
+// put makes an object of the lab, past its API.
+func (s *talosScene) put(r schema.GroupVersionResource, o store.Object) {
+	s.t.Helper()
+	_, err := s.Kube.Store().Create(s.t.Context(), r, o)
+	must(s.t, err)
+}
+
+// drop deletes one as a person does.
+func (s *talosScene) drop(r schema.GroupVersionResource, namespace, name string) {
+	s.t.Helper()
+	_, err := s.Kube.Store().Delete(s.t.Context(), r, namespace, name, metav1.DeleteOptions{})
+	must(s.t, err)
+}
+
+// shop is a workload of one pod, on the node that is rolled.
+func shop(*appsv1.Deployment) {}
+
+// stubborn has a process that ignores SIGTERM.
+func stubborn(d *appsv1.Deployment) {
+	d.Spec.Template.Spec.Containers[0].Command = []string{"sleep", "infinity"}
+}
+
+// guarded has pods that a program looks after with a finalizer.
+func guarded(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{"example.com/guard"} }
+
+func inNamespace(name string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) { d.Namespace = name }
+}
+
+func podsOf(app string) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
+		Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: app, Image: app}},
+		},
+	}
+}
+
+func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
+	return func(s *talosScene) {
+		d := &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: corev1.NamespaceDefault},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}, Template: podsOf("shop"),
+			},
+		}
+		for _, edit := range edits {
+			edit(d)
+		}
+		if d.Namespace != corev1.NamespaceDefault {
+			s.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: d.Namespace}})
+		}
+		s.put(store.Deployments(), d)
+		time.Sleep(20 * time.Second)
+	}
+}
+
+// stateful is a workload whose pod has the same name every time.
+func stateful(s *talosScene) {
+	s.put(store.StatefulSets(), &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
+		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: podsOf("db")},
+	})
+	time.Sleep(20 * time.Second)
+}
+
+func bare(s *talosScene) {
+	s.put(store.Pods(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault},
+		Spec:       corev1.PodSpec{NodeName: s.rolls, Containers: []corev1.Container{{Name: "bare", Image: "bare"}}},
+	})
+}
+
+func gone(pod string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.drop(store.Pods(), corev1.NamespaceDefault, pod)
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// unguarded is the end of the program that looked after the pods.
+func unguarded(s *talosScene) {
+	d, err := s.Kube.Store().Get(s.t.Context(), store.Deployments(), corev1.NamespaceDefault, "shop")
+	must(s.t, err)
+	fresh := d.(*appsv1.Deployment).DeepCopy()
+	fresh.Spec.Template.Finalizers = nil
+	_, err = s.Kube.Store().Update(s.t.Context(), store.Deployments(), fresh, store.Main)
+	must(s.t, err)
+	time.Sleep(5 * time.Second)
+	pods, _, err := s.Kube.Store().List(s.t.Context(), store.Pods(), corev1.NamespaceDefault)
+	must(s.t, err)
+	for _, p := range pods {
+		if len(p.GetFinalizers()) > 0 {
+			fresh := p.(*corev1.Pod).DeepCopy()
+			fresh.Finalizers = nil
+			_, err := s.Kube.Store().Update(s.t.Context(), store.Pods(), fresh, store.Main)
+			must(s.t, err)
+		}
+	}
+	time.Sleep(5 * time.Second)
+}
+
+// budgeted protects the pod of the shop for ever.
+func budgeted(name string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceDefault},
+			Spec: policyv1.PodDisruptionBudgetSpec{
+				MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}},
+			},
+		})
+		time.Sleep(5 * time.Second)
+	}
+}
+
+func unbudgeted(name string) func(*talosScene) {
+	return func(s *talosScene) { s.drop(store.Budgets(), corev1.NamespaceDefault, name) }
+}
+
+func terminated(namespace string) func(*talosScene) {
+	return func(s *talosScene) { s.drop(store.Namespaces(), "", namespace) }
+}
+
+// kubeletDies leaves the machine and its API running.
+func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.Lab.node(s.rolls).UUID) }
+
+func apiAway(s *talosScene) {
+	s.Recorder.Hooks(func(c record.Call) error {
+		if c.Proto == "kubernetes" {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}, nil)
+}
+
+func apiBack(s *talosScene) { s.Recorder.Hooks(nil, nil) }
+
+// asUserWithout is a kubeconfig of somebody who may do everything but create that.
+func asUserWithout(resource string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != resource })
+		s.useKubeconfig("recast", time.Hour)
+	}
+}
+
+func expiringKubeconfig(life time.Duration) func(*talosScene) {
+	return func(s *talosScene) { s.useKubeconfig("system:masters", life) }
+}
+
+func (s *talosScene) useKubeconfig(group string, life time.Duration) {
+	s.keep("kubeconfig")
+	b, err := s.Kubeconfig(group, life)
+	must(s.t, err)
+	s.Write("kubeconfig", b)
+}
+
+// podDisk hangs a volume on the VM as a storage driver of Kubernetes does.
+func podDisk(s *talosScene) {
+	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
+	s.EditVM(s.Lab.node(s.rolls).VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+}
+
+func podDiskGone(s *talosScene) {
+	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.Lab.node(s.rolls).VMID, Delete: []string{"scsi7"}}))
+}
+
+// podDiskFreed is the end of the claim that it is for.
+func podDiskFreed(s *talosScene) {
+	upid, err := s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw")
+	must(s.t, err)
+	s.World.WaitTask(upid)
+}
+
+// attached is a volume that its driver can't detach.
+func attached(s *talosScene) {
+	s.put(store.Volumes(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "pv-1"},
+		Spec: corev1.PersistentVolumeSpec{
+			ClaimRef:               &corev1.ObjectReference{Namespace: corev1.NamespaceDefault, Name: "data"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com", VolumeHandle: "disk-1"}},
+		},
+	})
+	s.put(store.Attachments(), &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "stuck"},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi.example.com", NodeName: s.rolls, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("pv-1")}},
+		Status: storagev1.VolumeAttachmentStatus{
+			Attached: true, DetachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = disk is busy"},
+		},
+	})
+}
+
+func detached(s *talosScene) { s.drop(store.Attachments(), "", "stuck") }

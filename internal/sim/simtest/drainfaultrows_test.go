@@ -1,0 +1,175 @@
+package simtest
+
+import (
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+)
+
+const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
+
+// faultsOfBudgets: a PodDisruptionBudget does not let a pod go.
+func faultsOfBudgets() map[string]*talosFault {
+	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1"
+	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
+	return map[string]*talosFault{
+		"a budget that never allows it": {
+			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
+			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.timeout is 1m0s"},
+			stands: untouched,
+		},
+		"a budget that never allows it, and deletion after that": {
+			short: true, roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
+			told: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
+		},
+		"a budget that allows it after a while": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, unbudgeted("shop")),
+			told: "can't go yet: Cannot evict pod as it would violate the pod's disruption budget. The disruption budget shop needs 1 healthy pods and has 1 currently", stands: untouched,
+		},
+		"two budgets for one pod": {
+			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
+			says: []string{two, "have one PodDisruptionBudget only cover a pod"}, told: "This pod has more than one PodDisruptionBudget", stands: untouched,
+		},
+		"two budgets for one pod, and deletion after that": {
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")),
+			told: "(roll.drain.onTimeout: delete): " + two, stands: untouched,
+		},
+	}
+}
+
+// leftCordoned is a node that runs, but could not be made schedulable again.
+func leftCordoned(s cluster.Strategy) string {
+	if s == cluster.InPlace {
+		return "on, cordoned"
+	}
+	return isOut // by its record, which only ever says too much
+}
+
+// faultsOfAdmission: somebody else decides on evictions, too.
+func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
+	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
+	return map[string]*talosFault{
+		"a webhook that denies it": {
+			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
+			says: []string{"default/shop-", "(" + denied + ")", "have what denies it allow the eviction"}, told: "can't go yet: " + denied, stands: untouched,
+		},
+		"a webhook that denies it for a while": {
+			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), told: "can't go yet: " + denied, stands: untouched,
+		},
+		"a webhook that denies it, and deletion after that": {
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction")),
+			told: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
+		},
+		"a webhook that denies every deletion, too": {
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,
+			says: []string{"gave up after 1m0s", denied}, told: "deleting pod default/shop-", stands: untouched,
+		},
+		"evictions that the user may not make": {
+			first: inTurn(deployed(shop), asUserWithout("pods/eviction")), kind: fault.Refused,
+			says:   []string{`User "admin" cannot create resource "pods/eviction" in API group "" in the namespace`, "the kubeconfig's user needs to read nodes"},
+			stands: untouched,
+		},
+		"a kubeconfig that expires meanwhile": {
+			first: inTurn(deployed(shop), budgeted("shop")), begins: expiringKubeconfig(50 * time.Second), mends: unbudgeted("shop"),
+			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: the same command again goes on from there"}, stands: leftCordoned(s),
+		},
+		"a namespace that is being terminated": {
+			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: terminated("old"),
+			told: "unable to create new content in namespace old because it is being terminated", stands: untouched,
+		},
+	}
+}
+
+// faultsOfPods: pods that do not go by themselves, or that must not go.
+func faultsOfPods() map[string]*talosFault {
+	const lost = "no controller would bring these pods back: default/bare"
+	return map[string]*talosFault{
+		"a pod that ignores SIGTERM": {first: deployed(stubborn), told: "pod default/shop-", stands: untouched},
+		"a pod with a finalizer": {
+			short: true, first: deployed(guarded), mends: unguarded,
+			says: []string{"default/shop-", "(still terminating, waiting for finalizers example.com/guard)", "whoever set the finalizers of a pod has to remove them"}, stands: untouched,
+		},
+		"a pod without a controller": {first: bare, mends: gone("bare"), kind: fault.Refused, says: []string{lost, "set roll.drain.force: true"}, stands: untouched},
+		"a pod without a controller, by force": {
+			roll: []string{"drain: {timeout: 1m, force: true}"}, first: bare, told: "pod default/bare is gone", stands: untouched,
+		},
+		"a pod without a controller that comes meanwhile": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, bare), mends: inTurn(gone("bare"), unbudgeted("shop")),
+			kind: fault.Refused, says: []string{lost}, stands: untouched,
+		},
+		"a StatefulSet whose pod comes back elsewhere": {o: twoWorkers, first: stateful, told: "pod default/db-0 is gone", stands: untouched},
+		"a kubelet that is dead": {
+			first: deployed(shop), at: atDrain, begins: kubeletDies, mends: rebooted,
+			says:   []string{"default/shop-", "(still terminating, its grace period was over ", "its node is not Ready: its kubelet does not answer", "talosctl -n wk1 service kubelet"},
+			stands: untouched,
+		},
+	}
+}
+
+// faultsOfTheAPI: Kubernetes does not answer, or knows the node no more.
+func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
+	return map[string]*talosFault{
+		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), told: "no answer from https://127.42.7.", stands: untouched},
+		"an API that is away for good": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, apiAway), mends: unbudgeted("shop"),
+			says:   []string{"gave up after 1m0s", "no answer from https://127.42.7.", "before that: pods left: default/shop-", "is left cordoned: the same command again goes on from there"},
+			stands: leftCordoned(s),
+		},
+		"a Node that somebody deletes": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, forgotten("wk1")), mends: inTurn(rebooted, unbudgeted("shop")),
+			kind: fault.Refused, says: []string{"Kubernetes has no node wk1 any more", "talosctl -n wk1 service kubelet restart"}, stands: untouched,
+		},
+		"a Node that somebody uncordons": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, func(s *talosScene) { s.Cordon("wk1", false) }), mends: unbudgeted("shop"),
+			kind: fault.Refused, says: []string{"node wk1 is schedulable: somebody has uncordoned it meanwhile"}, stands: untouched,
+		},
+	}
+}
+
+// faultsOfVolumes: what pods had attached does not leave. A machine that is
+// upgraded in place keeps its disks, those of pods too.
+func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
+	hangs := &talosFault{
+		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
+		says: []string{"disks of pods to leave VM 9031: gave up after ", "still there: scsi7 (fast:9999/vm-9999-pvc-0b5f.raw)", "qm set 9031 --delete KEY"},
+	}
+	if s == cluster.InPlace {
+		hangs = &talosFault{first: podDisk, stands: untouched}
+	}
+	return map[string]*talosFault{
+		"a disk of a pod that stays on the VM": hangs,
+		"a disk of a pod that leaves the VM late": {
+			first: podDisk, at: atDrain, begins: meanwhile(20*time.Second, podDiskGone), mends: podDiskFreed, stands: untouched,
+		},
+		"a volume that is never detached": {
+			first: attached, mends: detached,
+			says: []string{
+				"volumes of wk1 detached: gave up after 1m0s", "still attached: PersistentVolume pv-1 (claim default/data, driver csi.example.com) can't be detached: rpc error: code = Internal desc = disk is busy",
+				"nothing of VM 9031 was touched",
+			},
+			stands: untouched,
+		},
+	}
+}
+
+// hooked has a webhook deny what is done to these resources.
+func hooked(resources ...string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
+			for _, resource := range resources {
+				if r.Resource == resource && (r.Verb == "delete" || r.Resource == "pods/eviction") && r.Namespace == corev1.NamespaceDefault {
+					return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func unhooked(s *talosScene) { s.Kube.SetWebhook("", nil) }

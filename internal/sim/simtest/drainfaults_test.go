@@ -1,0 +1,98 @@
+package simtest
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// atDrain is when something begins that goes wrong while a node is drained.
+const atDrain = "drain"
+
+// drainFaults are those of each way to renew a node.
+func drainFaults(s cluster.Strategy) map[string]*talosFault {
+	all := map[string]*talosFault{}
+	for _, rows := range []map[string]*talosFault{faultsOfBudgets(), faultsOfAdmission(s), faultsOfPods(), faultsOfTheAPI(s), faultsOfVolumes(s)} {
+		maps.Copy(all, rows)
+	}
+	drain := map[cluster.Strategy]string{cluster.Recreate: "take-down/drain", cluster.InPlace: "upgrade/drain"}
+	for _, f := range all {
+		f.strategy = s
+		if len(f.roll) == 0 {
+			f.roll = []string{"drain: {timeout: 1m}"}
+		}
+		if f.at == atDrain {
+			f.at = drain[s]
+		}
+		f.untouched()
+	}
+	return all
+}
+
+// untouched has a fault that leaves a node running look whether its VM is as it
+// was, in the same boot.
+func (f *talosFault) untouched() {
+	var was machineState
+	first, mends := f.first, f.mends
+	f.first = func(s *talosScene) {
+		if first != nil {
+			first(s)
+		}
+		was = s.machineState()
+	}
+	f.mends = func(s *talosScene) {
+		if len(f.says) > 0 {
+			if diff := cmp.Diff(was, s.machineState()); diff != "" {
+				s.t.Errorf("the machine is not as it was (-before +now):\n%s", diff)
+			}
+		}
+		if mends != nil {
+			mends(s)
+		}
+	}
+}
+
+type machineState struct {
+	Config map[string]string
+	Boot   string
+}
+
+// machineState is what of a machine a drain that fails must leave alone.
+func (s *talosScene) machineState() machineState {
+	s.t.Helper()
+	n := s.Lab.node(s.rolls)
+	vm, err := s.World.LookupVM(n.Host, n.VMID)
+	must(s.t, err)
+	c, err := s.Client().connect(s.t.Context())
+	must(s.t, err)
+	defer c.end()
+	m, err := c.machines.Talos.Machine(s.t.Context(), n.Addr)
+	must(s.t, err)
+	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
+}
+
+// TestDrainFaults has each of them in a world of its own, for a node that is
+// recreated and for one that is upgraded in place: the roll says which pod or
+// volume stands in the way and why, the VM is not touched before all are gone, and
+// once the cause is gone the same command ends in sync.
+func TestDrainFaults(t *testing.T) {
+	faults := 0
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		for name, f := range drainFaults(strategy) {
+			if testing.Short() && !(f.short && strategy == cluster.Recreate) {
+				continue
+			}
+			faults++
+			t.Run(string(strategy)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, f.run)
+			})
+		}
+	}
+	t.Attr("drain-faults", fmt.Sprint(faults))
+}

@@ -1,0 +1,226 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+var longhornVolumes = store.Resource{
+	GroupVersionResource: schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"},
+	Kind:                 "Volume", Namespaced: true, Status: true,
+}
+
+// volumeGate is what recast.yaml asks of volumes, for two minutes each time.
+const volumeGate = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, timeout: 2m, expr: status.robustness == 'healthy'}]"
+
+// installLonghorn serves Longhorn's kinds. Nothing of it is on any node.
+func (l *Lab) installLonghorn() {
+	l.Kube.Define(longhornNodes)
+	l.Kube.Define(longhornVolumes)
+}
+
+// volume puts a volume of Longhorn into that state.
+func (l *Lab) volume(name, robustness string) {
+	l.t.Helper()
+	u := object(longhornVolumes, "longhorn-system", name, map[string]any{"status": map[string]any{"state": "attached", "robustness": robustness}})
+	if _, err := l.Kube.Store().Get(l.t.Context(), longhornVolumes.GroupVersionResource, "longhorn-system", name); err != nil {
+		l.put(longhornVolumes.GroupVersionResource, u)
+		return
+	}
+	if _, err := l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// gated is a lab with stale workers, one volume, and that gate.
+func gated(t *testing.T, lab *Lab, gate string) {
+	t.Helper()
+	lab.installLonghorn()
+	lab.volume("pvc-1", "healthy")
+	lab.setRoll(gate)
+	lab.Patch(sim.PatchedExtension)
+}
+
+// notes collects what a step says.
+func notes(suffix string, into *[]string) func(step.Event) {
+	return func(e step.Event) {
+		if e.Status == step.Note && strings.HasSuffix(e.Path, "/"+suffix) {
+			*into = append(*into, e.Text)
+		}
+	}
+}
+
+func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		gated(t, lab, volumeGate)
+		lab.volume("pvc-1", "degraded")
+		seen := lab.watchOutage()
+		start := time.Now()
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		const want = `roll/workers/wk1/ask-gates: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded: `
+		if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), want) || time.Since(start) < 2*time.Minute {
+			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
+		}
+		if len(seen.order) > 0 {
+			t.Errorf("was out: %q", seen.order)
+		}
+		requireNoClaim(t, lab)
+		requireDrift(t, lab, "wk1")
+
+		lab.volume("pvc-1", "healthy")
+		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// The storage rebuilds once the node is back, and the next one waits for that.
+func TestGateHoldsTheNextNodeBack(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		gated(t, lab, volumeGate)
+		c := lab.Client()
+		var said []string
+		var healthy, next time.Time
+		note := notes("ask-gates-again", &said)
+		breaks := whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") })
+		heals := whenStarted("wk1/ask-gates-again", func() {
+			time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
+		})
+		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
+		c.Emit = func(e step.Event) { note(e); breaks(e); heals(e); goes(e) }
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
+			t.Errorf("said %q", said)
+		}
+		if healthy.IsZero() || !next.After(healthy) {
+			t.Errorf("healthy at %s, the next node went at %s", healthy, next)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// A gate that stays shut stops the roll behind a node that is done, and the next
+// roll before the next one.
+func TestGateStopsTheRollAfterANode(t *testing.T) {
+	for _, strategy := range []string{"recreate", "in-place"} {
+		t.Run(strategy, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				gated(t, lab, volumeGate)
+				lab.setRoll("strategy: " + strategy)
+				c := lab.Client()
+				c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
+				_, err := c.Roll(t.Context(), cluster.Policy{})
+				const want = `roll/workers/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
+				if fault.KindOf(err) != fault.Failed || !strings.HasPrefix(message(err), want) {
+					t.Errorf("kind %d: %v", fault.KindOf(err), err)
+				}
+				requireDrift(t, lab, "wk2")
+				requireNoClaim(t, lab)
+				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || node.Spec.Unschedulable {
+					t.Errorf("wk1 does not take pods: %v", err)
+				}
+
+				_, err = lab.second().Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), "roll/workers/wk2/ask-gates: gate ") {
+					t.Errorf("the next roll: kind %d: %v", fault.KindOf(err), err)
+				}
+				requireDrift(t, lab, "wk2")
+
+				lab.volume("pvc-1", "healthy")
+				third := lab.Client()
+				third.Run = "20000101-0000-cafe"
+				if _, err := third.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+func TestGateOfWhatIsNotInstalled(t *testing.T) {
+	const volumes = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: 'false'"
+	cases := map[string]struct {
+		gate string
+		crd  bool
+		want string // "": it holds
+	}{
+		"no such group":        {volumes + "}]", false, "longhorn.io is not installed: the API has no group of that name"},
+		"no such version":      {"gates: [{apiVersion: longhorn.io/v1beta1, kind: Volume, expr: 'false'}]", true, "longhorn.io is served as v1beta2, not as v1beta1"},
+		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Node, Volume"},
+		"no namespace":         {volumes + ", name: pvc-1}]", true, "longhorn.io/v1beta2 Volume is in a namespace, and the gate names none"},
+		"optional, no group":   {volumes + ", optional: true}]", false, ""},
+		"no object":            {volumes + ", timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
+		"no object, optional":  {volumes + ", optional: true}]", true, ""},
+		"no object, by a name": {volumes + ", namespace: longhorn-system, name: pvc-7, timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				if c.crd {
+					lab.installLonghorn()
+				}
+				lab.setRoll(c.gate)
+				lab.Patch(sim.PatchedExtension)
+				start := time.Now()
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				switch {
+				case c.want == "" && err != nil:
+					t.Fatal(err)
+				case c.want == "":
+					requireDrift(t, lab)
+				case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
+					t.Errorf("kind %d: %v", fault.KindOf(err), err)
+				}
+				if took := time.Since(start); c.want != "" && took > time.Minute {
+					t.Errorf("it took %s to say so", took)
+				}
+			})
+		})
+	}
+}
+
+// Ctrl-C ends the wait of a gate at once: nothing is half done there.
+func TestCtrlCInAGate(t *testing.T) {
+	cases := map[string]struct{ at, stale string }{
+		"before": {at: "wk1/ask-gates", stale: "wk1 wk2"},
+		"after":  {at: "wk1/ask-gates-again", stale: "wk2"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				gated(t, lab, volumeGate)
+				c := lab.Client()
+				var pressed time.Time
+				c.Emit = whenStarted(tc.at, func() {
+					lab.volume("pvc-1", "faulted")
+					time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
+				})
+				_, err := c.Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
+					t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
+				}
+				requireDrift(t, lab, strings.Fields(tc.stale)...)
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}

@@ -1,0 +1,131 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// UpgradeKubernetes is recast upgrade-k8s --yes --to VERSION.
+func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) (pipeline.UpgradeKubernetesReport, error) {
+	s, err := c.connect(ctx)
+	if err != nil {
+		return pipeline.UpgradeKubernetesReport{}, err
+	}
+	defer s.end()
+	c.Runner.Emit = c.emit
+	return told[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
+		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
+		Confirm: func(cluster.KubernetesPlan) (bool, error) { return true, nil },
+	}))
+}
+
+// versions is what every node runs, by Talos and by Kubernetes, and the DaemonSet.
+func (l *Lab) versions() map[string]string {
+	l.t.Helper()
+	s, err := l.Client().connect(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.end()
+	nodes, err := s.machines.Kube.Nodes(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	pods, err := s.machines.Kube.StaticPods(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	out := map[string]string{}
+	note := func(node, what, version string) { out[node] += fmt.Sprintf("%s=%s ", what, version) }
+	for _, n := range nodes {
+		m, err := s.machines.Talos.Kubernetes(l.t.Context(), n.Addresses[0])
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for _, c := range cluster.Components {
+			if image := m.Images.Of(c); image != "" {
+				note(n.Name, strings.TrimPrefix(string(c), "kube-"), image[strings.LastIndex(image, ":")+1:])
+			}
+		}
+		note(n.Name, "node", n.KubeletVersion)
+	}
+	for _, p := range pods {
+		note(p.Node, "pod", p.Image[strings.LastIndex(p.Image, "/")+1:])
+	}
+	set, err := s.machines.Kube.ProxySet(l.t.Context())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	out["kube-proxy"] = set.Image[strings.LastIndex(set.Image, ":")+1:]
+	return out
+}
+
+// requireKubernetes fails the test unless everything runs that version.
+func (l *Lab) requireKubernetes(version string) {
+	l.t.Helper()
+	for node, what := range l.versions() {
+		for _, one := range strings.Fields(what) {
+			if !strings.HasSuffix(one, version) {
+				l.t.Errorf("%s: %s, want all %s", node, what, version)
+				break
+			}
+		}
+	}
+}
+
+// TestUpgradeKubernetes: everything gets to the next minor version, nothing
+// reboots, and there is nothing more to do then.
+func TestUpgradeKubernetes(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
+		if testing.Short() {
+			t.Skip("a whole cluster")
+		}
+		boots := lab.boots()
+		from := len(lab.Recorder.Calls())
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", true)
+		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 {
+			t.Fatalf("dry run %+v, %v", rep, err)
+		}
+		for _, call := range lab.Recorder.Calls()[from:] {
+			if call.Mutation {
+				t.Errorf("a dry run has changed something: %s %s", call.Method, call.Path)
+			}
+		}
+		rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		if err != nil || rep.Outcome != "done" {
+			t.Fatalf("%+v, %v\nhints %q", rep, err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+		if after := lab.boots(); !slices.Equal(boots, after) {
+			t.Errorf("boots %q, then %q", boots, after)
+		}
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil || rep.Outcome != "nothing to do" || rep.Run != "" {
+			t.Errorf("again: %+v, %v", rep, err)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// boots are the boots that Kubernetes has seen of the nodes.
+func (l *Lab) boots() (out []string) {
+	l.t.Helper()
+	for _, n := range l.Nodes {
+		k, err := l.Kube.Node(l.t.Context(), n.Name)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		out = append(out, n.Name+" "+k.Status.NodeInfo.BootID)
+	}
+	return out
+}
+
+var _ = talosapi.Unready

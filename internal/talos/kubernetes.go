@@ -1,0 +1,101 @@
+package talos
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Kubernetes reads what a configured machine's Talos says of the Kubernetes on
+// it: of images what Talos has made of the configuration, which may name none.
+func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		k, err = readKubernetes(ctx, s)
+		return err
+	})
+	return k, err
+}
+
+func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
+	var m cluster.Machine
+	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readIdentity, readBoot} {
+		if err := read(ctx, s, &m); err != nil {
+			return cluster.MachineKubernetes{}, err
+		}
+	}
+	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
+	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet} {
+		if err := read(ctx, s, &k); err != nil {
+			return cluster.MachineKubernetes{}, err
+		}
+	}
+	return k, nil
+}
+
+func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	apiServer, found, err := podConfig[*k8s.APIServerConfig](ctx, s, k8s.APIServerConfigType, k8s.APIServerID)
+	if err != nil {
+		return err
+	}
+	if found {
+		k.Images.APIServer, k.Revisions[cluster.APIServer] = apiServer.TypedSpec().Image, apiServer.Metadata().Version().Value()
+	}
+	manager, found, err := podConfig[*k8s.ControllerManagerConfig](ctx, s, k8s.ControllerManagerConfigType, k8s.ControllerManagerID)
+	if err != nil {
+		return err
+	}
+	if found && manager.TypedSpec().Enabled {
+		k.Images.ControllerManager, k.Revisions[cluster.ControllerManager] = manager.TypedSpec().Image, manager.Metadata().Version().Value()
+	}
+	scheduler, found, err := podConfig[*k8s.SchedulerConfig](ctx, s, k8s.SchedulerConfigType, k8s.SchedulerID)
+	if err != nil {
+		return err
+	}
+	if found && scheduler.TypedSpec().Enabled {
+		k.Images.Scheduler, k.Revisions[cluster.Scheduler] = scheduler.TypedSpec().Image, scheduler.Metadata().Version().Value()
+	}
+	return nil
+}
+
+// podConfig reads the configuration that a static pod is made from, whose
+// revision the pod carries. Since 1.14 that is the one with a prefix
+// (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
+func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
+	for _, id := range []resource.ID{k8s.FinalPrefix + id, id} {
+		r, found, err = get[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, id, resource.VersionUndefined))
+		if err != nil || found {
+			return r, found, err
+		}
+	}
+	return r, false, nil
+}
+
+func readProxy(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	manifests, found, err := get[*k8s.BootstrapManifestsConfig](ctx, s, k8s.NewBootstrapManifestsConfig().Metadata())
+	if found && manifests.TypedSpec().ProxyEnabled {
+		k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
+	}
+	return err
+}
+
+func readKubelet(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
+	if err != nil {
+		return err
+	}
+	if found {
+		k.Images.Kubelet = spec.TypedSpec().Image
+	}
+	service, found, err := get[*v1alpha1.Service](ctx, s, v1alpha1.NewService(k8s.KubeletID).Metadata())
+	if err != nil {
+		return fmt.Errorf("its kubelet: %w", err)
+	}
+	k.KubeletHealthy = found && service.TypedSpec().Running && service.TypedSpec().Healthy
+	return nil
+}

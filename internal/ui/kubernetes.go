@@ -1,0 +1,76 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteKubernetesPlan prints what an upgrade of Kubernetes would do.
+func WriteKubernetesPlan(w io.Writer, format string, plan cluster.KubernetesPlan) error {
+	return write(w, format, plan, func(p *page) { drawKubernetesPlan(p, plan) })
+}
+
+func drawKubernetesPlan(p *page, plan cluster.KubernetesPlan) {
+	if !plan.Work() && len(plan.Refused) == 0 {
+		p.line("cluster %s: Kubernetes is %s on all of %s", plan.Cluster, plan.To, counted(len(plan.Nodes), "node"))
+		return
+	}
+	p.line("cluster %s: Kubernetes %s → %s", plan.Cluster, plan.From, plan.To)
+	for _, c := range cluster.Components {
+		drawComponent(p, plan, c)
+	}
+	for _, text := range plan.Refused {
+		p.wrapped("  "+p.paint(red, "refused: "), "    ", text)
+	}
+	drawWarnings(p, plan.Warn)
+	if plan.LeftOver != "" && len(plan.Refused) == 0 {
+		p.wrapped("  afterwards: ", "    ", plan.LeftOver)
+	}
+}
+
+// drawComponent tells of which nodes a component is changed, and of which not.
+func drawComponent(p *page, plan cluster.KubernetesPlan, c cluster.Component) {
+	var nodes []string
+	images := map[string]bool{}
+	for _, n := range plan.Nodes {
+		for _, change := range n.Changes {
+			if change.Component == c {
+				nodes = append(nodes, n.Node)
+				images[change.To] = true
+			}
+		}
+	}
+	if c == cluster.KubeProxy && plan.Proxy != nil {
+		nodes = append(nodes, "its DaemonSet")
+		images[plan.Proxy.To] = true
+	}
+	if len(nodes) > 0 {
+		p.wrapped(fmt.Sprintf("  %-24s", c), strings.Repeat(" ", 6), fmt.Sprintf("%s: %s", strings.Join(nodes, ", "), strings.Join(slices.Sorted(maps.Keys(images)), ", ")))
+	}
+}
+
+// WriteKubernetesReport prints what an upgrade of Kubernetes did.
+func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKubernetesReport) error {
+	return write(w, format, rep, func(p *page) {
+		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
+		switch took := rep.Ended.Sub(rep.Started).Round(time.Second); {
+		case rep.DryRun:
+			drawKubernetesPlan(p, rep.Plan)
+		case rep.Run == "" && rep.Outcome == "nothing to do":
+			p.line("nothing to do: Kubernetes is %s on all of %s", rep.Plan.To, counted(len(rep.Plan.Nodes), "node"))
+		case rep.Outcome == "done":
+			p.line("run %s: Kubernetes is %s on all of %s, after %s", rep.Run, rep.Plan.To, counted(len(rep.Plan.Nodes), "node"), took)
+			p.wrapped("next: ", "  ", rep.Plan.LeftOver)
+		default:
+			p.line("run %s: %s after %s", rep.Run, outcome, took)
+			p.line("next: the same command goes on where this one stopped")
+		}
+	})
+}

@@ -1,0 +1,33 @@
+package pipeline
+
+import (
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+)
+
+// gates are the user's own conditions, as the configuration lists them.
+func (p Project) gates() []cluster.UserGate {
+	var out []cluster.UserGate
+	for _, g := range p.Config.Roll.Gates {
+		out = append(out, p.gate(g))
+	}
+	return out
+}
+
+func (p Project) gate(g config.Gate) cluster.UserGate {
+	out := cluster.UserGate{
+		Description: g.Description, BeforeOnly: g.When == "before",
+		TimeoutSeconds: max(1, int(time.Duration(g.Timeout).Seconds())),
+	}
+	if len(g.Command) > 0 {
+		out.Command = &cluster.CommandGate{Args: g.Command, Dir: p.Config.Dir}
+		return out
+	}
+	out.Objects = &cluster.ObjectGate{
+		APIVersion: g.APIVersion, Kind: g.Kind, Namespace: g.Namespace, Name: g.Name,
+		Labels: g.LabelSelector.String(), Expr: g.Expr, Optional: g.Optional,
+	}
+	return out
+}

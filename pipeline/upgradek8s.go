@@ -1,0 +1,164 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// UpgradeKubernetesOptions say to which version, and whom to ask.
+type UpgradeKubernetesOptions struct {
+	To      string // "": kubernetes.version of the configuration
+	DryRun  bool   // only the plan is made: nothing is changed, not even the claim taken
+	Confirm func(cluster.KubernetesPlan) (bool, error)
+	Claim   RollOptions // as for a roll: RunID, JournalSync, Holder, Dead
+}
+
+// UpgradeKubernetesReport is what an upgrade of Kubernetes did.
+type UpgradeKubernetesReport struct {
+	Run     string                 `json:"run,omitempty"` // "" when nothing was begun
+	Started time.Time              `json:"started"`
+	Ended   time.Time              `json:"ended"`
+	Plan    cluster.KubernetesPlan `json:"plan"`
+	DryRun  bool                   `json:"dryRun,omitempty"`
+	Outcome string                 `json:"outcome"` // as of a roll
+}
+
+// upgradeKey is what a journal holds of an upgrade of Kubernetes: its plan.
+const upgradeKey = "upgrade-k8s"
+
+// UpgradeKubernetes brings Kubernetes to a version, on every node that it knows:
+// observe → plan → claim → confirm → check → pull → component by component.
+// What an interrupted one has left is no more than nodes of two versions: run
+// again, it goes on.
+func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
+	rep = UpgradeKubernetesReport{Started: time.Now(), DryRun: o.DryRun, Outcome: "nothing to do"}
+	if o.To == "" {
+		o.To = p.Config.Kubernetes.Version
+	}
+	if o.To == "" {
+		return rep, fault.WithHint(fault.Configf("to which version of Kubernetes is not said"), "recast upgrade-k8s --to v1.35.4, or kubernetes.version in recast.yaml")
+	}
+	w := &work{Project: p, machines: m, run: run, o: o.Claim}
+	_, err = w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
+	rep.Ended = time.Now()
+	if err != nil {
+		rep.Outcome = outcome(err)
+	}
+	return rep, err
+}
+
+func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesReport, o UpgradeKubernetesOptions) error {
+	if !o.DryRun {
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+	}
+	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
+	if err != nil {
+		return err
+	}
+	kubernetes, err := cluster.ObserveKubernetes(ctx, w.machines.Talos, w.machines.Kube, seen, o.To)
+	if err != nil {
+		return err
+	}
+	if rep.Plan, err = cluster.PlanKubernetes(w.Config.Cluster, o.To, kubernetes); err != nil {
+		return fault.As(fault.Config, err)
+	}
+	if o.DryRun || !rep.Plan.Work() && len(rep.Plan.Refused) == 0 {
+		return refusedPlan(rep.Plan)
+	}
+	host := hostOf(seen)
+	if err := errors.Join(refusedPlan(rep.Plan), cluster.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
+		return err
+	}
+	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim(ctx, host)); err != nil {
+		return err
+	}
+	ok, err := o.Confirm(rep.Plan)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was"))
+	}
+	rep.Run = w.id
+	err = w.carryUpgradeOut(ctx, rep.Plan)
+	if err == nil {
+		rep.Outcome = "done"
+	}
+	return err
+}
+
+// refusedPlan is the error of a plan that can't be carried out; nil if it can.
+func refusedPlan(p cluster.KubernetesPlan) error {
+	if len(p.Refused) == 0 {
+		return nil
+	}
+	return fault.Refusedf("Kubernetes can't be brought to %s:\n  %s", p.To, strings.Join(p.Refused, "\n  "))
+}
+
+// hostOf is where the claim's VM is made: beside one of the nodes'.
+func hostOf(o cluster.Observation) string {
+	for _, f := range o.Found {
+		if host := f.Host(); host != "" {
+			return host
+		}
+	}
+	return ""
+}
+
+func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan) error {
+	if err := w.finishUpgrades(); err != nil {
+		return err
+	}
+	j, err := journal.Open(w.runs(), journal.Options{Run: w.id, Sync: w.o.JournalSync})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	if err := j.Put(upgradeKey, plan); err != nil {
+		return err
+	}
+	u := &cluster.KubernetesUpgrade{
+		Talos: w.held.GuardTalos(w.machines.Talos), Maintenance: w.held.GuardMaintenance(w.machines.Maintenance), Kube: w.held.GuardKube(w.machines.Kube),
+		Plan: plan, Timing: w.timing(), Say: w.run.Note,
+	}
+	err = w.run.Run(ctx, u.Steps())
+	return errors.Join(err, j.Finish(outcome(err)))
+}
+
+// finishUpgrades finishes the journals of upgrades that were killed: this one goes on with them.
+func (w *work) finishUpgrades() error {
+	runs, err := journal.Unfinished(w.runs())
+	if err != nil {
+		return err
+	}
+	for _, r := range runs {
+		if err := w.finishUpgrade(r.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *work) finishUpgrade(run string) error {
+	j, err := journal.Open(w.runs(), journal.Options{Run: run, Sync: w.o.JournalSync})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	var plan cluster.KubernetesPlan
+	found, err := j.Get(upgradeKey, &plan)
+	if err != nil || !found {
+		return err
+	}
+	return j.Finish("interrupted: run " + w.id + " has gone on")
+}
