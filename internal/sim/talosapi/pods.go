@@ -262,6 +262,8 @@ func (k *kubelet) shown() map[string]StaticPod {
 
 // tellPods tells Kubernetes of them, while there is a kubelet that does.
 func (k *kubelet) tellPods() {
+	k.telling.Lock()
+	defer k.telling.Unlock()
 	k.b.mu.Lock()
 	node := k.b.node
 	k.b.mu.Unlock()
