@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"flag"
 	"fmt"
@@ -165,7 +164,7 @@ contexts: [{name: e2e, context: {cluster: e2e, user: e2e}}]
 func freePort(t *testing.T) string {
 	t.Helper()
 	var lc net.ListenConfig
-	l, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
