@@ -27,7 +27,7 @@ func (l *Lab) poorToken() cluster.Secret {
 func TestRollWithAClaimInKubernetes(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
@@ -64,7 +64,7 @@ func TestClaimInKubernetesOfOneWhoWasKilled(t *testing.T) {
 	for name, poor := range map[string]bool{"by the same": true, "by one that may make VMs": false} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
+				lab.Patch(everywhere)
 				lab.inPlace()
 				token := lab.poorToken()
 				killPoor(t, lab, token)
@@ -107,7 +107,7 @@ func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
 func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
