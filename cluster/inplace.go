@@ -141,7 +141,13 @@ func (n *nodeRoll) drainInPlace(ctx context.Context) error {
 		why = *old // a crash in between: what was installed stays installed
 	}
 	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
-	return n.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.takesPods(ctx) })
+	if !why.Installed {
+		return n.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.takesPods(ctx) })
+	}
+	// The mark alone may tell that another system is installed, which the next boot brings.
+	stays := func() error { return nil }
+	return fault.WithHint(n.evict(ctx, "upgrade/drain", why, vmStays, stays),
+		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.plan.Node)
 }
 
 // begun says whether a mark is of the same upgrade within the same boot.

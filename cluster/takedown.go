@@ -231,10 +231,10 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 // the node as it was.
 func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.requireOneMachine(ctx)
+	if err == nil { // a cordon that fails may have been made all the same
+		err = prefix("cordon "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, why))
+	}
 	if err == nil {
-		if err := n.Kube.Cordon(ctx, n.plan.Node, why); err != nil {
-			return fmt.Errorf("cordon %s: %w", n.plan.Node, err)
-		}
 		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
 	}
 	by := time.Now().Add(n.Timing.Drain)

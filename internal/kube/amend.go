@@ -2,8 +2,12 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,10 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// amendTimeout bounds how long others may keep changing the node under us.
+// amendTimeout bounds how long others may keep changing the node under us, and
+// how long the API may be without a usable answer.
 const amendTimeout = time.Minute
 
 // nodePatch is a merge patch of a node. Its revision makes sure that the node
@@ -44,19 +50,43 @@ func (p *nodePatch) annotate(key string, value *string) {
 type amendment func(n *corev1.Node) (*nodePatch, error)
 
 // amend changes a node in one write. If somebody else writes between our read
-// and our write, the node is read and the amendment asked again.
+// and our write, or the answer is lost, the node is read and the amendment asked
+// again: the revision keeps what has been written already from being written twice.
 func (c *Client) amend(ctx context.Context, what, node string, change amendment) error {
 	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
-	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+	var passes error
+	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		err := c.amendOnce(ctx, node, change)
 		switch {
 		case apierrors.IsConflict(err):
+			passes = nil
 			return false, "changed by someone else meanwhile", nil
 		case ctx.Err() != nil: // says nothing of the node
 			return err == nil, "", err
+		case mayPass(err):
+			passes = c.translate(err)
+			return false, "", passes
 		}
 		return err == nil, "", wait.Stop(c.translate(err))
 	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		for _, hint := range fault.Hints(passes) {
+			err = fault.WithHint(err, "%s", hint)
+		}
+	}
+	return err
+}
+
+// mayPass says whether the API gave no answer, or one that is about itself.
+func mayPass(err error) bool {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return true
+	}
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	return ok && (status.ErrStatus.Code == http.StatusTooManyRequests || status.ErrStatus.Code >= http.StatusInternalServerError)
 }
 
 func (c *Client) amendOnce(ctx context.Context, node string, change amendment) error {

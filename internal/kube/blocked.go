@@ -25,7 +25,7 @@ func (d *draining) explain(ctx context.Context) error {
 	d.hints = nil
 	var left []string
 	for _, l := range d.pods {
-		l.why, l.refused = d.why(l, budgets)
+		l.judge(d.why(l, budgets))
 		left = append(left, fmt.Sprintf("%s (%s)", l, l.why))
 	}
 	slices.Sort(left)
@@ -34,54 +34,78 @@ func (d *draining) explain(ctx context.Context) error {
 	return nil
 }
 
-// budgets lists every budget of the cluster, unless no pod waits for any.
+// budgets lists every budget of the cluster, unless no pod may wait for two. They
+// are for words only: who may not read them is answered without.
 func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
 	waits := false
 	for _, l := range d.pods {
-		waits = waits || mayBeBudget(l.answer)
+		waits = waits || mayBeTwo(l.answer)
 	}
 	if !waits {
 		return nil, nil
 	}
 	list, err := d.api.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{})
-	if err != nil {
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("list pod disruption budgets: %w", d.translate(err))
 	}
 	return list.Items, nil
 }
 
-// mayBeBudget says whether an answer can be that of a budget. Two of them on one
-// pod are a 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
-func mayBeBudget(answer error) bool {
+// mayBeTwo says whether an answer can be that of two budgets on one pod, which is a
+// 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
+func mayBeTwo(answer error) bool {
 	status, ok := answer.(apierrors.APIStatus)
-	return apierrors.HasStatusCause(answer, policyv1.DisruptionBudgetCause) || ok && status.Status().Code == http.StatusInternalServerError
+	return ok && status.Status().Code == http.StatusInternalServerError
 }
 
 // why says why a pod is still there, and whether that is somebody's refusal.
 func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why string, refused bool) {
 	covering := slices.DeleteFunc(slices.Clone(budgets), func(b policyv1.PodDisruptionBudget) bool { return !covers(b, &l.pod) })
+	budget, byBudget := apierrors.StatusCause(l.answer, policyv1.DisruptionBudgetCause)
+	_, later := apierrors.SuggestsClientDelay(l.answer)
 	switch {
 	case l.pod.DeletionTimestamp != nil:
 		return d.terminating(&l.pod), false
 	case l.answer == nil:
 		return "still running", false
-	case mayBeBudget(l.answer) && len(covering) > 1:
-		d.hint("have one PodDisruptionBudget only cover a pod, then run again; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
+	case mayBeTwo(l.answer) && len(covering) > 1:
+		d.hint("have one PodDisruptionBudget only cover a pod, then run again%s", d.orDelete())
 		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
-	case apierrors.HasStatusCause(l.answer, policyv1.DisruptionBudgetCause):
-		d.hint("give the workload a replica to spare or loosen its budget, then run again; roll.drain.timeout is %s, and roll.drain.onTimeout: delete deletes what is left after it", d.Timeout)
-		if len(covering) == 0 {
-			return d.words(l.answer), true
-		}
-		b := covering[0]
-		return fmt.Sprintf("PodDisruptionBudget %s needs %d healthy pods and has %d", names(covering), b.Status.DesiredHealthy, b.Status.CurrentHealthy), true
+	case byBudget && later: // it was not asked yet: createTooManyRequestsError in that file
+		return inWords(&l.pod, budget.Message), false
+	case byBudget:
+		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.orDelete())
+		return inWords(&l.pod, budget.Message), true
 	case apierrors.HasStatusCause(l.answer, corev1.NamespaceTerminatingCause):
 		return "its namespace is being terminated", false
+	case denies(l.answer) && l.condemned:
+		d.hint("have what denies it allow the deletion of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies")
+		return d.words(l.answer), true
 	case denies(l.answer):
-		d.hint("have what denies it allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
+		d.hint("have what denies it allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.orDelete())
 		return d.words(l.answer), true
 	}
 	return d.words(l.answer), false
+}
+
+// orDelete is the way out of who can't have a pod evicted, unless it is taken already.
+func (d *draining) orDelete() string {
+	if d.Delete {
+		return ""
+	}
+	return fmt.Sprintf("; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
+}
+
+// inWords is what the server says of a pod's budget, by its full name: only the
+// server knows which numbers it has decided by.
+func inWords(p *corev1.Pod, cause string) string {
+	if rest, ok := strings.CutPrefix(cause, "The disruption budget "); ok {
+		return "PodDisruptionBudget " + p.Namespace + "/" + rest
+	}
+	return "PodDisruptionBudget in " + p.Namespace + ": " + cause
 }
 
 // terminating says what a pod that was told to end waits for. Its kubelet kills

@@ -61,9 +61,20 @@ type leaving struct {
 	pod       corev1.Pod
 	answer    error     // of the API server when it was asked last; nil: it was let go
 	notBefore time.Time // when to ask again
-	refused   bool      // by a budget or by admission, not by an API that could not answer
+	refused   time.Time // since when a budget or admission has, not an API that could not answer; zero: it was not
 	why       string    // it is still there
 	condemned bool      // to be deleted, not evicted
+}
+
+// judge keeps what was found of a pod.
+func (l *leaving) judge(why string, refused bool) {
+	l.why = why
+	switch {
+	case !refused:
+		l.refused = time.Time{}
+	case l.refused.IsZero():
+		l.refused = time.Now()
+	}
 }
 
 func (l *leaving) String() string { return l.pod.Namespace + "/" + l.pod.Name }
@@ -142,6 +153,9 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 		IgnoreAllDaemonSets: true,
 		DeleteEmptyDirData:  true, // the disk that holds it goes away with the node's system disk
 		AdditionalFilters: []drain.PodFilter{func(p corev1.Pod) drain.PodDeleteStatus {
+			if ofForeignDaemonSet(&p) && !finished(&p) { // kubectl has done so with those of apps/v1
+				return drain.MakePodDeleteStatusSkip()
+			}
 			if !d.Force && irreplaceable(&p) {
 				lost = append(lost, p.Namespace+"/"+p.Name)
 			}
@@ -164,8 +178,7 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 // irreplaceable says whether nobody makes a pod that has to go again: a bare one,
 // or one whose DaemonSet is gone. kubectl has kept those of others back already.
 func irreplaceable(p *corev1.Pod) bool {
-	ref := metav1.GetControllerOfNoCopy(p)
-	return (ref == nil || ref.Kind == "DaemonSet") && !finished(p) && p.DeletionTimestamp == nil
+	return (metav1.GetControllerOfNoCopy(p) == nil || ofDaemonSet(p)) && !finished(p) && p.DeletionTimestamp == nil
 }
 
 func finished(p *corev1.Pod) bool {

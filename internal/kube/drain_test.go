@@ -105,7 +105,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
-		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web needs 1 healthy pods and has 1") {
+		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)") {
 			t.Fatalf("err = %v", err)
 		}
 		if took := time.Since(start); took < 30*time.Second || took > 35*time.Second {

@@ -130,9 +130,9 @@ func denies(err error) bool {
 func (d *draining) condemn() bool {
 	found := false
 	for _, l := range d.pods {
-		if l.refused && l.pod.DeletionTimestamp == nil {
+		if !l.refused.IsZero() && l.pod.DeletionTimestamp == nil {
 			l.condemned, l.notBefore, found = true, time.Time{}, true
-			d.tell(fmt.Sprintf("deleting pod %s, for it was refused for %s (roll.drain.onTimeout: delete): %s", l, d.Timeout, l.why))
+			d.tell(fmt.Sprintf("deleting pod %s, for it was refused for %s (roll.drain.onTimeout: delete): %s", l, time.Since(l.refused).Round(time.Second), l.why))
 		}
 	}
 	return found

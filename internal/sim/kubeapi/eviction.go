@@ -10,6 +10,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	policyv1beta1 "k8s.io/api/policy/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -133,17 +134,27 @@ func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 	}
 }
 
+// refusal is what a budget says that does not let a pod go (checkAndDecrement in
+// Kubernetes' registry/core/pod/storage).
 func refusal(b *policyv1.PodDisruptionBudget) error {
 	retry, why := 0, ""
+	condition := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
+	says := condition != nil && condition.Status == metav1.ConditionFalse && condition.Message != ""
 	switch {
 	case b.Status.ObservedGeneration < b.Generation:
 		retry = stillProcessing
 		why = fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.Name)
-	case b.Status.DisruptionsAllowed == 0:
+	case b.Status.DisruptionsAllowed > 0:
+		return nil
+	case says && condition.Reason == policyv1.SyncFailedReason:
+		why = fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name, condition.Message)
+	case b.Status.CurrentHealthy <= b.Status.DesiredHealthy:
 		why = fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently",
 			b.Name, b.Status.DesiredHealthy, b.Status.CurrentHealthy)
+	case says:
+		why = fmt.Sprintf("The disruption budget %s does not allow evicting pods currently (%s): %s", b.Name, condition.Reason, condition.Message)
 	default:
-		return nil
+		why = fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 	}
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,

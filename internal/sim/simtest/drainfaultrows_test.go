@@ -16,12 +16,12 @@ const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
 
 // faultsOfBudgets: a PodDisruptionBudget does not let a pod go.
 func faultsOfBudgets() map[string]*talosFault {
-	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1"
+	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1 currently"
 	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
 	return map[string]*talosFault{
 		"a budget that never allows it": {
 			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
-			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.timeout is 1m0s"},
+			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (1m0s)"},
 			stands: untouched,
 		},
 		"a budget that never allows it, and deletion after that": {

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,17 +48,21 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 		}
 	}
 	ref := metav1.GetControllerOfNoCopy(o)
-	if ref == nil || !collects(ref.Kind) || owners[string(ref.UID)] || o.GetDeletionTimestamp() != nil {
+	if ref == nil || !collects(ref) || owners[string(ref.UID)] || o.GetDeletionTimestamp() != nil {
 		return nil
 	}
 	_, err := m.store.Delete(ctx, r, o.GetNamespace(), o.GetName(), metav1.DeleteOptions{})
 	return err
 }
 
-// collects says whether objects of that kind are known here, so that a missing one is truly gone.
-func collects(kind string) bool {
-	switch kind {
-	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Node":
+// collects says whether objects of that kind are known here, so that a missing one is
+// truly gone. Of a kind that it can't map none is (apiResource in Kubernetes'
+// controller/garbagecollector).
+func collects(ref *metav1.OwnerReference) bool {
+	switch schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() {
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"},
+		schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"},
+		schema.GroupKind{Kind: "Node"}:
 		return true
 	}
 	return false

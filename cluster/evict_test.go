@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// drainedKube is a cluster of one node, whose calls may fail.
+type drainedKube struct {
+	Kube
+	mark     *Mark
+	fails    map[string]error
+	attached []AttachedVolume
+	calls    []string
+}
+
+func (k *drainedKube) call(name string) error {
+	k.calls = append(k.calls, name)
+	return k.fails[name]
+}
+
+func (k *drainedKube) Nodes(context.Context) ([]KubeNode, error) {
+	return []KubeNode{{Name: "wk1", UUID: "u1", Mark: k.mark}}, nil
+}
+
+func (k *drainedKube) Cordon(context.Context, string, Mark) error { return k.call("cordon") }
+func (k *drainedKube) Uncordon(context.Context, string) error     { return k.call("uncordon") }
+func (k *drainedKube) Drain(context.Context, string, DrainOptions, func(string)) error {
+	return k.call("drain")
+}
+
+func (k *drainedKube) AttachedVolumes(context.Context, string) ([]AttachedVolume, error) {
+	return k.attached, k.call("attached")
+}
+
+// bootedTalos is a machine in its boot b1.
+type bootedTalos struct{ Talos }
+
+func (bootedTalos) Machine(context.Context, netip.Addr) (Machine, error) {
+	return Machine{UUID: "u1", Nodename: "wk1", BootID: "b1"}, nil
+}
+
+// drainedNode is wk1, wanted with build "new", and its API.
+func drainedNode(k *drainedKube) *nodeRoll {
+	return &nodeRoll{
+		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Run: "r2", Timing: Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
+		plan:   NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: Wanted{Build: Build{ID: "new"}},
+	}
+}
+
+// TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: a drain that fails once the
+// other system is installed leaves the node cordoned, for its mark tells of it.
+func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
+	t.Parallel()
+	begun := Mark{Run: "r1", Strategy: InPlace, Build: "new", BootID: "b1"}
+	installed, earlier := begun, begun
+	installed.Installed, earlier.Installed, earlier.BootID = true, true, "b0"
+	const again = "the new system is installed on wk1 already"
+	for name, c := range map[string]struct {
+		mark  *Mark
+		calls []string
+		hint  bool
+	}{
+		"no mark":              {nil, []string{"cordon", "drain", "uncordon"}, false},
+		"nothing installed":    {&begun, []string{"cordon", "drain", "uncordon"}, false},
+		"installed":            {&installed, []string{"cordon", "drain"}, true},
+		"installed and booted": {&earlier, []string{"cordon", "drain", "uncordon"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			budget := errors.New("pods left")
+			k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
+			err := drainedNode(k).drainInPlace(t.Context())
+			if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
+				t.Errorf("%v, hints %q", err, fault.Hints(err))
+			}
+			if diff := cmp.Diff(c.calls, k.calls); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestEvictBacksOutOfACordon: one that fails may have been made all the same.
+func TestEvictBacksOutOfACordon(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cordon error
+		backs  bool
+	}{
+		"it failed":         {errors.New("etcdserver: request timed out"), true},
+		"the claim is lost": {fault.As(fault.Claimed, errors.New("another run has it")), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := &drainedKube{fails: map[string]error{"cordon": c.cordon}}
+			empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
+			backs := false
+			err := drainedNode(k).evict(t.Context(), "take-down/drain", Mark{}, empty, func() error { backs = true; return nil })
+			if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
+				t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
+			}
+		})
+	}
+}
