@@ -48,7 +48,9 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 		for _, s := range servers {
 			if running[s] == nil {
 				running[s] = l.startAPIServer(ctx, s)
-				front.join(running[s])
+				if s.Ready {
+					front.join(running[s])
+				}
 			}
 		}
 		select {
@@ -76,7 +78,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
-			if err := l.Kube.ServeAs(ctx, on, s.Version); err != nil {
+			if err := l.Kube.ServeAs(ctx, on, kubeapi.Identity{Version: s.Version, Unready: !s.Ready}); err != nil {
 				l.complain(err)
 			}
 		})
