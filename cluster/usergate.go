@@ -73,7 +73,7 @@ func (g UserGate) String() string { return cmp.Or(g.Description, g.About()) }
 // About is what the gate looks at.
 func (g UserGate) About() string {
 	if g.Command != nil {
-		return strings.Join(g.Command.Args, " ")
+		return g.Command.line()
 	}
 	o := g.Objects
 	about := o.APIVersion + " " + o.Kind
@@ -84,6 +84,21 @@ func (g UserGate) About() string {
 		about += " with " + o.Labels
 	}
 	return about
+}
+
+// line is the program with its arguments on one line, a script among them too.
+func (c CommandGate) line() string {
+	var words []string
+	for _, arg := range c.Args {
+		var lines []string
+		for line := range strings.Lines(arg) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		words = append(words, strings.Join(lines, "; "))
+	}
+	return strings.Join(words, " ")
 }
 
 func (g UserGate) timeout() time.Duration { return time.Duration(g.TimeoutSeconds) * time.Second }
@@ -158,7 +173,11 @@ func (n *nodeRoll) awaitGate(ctx context.Context, g UserGate, id, when string) e
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.plan.Node,
 		"RECAST_STRATEGY=" + string(n.plan.Strategy), "RECAST_WHEN=" + when,
 	}}
-	return n.wait(ctx, id, fmt.Sprintf("gate %q", g.String()), g.timeout(), func(ctx context.Context) (bool, string, error) {
+	name := fmt.Sprintf("gate %q", g.String())
+	if g.Command != nil {
+		n.say(id, name+": running "+g.Command.Args[0]) // which may take long
+	}
+	return n.wait(ctx, id, name, g.timeout(), func(ctx context.Context) (bool, string, error) {
 		holds, seen, err := ask.Look(ctx, g)
 		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // a command knows more than that
 		if cut || when == "before" && fault.KindOf(err) == fault.Refused {

@@ -2,6 +2,9 @@ package pipeline
 
 import (
 	"context"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -11,19 +14,36 @@ import (
 // askGate is how long one gate may take to be looked at.
 const askGate = 30 * time.Second
 
-// gates asks every gate about objects once. Programs are left to a roll: what they
+// gates asks every gate about objects once. Programs are only looked for: what they
 // are asked about is a node.
 func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Project.gates() {
 		switch {
 		case g.Command != nil:
-			d.ok(GroupGates, g.String(), "a roll runs it before each node")
+			d.program(g)
 		case d.src.Objects == nil || d.survey.Kubernetes != nil:
 			// told already
 		default:
 			d.gate(ctx, g)
 		}
 	}
+}
+
+// program looks whether there is what a roll would run.
+func (d *checkup) program(g cluster.UserGate) {
+	name := g.Command.Args[0]
+	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
+		name = filepath.Join(g.Command.Dir, name)
+	}
+	if _, err := exec.LookPath(name); err != nil {
+		d.refuse(GroupGates, g.String(), "command in roll.gates has to name a program that can be run here", "%v", err)
+		return
+	}
+	when := "before each node, and once that is back"
+	if g.BeforeOnly {
+		when = "before each node"
+	}
+	d.ok(GroupGates, g.String(), "a roll runs it %s", when)
 }
 
 func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {

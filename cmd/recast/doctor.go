@@ -28,7 +28,8 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
   storage      content types, free space, thin pools, the spool of uploads, the ISOs of the lock
   Talos        talosconfig, its certificate, every machine and its version, etcd
   Kubernetes   kubeconfig, its certificate, the API, versions
-  gates        whether the objects that roll.gates names are there, and satisfy it now
+  gates        whether the objects that roll.gates names are there, and satisfy it now;
+               whether its programs can be run, without running them
   images       the lock, the Image Factory, the registry of extensions
   nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
                which of them it would get

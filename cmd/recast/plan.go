@@ -25,8 +25,9 @@ func newPlanCmd(s *streams, g *globals) *cobra.Command {
 		Long: `Compare every node with the lock and show what a roll would do, in its order:
 which nodes are stale and why, by which strategy each is brought up to date and
 why by that one, which disks are carried over, what would be lost, how long it
-takes, or why it can't be done. Changes nothing. What the plan shows is what a
-roll runs.`,
+takes, or why it can't be done; and which gates of your own (roll.gates) it asks
+between two nodes. It does not ask them: recast doctor does. Changes nothing.
+What the plan shows is what a roll runs.`,
 		Example: `  recast plan
   recast plan --only wk1 -o json
   recast plan --exit-code      # 2 if a roll would do something`,

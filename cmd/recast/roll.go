@@ -26,6 +26,10 @@ go one at a time and only while etcd survives it; a snapshot of etcd is saved
 first. The old system disk stays parked: see recast rollback. Where recast.yaml
 asks for one strategy and that is impossible, nothing is touched.
 
+Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
+and once it is back. One that does not hold within its timeout ends the roll there;
+the next one asks it again.
+
 A roll that was interrupted is finished first, whatever --only says: run the same
 command again, here or on another machine; recast status explains what is half
 done. Only one run per cluster is possible at a time. A machine that was reset and

@@ -65,7 +65,7 @@ func interruptible(parent context.Context, s *streams) (context.Context, func())
 			case <-signals:
 			}
 			if s.interrupts.first() {
-				fmt.Fprintln(s.err, "stopping: the node that is out is finished first; press Ctrl-C again to stop at once (the next roll resumes)")
+				fmt.Fprintln(s.err, "stopping: a node that is out is finished first; press Ctrl-C again to stop at once (the next roll resumes)")
 				continue
 			}
 			cancel()

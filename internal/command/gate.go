@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -30,7 +31,7 @@ const proxmoxToken = "PROXMOX_VE_API_TOKEN"
 // error of kind fault.Refused.
 func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []string) (exit int, said string, err error) {
 	own := slices.DeleteFunc(slices.Clone(g.Env), func(s string) bool { return strings.HasPrefix(s, proxmoxToken+"=") })
-	lines := &Lines{}
+	lines, start := &Lines{}, time.Now()
 	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(own, env...)}.Run(ctx, lines)
 	ended, isExit := errors.AsType[*exec.ExitError](err)
 	switch {
@@ -40,7 +41,7 @@ func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []stri
 		if last := lines.Last(); last != "" {
 			err = fmt.Errorf("it said last: %s: %w", last, err)
 		}
-		return 0, "", fmt.Errorf("%s was stopped: %w", gate.Args[0], err)
+		return 0, "", fmt.Errorf("%s was stopped after %s: %w", gate.Args[0], time.Since(start).Round(time.Second), err)
 	case isExit && ended.ExitCode() > 0:
 		return ended.ExitCode(), lines.Last(), nil
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -141,10 +142,8 @@ func (d *draining) condemn() bool {
 // hint adds a remedy, once.
 func (d *draining) hint(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	for _, h := range d.hints {
-		if h == text {
-			return
-		}
+	if slices.Contains(d.hints, text) {
+		return
 	}
 	d.hints = append(d.hints, text)
 }

@@ -63,18 +63,19 @@ func mirror(t *testing.T, c *kubernetes.Clientset, component string) (*corev1.Po
 	if err != nil {
 		t.Fatal(err)
 	}
-	line := fmt.Sprint(strings.TrimPrefix(p.Spec.Containers[0].Image, "registry.k8s.io/"), " config ", p.Annotations["talos.dev/config-version"])
+	var line strings.Builder
+	line.WriteString(fmt.Sprint(strings.TrimPrefix(p.Spec.Containers[0].Image, "registry.k8s.io/"), " config ", p.Annotations["talos.dev/config-version"]))
 	for _, cond := range p.Status.Conditions {
 		if cond.Type == corev1.PodReady {
-			line += " ready " + string(cond.Status)
+			line.WriteString(" ready " + string(cond.Status))
 		}
 	}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Waiting != nil {
-			line += " " + s.State.Waiting.Reason
+			line.WriteString(" " + s.State.Waiting.Reason)
 		}
 	}
-	return p, line
+	return p, line.String()
 }
 
 // TestKubernetesVersionsFollowTheConfiguration: each component is the one that the
@@ -146,14 +147,15 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line := n.Status.NodeInfo.KubeletVersion
+		var line strings.Builder
+		line.WriteString(n.Status.NodeInfo.KubeletVersion)
 		for _, cond := range n.Status.Conditions {
 			if cond.Type == corev1.NodeReady {
-				line += " " + string(cond.Status)
+				line.WriteString(" " + string(cond.Status))
 			}
 		}
-		if len(seen) == 0 || seen[len(seen)-1] != line {
-			seen = append(seen, line)
+		if len(seen) == 0 || seen[len(seen)-1] != line.String() {
+			seen = append(seen, line.String())
 		}
 		if n.UID != before.UID || n.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID {
 			t.Fatal("the machine was booted")

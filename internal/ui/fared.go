@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -21,8 +22,11 @@ type NodeFared struct {
 	Outcome  NodeOutcome `json:"outcome"`
 	Now      string      `json:"now,omitempty"`  // in words, what it was found to be in the end
 	Kept     string      `json:"kept,omitempty"` // in words, where its old system disk is
-	// AwaySeconds is from the end of its drain to the end of its branch; 0 if it
-	// never was away.
+	// Gates is where it ended in a wait for the user's gates: "before" the node was
+	// touched, or "after" it was back and done.
+	Gates string `json:"gates,omitempty"`
+	// AwaySeconds is from the end of its drain to when it was back, or its branch
+	// ended; 0 if it never was away.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
 }
 
@@ -58,10 +62,16 @@ func (t *tracker) see(e step.Event) {
 	}
 	n := t.find(name, e.Path)
 	switch {
+	case e.Status == step.Started && below[0] == "ask-gates-again":
+		n.back(t.away)
 	case e.Status == step.Started && takes(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}
+	case below[0] == "ask-gates" && e.Status == step.Failed:
+		n.Gates = "before"
+	case below[0] == "ask-gates-again" && e.Status == step.Failed:
+		n.Gates = "after"
 	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
@@ -71,7 +81,7 @@ func (t *tracker) see(e step.Event) {
 // is looked at, fetches its installer and is drained, it still serves.
 func takes(below []string) bool {
 	switch below[0] {
-	case "gate", "pull":
+	case "ask-gates", "gate", "pull":
 		return false
 	case "take-down", "upgrade":
 		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
@@ -93,12 +103,22 @@ func (t *tracker) node(name string, e step.Event) {
 		n.Outcome, n.Now = NodeNotNeeded, e.Text
 	case step.Failed:
 		n.Outcome = NodeFailed
+		if fault.KindOf(e.Err) == fault.Interrupted {
+			n.Outcome = NodeStopped
+		}
 	case step.NotStarted:
 		n.Outcome = NodeNotStarted
 	}
-	if since, gone := t.away[name]; gone && e.Status != step.Started {
+	if e.Status != step.Started {
+		n.back(t.away)
+	}
+}
+
+// back notes how long the node was away, if it was.
+func (n *NodeFared) back(away map[string]time.Time) {
+	if since, gone := away[n.Node]; gone {
 		n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
-		delete(t.away, name)
+		delete(away, n.Node)
 	}
 }
 

@@ -13,7 +13,7 @@ func drawGates(p *page, plan cluster.Plan) {
 	if len(plan.Gates) == 0 || !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
 		return
 	}
-	p.line("%s", p.paint(bold, "gates: asked of the cluster before each node goes, and once it is back"))
+	p.line("%s", p.paint(bold, "gates: asked before each node goes, and once it is back"))
 	for _, g := range plan.Gates {
 		text := g.String()
 		if text != g.About() {

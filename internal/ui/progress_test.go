@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -129,6 +131,34 @@ func TestFared(t *testing.T) {
 	})
 }
 
+// A node serves while its gates are asked, on both sides.
+func TestFaredWithGates(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := NewProgress(io.Discard)
+		r := &step.Runner{Emit: p.Emit}
+		ask := func(again string) step.Step { return lasting("ask-gates"+again, "ask the gates", time.Hour, nil) }
+		waiting := step.Step{ID: "ask-gates", Title: "ask the gates", Yields: true, Do: func(ctx context.Context) error {
+			time.AfterFunc(time.Minute, r.Stop)
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}}
+		err := r.Run(t.Context(), branch("roll", "roll 2 of 2 nodes", branch("workers", "2 workers",
+			branch("wk1", "recreate wk1", ask(""), branch("bring-up", "bring wk1 up", lasting("create", "create it", time.Minute, nil)), ask("-again")),
+			branch("wk2", "recreate wk2", waiting))))
+		if fault.KindOf(err) != fault.Interrupted {
+			t.Error(err)
+		}
+		want := []NodeFared{
+			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, AwaySeconds: 60},
+			{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped, Gates: "before"},
+		}
+		if d := cmp.Diff(want, p.Fared().Nodes); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
 func TestWriteReport(t *testing.T) {
 	t.Parallel()
 	begun := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
@@ -158,6 +188,12 @@ func TestWriteReport(t *testing.T) {
 			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeFailed, AwaySeconds: 61},
 			{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped},
 			{Node: "wk3", Phase: "workers", Strategy: "recreate", Outcome: NodeNotStarted},
+		}}},
+		"report-gates": {report("failed: roll/workers/wk1/ask-gates-again: gave up"), Fared{Nodes: []NodeFared{
+			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeFailed, AwaySeconds: 61, Gates: "after"},
+			{Node: "cp1", Phase: "control-planes", Strategy: "in-place", Outcome: NodeStopped, AwaySeconds: 61, Gates: "after"},
+			{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeFailed, Gates: "before"},
+			{Node: "wk3", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped, Gates: "before"},
 		}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -55,17 +55,7 @@ var done = map[cluster.Strategy]string{
 }
 
 func drawFared(p *page, n NodeFared, plan cluster.Plan) {
-	parts := []string{}
-	switch n.Outcome {
-	case NodeDone:
-		parts = append(parts, achieved(n, plan))
-	case NodeNotNeeded:
-		parts = append(parts, "nothing was left to do: "+n.Now)
-	case NodeFailed:
-		parts = append(parts, p.paint(red, n.Strategy+" failed"))
-	case NodeStopped, NodeNotStarted:
-		parts = append(parts, p.paint(yellow, n.Strategy+" "+string(n.Outcome)))
-	}
+	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
 		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String())
 	}
@@ -77,6 +67,25 @@ func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 
 // achieved tells the build where the plan knows it: not for what an earlier run
 // had left, which is finished with the build that it was begun with.
+// fate is how a node's branch ended.
+func fate(p *page, n NodeFared, plan cluster.Plan) string {
+	colour, gates := red, "its gates do not hold"
+	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
+		colour, gates = yellow, "stopped while its gates were asked"
+	}
+	switch {
+	case n.Gates == "before":
+		return p.paint(colour, "not touched: "+gates)
+	case n.Gates == "after":
+		return achieved(n, plan) + ", " + p.paint(colour, gates)
+	case n.Outcome == NodeDone:
+		return achieved(n, plan)
+	case n.Outcome == NodeNotNeeded:
+		return "nothing was left to do: " + n.Now
+	}
+	return p.paint(colour, n.Strategy+" "+string(n.Outcome))
+}
+
 func achieved(n NodeFared, plan cluster.Plan) string {
 	text := cmp.Or(done[cluster.Strategy(n.Strategy)], n.Strategy)
 	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node })

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -306,7 +307,8 @@ func TestPlanShowsGates(t *testing.T) {
 func TestDoctorAsksGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
-			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}]")
+			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}, "+
+			"{when: before, command: [no-such-program]}, {when: before, command: [./recast.yaml]}, {when: before, command: ['true']}]")
 		said := func(res pipeline.DoctorResult) (out []string) {
 			for _, c := range res.Checks {
 				if c.Group == pipeline.GroupGates {
@@ -315,9 +317,11 @@ func TestDoctorAsksGates(t *testing.T) {
 			}
 			return out
 		}
-		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node"
+		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node, and once that is back"
+		absent := `problem no-such-program: exec: "no-such-program": executable file not found in $PATH`
+		plain := fmt.Sprintf("problem ./recast.yaml: exec: %q: permission denied", filepath.Join(lab.Dir, "recast.yaml"))
 		res := doctor(t, lab.Client())
-		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program}, said(res)); diff != "" {
+		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program, absent, plain, "ok true: a roll runs it before each node"}, said(res)); diff != "" {
 			t.Error(diff)
 		}
 		if err := res.Err(); fault.KindOf(err) != fault.Refused {

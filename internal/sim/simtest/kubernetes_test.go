@@ -72,7 +72,7 @@ func (l *Lab) versions() map[string]string {
 func (l *Lab) requireKubernetes(version string) {
 	l.t.Helper()
 	for node, what := range l.versions() {
-		for _, one := range strings.Fields(what) {
+		for one := range strings.FieldsSeq(what) {
 			if !strings.HasSuffix(one, version) {
 				l.t.Errorf("%s: %s, want all %s", node, what, version)
 				break
