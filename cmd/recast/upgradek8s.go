@@ -61,7 +61,7 @@ claim of the cluster.`,
 						}, f.yes)
 						if ok {
 							// From here on a component may be restarting: the first Ctrl-C lets it come up.
-							cl.add(s.interrupts.onFirst(run.Stop))
+							cl.add(s.interrupts.onFirst(run.Stop, "the component that was changed last comes up first"))
 						}
 						return ok, err
 					},
