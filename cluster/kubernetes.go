@@ -192,12 +192,14 @@ func Retag(image, like string) (string, error) {
 	return retagged, nil
 }
 
-// takesOver says whether an image can stand for another one of its repository
-// although nothing is known of their tags.
+// takesOver says whether an image can stand for another one of its repository:
+// both are of some version, if only of a vendor's own.
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
-	return a == b && digest == "" && tagA != "" && tagB != ""
+	_, errA := parseKubeVersion(tagA)
+	_, errB := parseKubeVersion(tagB)
+	return a == b && digest == "" && errA == nil && errB == nil
 }
 
 // SameVersion says whether two images are of one version of Kubernetes.

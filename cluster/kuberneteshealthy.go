@@ -39,19 +39,10 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 
 // lacksPod names what a static pod lacks to run as the machine's configuration says.
 func (u *KubernetesUpgrade) lacksPod(ctx context.Context, n KubernetesNode, m MachineKubernetes, c Component, pods []StaticPod) (string, error) {
-	i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == c })
-	if i < 0 {
-		return "Kubernetes does not show its pod", nil
+	if what := podLacks(pods, n.Node, c, m); what != "" || c != APIServer {
+		return what, nil
 	}
-	switch p := pods[i]; {
-	case !SameVersion(p.Image, m.Images.Of(c)) || p.Revision < m.Revisions[c]:
-		return fmt.Sprintf("its pod still is the old one: %s, of revision %d", p.Image, p.Revision), nil
-	case !p.Ready:
-		return "its pod is not Ready: " + cmpNone(p.Why), nil
-	case c == APIServer:
-		return u.lacksServer(ctx, n, m)
-	}
-	return "", nil
+	return u.lacksServer(ctx, n, m)
 }
 
 // lacksServer asks the API server itself: its pod has no readiness probe unless

@@ -180,6 +180,28 @@ func TestAwaitOthers(t *testing.T) {
 	}
 }
 
+// TestSetAsksTwice: what was staged while everything else was waited for does not go live.
+func TestSetAsksTwice(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newThreePlanes()
+		m := p.machines[addrsOfThree[0]]
+		m.Images = imagesAt("v1.35.4")
+		p.machines[addrsOfThree[0]] = m
+		p.pod("cp2", Scheduler).Ready = false
+		time.AfterFunc(time.Minute, func() {
+			p.pod("cp2", Scheduler).Ready = true
+			m.Pending = true
+			p.machines[addrsOfThree[0]] = m
+		})
+		u := p.upgrade()
+		k := kubernetesStep{KubernetesUpgrade: u, n: u.node("cp1"), c: Scheduler, path: "x"}
+		if _, err := k.set(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "cp1: it has a configuration that is staged or tried") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
 // TestSettle: of what fails while a component starts only the hopeless ends the wait.
 func TestSettle(t *testing.T) {
 	t.Parallel()

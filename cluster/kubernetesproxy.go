@@ -104,6 +104,8 @@ func (r *proxyRollOut) look(set ProxySet, err error) (done bool, seen string, _ 
 		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("somebody has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
 	case set.runs(r.image):
 		return true, "", nil
+	case !set.Seen:
+		seen = "its controller has not looked at it yet"
 	default:
 		seen = fmt.Sprintf("%d of %d pods are updated, %d available", set.Updated, set.Wanted, set.Available)
 	}

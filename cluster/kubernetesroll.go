@@ -74,7 +74,7 @@ func (u *KubernetesUpgrade) branch(c Component) step.Step {
 		})
 	}
 	return step.Step{
-		ID: string(c), Title: fmt.Sprintf("%s to %s on %d nodes, one at a time", c, u.Plan.To, len(steps)), Risk: step.Disruptive,
+		ID: string(c), Title: fmt.Sprintf("%s to %s on %d %s, one at a time", c, u.Plan.To, len(steps), plural(len(steps), "node")), Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}
 }
@@ -91,7 +91,7 @@ func (u *KubernetesUpgrade) pullStep() step.Step {
 		if len(images) == 0 {
 			continue
 		}
-		steps = append(steps, step.Step{ID: n.Node, Title: fmt.Sprintf("have %s fetch %d images", n.Node, len(images)), Do: func(ctx context.Context) error {
+		steps = append(steps, step.Step{ID: n.Node, Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), plural(len(images), "image")), Do: func(ctx context.Context) error {
 			return u.pull(ctx, n, images)
 		}})
 	}
@@ -109,7 +109,9 @@ func (u *KubernetesUpgrade) toPull(n KubernetesNode) []ImageChange {
 
 func (u *KubernetesUpgrade) pull(ctx context.Context, n KubernetesNode, images []ImageChange) error {
 	for _, i := range images {
-		err := u.Talos.PullImage(ctx, n.Addr, n.UUID, i.Component, i.To, func(s string) { u.Say(upgradeKubernetes+"/pull/"+n.Node, s) })
+		err := u.Talos.PullImage(ctx, n.Addr, n.UUID, i.Component, i.To, func(s string) {
+			u.Say(upgradeKubernetes+"/pull/"+n.Node, fmt.Sprintf("%s: %s of %s", n.Node, s, i.Component))
+		})
 		if _, unproven := errors.AsType[*unprovenError](err); unproven {
 			return err
 		}
@@ -196,6 +198,8 @@ func (k *kubernetesStep) target(ctx context.Context) (m MachineKubernetes, to st
 		return m, "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.version), "see who upgrades this cluster, too")
 	case r.version == wanted:
 		return m, "", nil
+	case m.Pending:
+		return m, "", fault.Refusedf("%s: %s", k.n.Node, pending)
 	}
 	to, err = imageOf(m.Images.Of(k.c), wanted)
 	return m, to, err

@@ -95,7 +95,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				}, f.yes)
 				if ok {
 					// From here on a node may be out: the first Ctrl-C lets it be finished.
-					cl.add(s.interrupts.onFirst(run.Stop))
+					cl.add(s.interrupts.onFirst(run.Stop, "the node that is out is finished first"))
 				}
 				return ok, err
 			},

@@ -23,13 +23,15 @@ type streams struct {
 type interrupts struct {
 	mu   sync.Mutex
 	stop func() // of the running roll; nil: the first one cancels
+	what string // is done before it stops
 }
 
-// onFirst makes the first Ctrl-C call stop instead of cancelling. The returned func undoes it.
-func (i *interrupts) onFirst(stop func()) (undo func() error) {
+// onFirst makes the first Ctrl-C call stop instead of cancelling, and say what is
+// done before that. The returned func undoes it.
+func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.stop = stop
+	i.stop, i.what = stop, what
 	return func() error {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -38,16 +40,16 @@ func (i *interrupts) onFirst(stop func()) (undo func() error) {
 	}
 }
 
-func (i *interrupts) first() (stopped bool) {
+func (i *interrupts) first() (what string, stopped bool) {
 	i.mu.Lock()
-	stop := i.stop
+	stop, what := i.stop, i.what
 	i.stop = nil
 	i.mu.Unlock()
 	if stop == nil {
-		return false
+		return "", false
 	}
 	stop()
-	return true
+	return what, true
 }
 
 // interruptible turns SIGINT and SIGTERM into a stop, then a cancel.
@@ -64,8 +66,8 @@ func interruptible(parent context.Context, s *streams) (context.Context, func())
 				return
 			case <-signals:
 			}
-			if s.interrupts.first() {
-				fmt.Fprintln(s.err, "stopping: a node that is out is finished first; press Ctrl-C again to stop at once (the next roll resumes)")
+			if what, stopped := s.interrupts.first(); stopped {
+				fmt.Fprintf(s.err, "stopping: %s; press Ctrl-C again to stop at once (the same command again goes on)\n", what)
 				continue
 			}
 			cancel()

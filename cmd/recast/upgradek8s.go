@@ -32,8 +32,10 @@ one control plane, the Kubernetes API is away for a moment.
 Before anything restarts: etcd, API servers and nodes must be healthy, every machine
 has fetched its images, and nothing may be in use that the new version has removed
 (flags, feature gates, admission plugins, API resources). Refused with exit code 4:
-more than one minor version at a time, going back, and what the Talos of a node does
-not support, with what to do first.
+more than one minor version at a time, going back, what the Talos of a node does not
+support, a node with a staged or tried configuration, a control plane that Kubernetes
+has no node of, and images with a vendor's own tags, with what to do first. A
+component that is set to run in that version and is down is waited for.
 
 CoreDNS, flannel and other manifests of Talos are left to talosctl upgrade-k8s; the
 report has the command. Safe to run again: whatever was cut off goes on. It takes the
@@ -61,7 +63,7 @@ claim of the cluster.`,
 						}, f.yes)
 						if ok {
 							// From here on a component may be restarting: the first Ctrl-C lets it come up.
-							cl.add(s.interrupts.onFirst(run.Stop))
+							cl.add(s.interrupts.onFirst(run.Stop, "the component that was changed last comes up first"))
 						}
 						return ok, err
 					},

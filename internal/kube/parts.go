@@ -61,7 +61,9 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 			s.Image = container.Image
 		}
 	}
-	s.Why = string(p.Status.Phase)
+	if s.Why = string(p.Status.Phase); p.Status.Phase == corev1.PodRunning {
+		s.Why = "it runs, and its probe has not succeeded"
+	}
 	for _, status := range p.Status.ContainerStatuses {
 		if w := status.State.Waiting; w != nil {
 			s.Why = strings.TrimSuffix(w.Reason+": "+w.Message, ": ")

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
+	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
 	"github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -38,13 +43,63 @@ func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane
 		}
 		err = checks.Run(ctx)
 		found, removed := errors.AsType[upgrade.ComponentRemovedItemsError](err)
-		if !removed {
+		if err != nil && !removed {
 			return answer(err)
 		}
+		gates, err := removedKubeletGates(ctx, s, path)
+		if err != nil {
+			return err
+		}
+		found.FeatureGates = append(found.FeatureGates, gates...)
 		out = removedItems(found, to)
 		return nil
 	})
 	return out, err
+}
+
+// removedKubeletGates are the feature gates of the kubelet that the next version has
+// no more. Sidero's table has one list for all components, and asks static pods alone
+// for them (go-kubernetes upgrade/checks.go, Run): so it is shown one that is given the kubelet's.
+func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]upgrade.ComponentItem, error) {
+	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
+	if err != nil || !found {
+		return nil, err
+	}
+	flag := "--feature-gates=" + strings.Join(kubeletGates(spec.TypedSpec()), ",")
+	pod := k8s.NewStaticPod(k8s.NamespaceName, k8s.SchedulerID)
+	pod.TypedSpec().Pod = map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"command": []string{flag}}}}}
+	shown := state.WrapCore(namespaced.NewState(inmem.Build))
+	if err := shown.Create(ctx, pod); err != nil {
+		return nil, err
+	}
+	here := func(context.Context, string) (state.State, error) { return shown, nil }
+	checks, err := upgrade.NewChecksWithStateProvider(path, here, nil, []string{"it"}, nil, func(string, ...any) {})
+	if err != nil {
+		return nil, err
+	}
+	err = checks.Run(ctx)
+	removed, is := errors.AsType[upgrade.ComponentRemovedItemsError](err)
+	if err != nil && !is {
+		return nil, err
+	}
+	for i := range removed.FeatureGates {
+		removed.FeatureGates[i].Component = k8s.KubeletID
+	}
+	return removed.FeatureGates, nil
+}
+
+// kubeletGates are the feature gates that a kubelet is given, by its arguments and
+// by its configuration.
+func kubeletGates(spec *k8s.KubeletSpecSpec) (gates []string) {
+	for _, arg := range spec.Args {
+		if list, ok := strings.CutPrefix(arg, "--feature-gates="); ok {
+			gates = append(gates, strings.Split(list, ",")...)
+		}
+	}
+	if configured, ok := spec.Config["featureGates"].(map[string]any); ok {
+		gates = slices.AppendSeq(gates, maps.Keys(configured))
+	}
+	return gates
 }
 
 func removedItems(e upgrade.ComponentRemovedItemsError, to string) (out []string) {
@@ -53,7 +108,7 @@ func removedItems(e upgrade.ComponentRemovedItemsError, to string) (out []string
 		items        []upgrade.ComponentItem
 	}{
 		{"flag", "take it out of extraArgs", e.CLIFlags},
-		{"feature gate", "take it out of feature-gates", e.FeatureGates},
+		{"feature gate", "take it out of feature-gates (featureGates)", e.FeatureGates},
 		{"admission plugin", "take it out of enable-admission-plugins", e.AdmissionFlags},
 	} {
 		for _, i := range kind.items {

@@ -34,10 +34,12 @@ type Client struct {
 	Dir string // its working directory
 	Run string // ID of the run that a roll begins
 
-	Runner    step.Runner                      // of its roll; Emit is that of the client
-	Confirm   func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
-	Elsewhere bool                             // on another machine, which knows nothing of the processes of this one
-	Reroute   func(addr string) string         // where a connection ends in truth; nil: where it is meant to
+	Runner  step.Runner                      // of its roll; Emit is that of the client
+	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
+	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
+	Upgrades  func(cluster.KubernetesPlan) (bool, error)
+	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
+	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
 
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)

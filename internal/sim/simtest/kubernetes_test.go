@@ -23,7 +23,12 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	c.Runner.Emit = c.emit
 	return told[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
 		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
-		Confirm: func(cluster.KubernetesPlan) (bool, error) { return true, nil },
+		Confirm: func(p cluster.KubernetesPlan) (bool, error) {
+			if c.Upgrades == nil {
+				return true, nil
+			}
+			return c.Upgrades(p)
+		},
 	}))
 }
 

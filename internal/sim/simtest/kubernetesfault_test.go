@@ -61,6 +61,7 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 		seen        string
 	}{
 		"an API server that never answers": {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unready, "its API server: "},
+		"an API server that never serves":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unserving, "its API server: 127.42.7.12:6443 is not ready: poststarthook/rbac/bootstrap-roles"},
 		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Loops, "CrashLoopBackOff"},
 		"a kubelet that never starts":      {"ghcr.io/siderolabs/kubelet:v1.36.1", "upgrade-k8s/kubelet/cp2", talosapi.Unready, ""},
 	} {
@@ -112,6 +113,8 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		refuse("v1.34.6", "it is v1.35.4 already")
 		lab.editConfig("cp2", "    apiServer:\n", "    apiServer:\n        extraArgs:\n            feature-gates: HonorPVReclaimPolicy=true\n")
 		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 has no more")
+		lab.editConfig("wk1", "    kubelet:\n", "    kubelet:\n        extraArgs:\n            feature-gates: CSIMigrationPortworx=false,Other=true\n")
+		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 has no more")
 		if after := lab.versions(); before["wk1"] != after["wk1"] || before["cp1"] != after["cp1"] {
 			t.Errorf("before %v, after %v", before, after)
 		}
@@ -185,6 +188,41 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 		}
 		lab.requireKubernetes("v1.36.1")
 	})
+}
+
+// TestUpgradeKubernetesLooksAgain: what changes while somebody reads the plan is not
+// gone over.
+func TestUpgradeKubernetesLooksAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(l *Lab)
+		want      string // "": it goes on
+	}{
+		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
+		"some of it gets done": {func(l *Lab) {
+			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
+			time.Sleep(2 * time.Minute)
+		}, ""},
+		"somebody goes elsewhere": {func(l *Lab) {
+			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.35.5")
+			time.Sleep(2 * time.Minute)
+		}, "kube-scheduler of cp1 is to run registry.k8s.io/kube-scheduler:v1.35.5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				user := lab.Client()
+				user.Upgrades = func(cluster.KubernetesPlan) (bool, error) { c.meanwhile(lab); return true, nil }
+				_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
+				if c.want != "" {
+					requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
+					return
+				}
+				if err != nil {
+					t.Fatalf("%v, hints %q", err, fault.Hints(err))
+				}
+				lab.requireKubernetes("v1.36.1")
+			})
+		})
+	}
 }
 
 // editConfig replaces a part of a machine's configuration, without a reboot.
