@@ -80,12 +80,8 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	if err := a.until(ctx); err != nil {
 		return nil, err
 	}
-	held := hold(ctx, *c, ours, a.sent)
-	if others == nil {
-		return held, nil
-	}
-	clear := acquisition{Claim: c, place: others, clearing: true}
-	if err := clear.until(ctx); err != nil {
+	held := hold(ctx, *c, ours, others, a.sent)
+	if err := held.exclude(ctx); err != nil {
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseOthers)
 		defer cancel()
 		return nil, errors.Join(err, held.Release(release))
@@ -98,6 +94,7 @@ type acquisition struct {
 	*Claim
 	place    claimPlace
 	clearing bool      // the place where ours is not
+	muted    bool      // what is there could not be read
 	sent     time.Time // when the change that made it ours was sent
 
 	watching bool // somebody else's claim
@@ -134,8 +131,8 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 		return false, "", wait.Stop(err)
 	case err != nil && a.watching:
 		return false, "", err // a counter that is the same afterwards has stood still all the same
-	case err != nil && a.mute(err):
-		a.say("claim of cluster %s: whether somebody holds it as a Lease can't be told: %v; without Kubernetes they could do nothing either", a.Cluster, err)
+	case err != nil && a.clearing && errors.Is(err, ErrNoAnswer):
+		a.muted = true
 		return true, "", nil
 	case err != nil:
 		return false, "", wait.Stop(err)
@@ -156,13 +153,6 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 		return a.take(ctx, found)
 	}
 	return false, fmt.Sprintf("held by %s; watching for up to %s whether that run is alive", found, a.watch()), nil
-}
-
-// mute says whether the API of Kubernetes does not answer the one whose claim is
-// in Proxmox: the only control plane may be what is to be put right. Whoever
-// holds the Lease is stopped by that, for they can't prove that they do.
-func (a *acquisition) mute(err error) bool {
-	return a.clearing && !a.InLease && fault.KindOf(err) != fault.Refused
 }
 
 func (a *acquisition) claimedBy(s ClaimState) error {

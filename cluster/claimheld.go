@@ -13,21 +13,25 @@ import (
 // Held is a claim that is ours for as long as Check says so. Its heartbeat ends
 // with Release, with the context given to Acquire, or when the claim is lost.
 type Held struct {
-	claim Claim
-	place claimPlace
-	stop  context.CancelFunc
-	beats sync.WaitGroup
+	claim  Claim
+	place  claimPlace
+	others claimPlace // where somebody else's may be; nil: nowhere
+	stop   context.CancelFunc
+	beats  sync.WaitGroup
 
 	gone  chan struct{} // closed when the claim is lost
 	mu    sync.Mutex
 	alive time.Time // when the last change was sent that is known to have arrived
 	fault error     // why there was none since
 	lost  error     // for good; nothing is written after it
+
+	excluding sync.Mutex
+	unseen    bool // what is at others could not be read yet
 }
 
-func hold(ctx context.Context, c Claim, place claimPlace, sent time.Time) *Held {
+func hold(ctx context.Context, c Claim, place, others claimPlace, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
-	h := &Held{claim: c, place: place, stop: cancel, gone: make(chan struct{}), alive: sent}
+	h := &Held{claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent}
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }
@@ -40,11 +44,13 @@ func (h *Held) Check(ctx context.Context) error {
 	start := time.Now()
 	for {
 		_, err := h.current(ctx)
-		if err != nil {
-			return &unprovenError{err}
+		if err == nil {
+			err = h.silence()
+		} else if !h.claim.InLease || h.isLost() != nil || fault.KindOf(err) == fault.Refused {
+			return &unprovenError{err} // the client of Proxmox is patient by itself
 		}
-		if err = h.silence(); err == nil {
-			return nil
+		if err == nil {
+			break
 		}
 		if time.Since(start) >= h.claim.watch() {
 			return &unprovenError{err}
@@ -55,6 +61,10 @@ func (h *Held) Check(ctx context.Context) error {
 		case <-time.After(h.claim.heartbeat() / 3):
 		}
 	}
+	if err := h.stillAlone(ctx); err != nil {
+		return &unprovenError{err}
+	}
+	return nil
 }
 
 // unprovenError is why something was not done: it is not known that the claim is ours.
@@ -183,13 +193,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if h.isLost() != nil {
 		return nil
 	}
-	err := h.release(ctx)
-	for range 2 {
-		// A heartbeat whose answer nobody waited for may still have arrived.
-		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) {
-			err = h.release(ctx)
-		}
-	}
+	err := h.giveBack(ctx)
 	if h.isLost() != nil {
 		return nil // somebody else's now, or gone
 	}
@@ -201,6 +205,17 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	return fault.WithHint(fmt.Errorf("give the claim of cluster %s back: %w", h.claim.Cluster, err),
 		"nothing needs to be done: the next run takes it over once it has stood still for %s", h.claim.watch())
+}
+
+func (h *Held) giveBack(ctx context.Context) error {
+	err := h.release(ctx)
+	for range 2 {
+		// A heartbeat whose answer nobody waited for may still have arrived.
+		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) {
+			err = h.release(ctx)
+		}
+	}
+	return err
 }
 
 func (h *Held) release(ctx context.Context) error {

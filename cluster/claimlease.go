@@ -13,20 +13,22 @@ import (
 // Leases keeps the claim of a run whose Proxmox token may not make VMs: as a
 // Lease of Kubernetes, in kube-system.
 type Leases interface {
-	// Lease reads the claim's Lease. ErrNotFound if there is none.
+	// Lease reads the claim's Lease. ErrNotFound if there is none; ErrNoAnswer if
+	// the API can't tell.
 	Lease(ctx context.Context) (Lease, error)
 	// CreateLease makes it. ErrExists if somebody was faster.
 	CreateLease(ctx context.Context, l Lease) error
-	// UpdateLease writes it if it still has that revision, else ErrChanged.
+	// UpdateLease writes it if it still is that one, with that revision, else ErrChanged.
 	UpdateLease(ctx context.Context, l Lease) error
-	// DeleteLease deletes it if it still has that revision, else ErrChanged.
+	// DeleteLease deletes it if it still is that one, with that revision, else ErrChanged.
 	DeleteLease(ctx context.Context, l Lease) error
 }
 
 // Lease is a Lease that is a claim.
 type Lease struct {
 	Name     string // as Kubernetes knows it: "kube-system/recast"
-	Revision string // "" while it is to be made
+	UID      string // "" while it is to be made
+	Revision string
 	Holder   string // for people
 	Duration time.Duration
 	Acquired time.Time
@@ -76,7 +78,7 @@ func (p claimLease) lease(s ClaimState) (Lease, error) {
 		return Lease{}, fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
 	}
 	return Lease{
-		Revision: s.Lease.Revision, Holder: fmt.Sprintf("recast run %s, %s", s.Run, s.Holder), Duration: p.watch,
+		UID: s.Lease.UID, Revision: s.Lease.Revision, Holder: fmt.Sprintf("recast run %s, %s", s.Run, s.Holder), Duration: p.watch,
 		Acquired: s.Since, Renewed: time.Now(), Claim: string(b),
 	}, nil
 }

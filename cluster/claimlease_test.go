@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,20 +43,29 @@ func (l *leases) write(sent Lease, exists bool, next *Lease) error {
 		return l.fails
 	case !exists && l.lease != nil:
 		return ErrExists
-	case exists && l.lease == nil:
-		return ErrNotFound
-	case exists && l.lease.Revision != sent.Revision:
+	case exists && (l.lease == nil || l.lease.UID != sent.UID || l.lease.Revision != sent.Revision):
 		return ErrChanged
 	}
-	if l.lease = next; next != nil {
+	if next != nil {
 		l.revision++
 		next.Name, next.Revision = "kube-system/recast", strconv.Itoa(l.revision)
+		if !exists {
+			next.UID = "of " + next.Revision
+		}
 	}
+	l.lease = next
 	if l.lose > 0 {
 		l.lose--
 		return ErrLostAnswer
 	}
 	return nil
+}
+
+// fail sets the answer to everything.
+func (l *leases) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fails = err
 }
 
 func (l *leases) CreateLease(_ context.Context, n Lease) error { return l.write(n, false, &n) }
@@ -192,25 +202,29 @@ func TestClaimLeftElsewhere(t *testing.T) {
 func TestClaimWithoutKubernetes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		err  error
-		kind fault.Kind // 0: it is taken
+		err   error
+		taken bool
 	}{
-		"away":      {errors.New("no answer"), 0},
-		"forbidden": {fault.Refusedf("leases is forbidden"), fault.Refused},
+		"away":        {fmt.Errorf("%w from it", ErrNoAnswer), true},
+		"forbidden":   {fault.Refusedf("leases is forbidden"), false},
+		"another one": {errors.New("unauthorized"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				p, l := newClaimPVE(), &leases{fails: tc.err}
 				h, err := vmClaimant(p, l, "r1").Acquire(t.Context())
-				if fault.KindOf(err) != tc.kind || err == nil != (tc.kind == 0) {
-					t.Errorf("err = %v", err)
+				if taken := err == nil; taken != tc.taken {
+					t.Fatalf("err = %v", err)
 				}
 				if h != nil {
-					err = h.Release(t.Context())
+					time.Sleep(time.Minute)
+					if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+						t.Error(err)
+					}
 				}
 				if len(p.vms) > 0 {
-					t.Errorf("left: %v, %v", p.vms, err)
+					t.Errorf("left: %v", p.vms)
 				}
 				if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
 					t.Error("a Lease was taken that could not be read")
@@ -218,6 +232,93 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestClaimTakenWhileKubernetesWasAway: once it is back, the run that could not
+// see the Lease is the one that yields; a Lease of nobody is cleared away.
+func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
+	t.Parallel()
+	for name, alive := range map[string]bool{"alive": true, "dead": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, l := newClaimPVE(), &leases{}
+				ctx, kill := context.WithCancel(t.Context())
+				defer kill()
+				first, err := leaseClaimant(p, l, "r1").Acquire(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.fail(ErrNoAnswer)
+				second := acquire(t, vmClaimant(p, l, "r2"))
+				if err := first.Check(t.Context()); err == nil {
+					t.Error("the Lease was proven without an API")
+				}
+				if !alive {
+					kill()
+				}
+				l.fail(nil)
+				var errs [2]error
+				var both sync.WaitGroup
+				both.Go(func() { errs[1] = second.Check(t.Context()) })
+				if alive {
+					both.Go(func() { errs[0] = first.Check(t.Context()) })
+				}
+				both.Wait()
+				if lost := fault.KindOf(errs[1]) == fault.Claimed; lost != alive || !lost && errs[1] != nil {
+					t.Errorf("who came later: %v", errs[1])
+				}
+				if err := second.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if alive {
+					if err := errors.Join(first.Check(t.Context()), first.Release(t.Context())); err != nil {
+						t.Errorf("who has the Lease: %v", err)
+					}
+				}
+				if l.lease != nil {
+					t.Errorf("left: %+v", l.lease)
+				}
+			})
+		})
+	}
+}
+
+// TestClaimOfOneWhoPrunes: whoever does not look for the Lease is waited for.
+func TestClaimOfOneWhoPrunes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := newClaimPVE(), &leases{}
+		h := acquire(t, leaseClaimant(p, l, "r1"))
+		defer h.Release(t.Context())
+		prunes := acquire(t, claimant(p, "r2"))
+		time.AfterFunc(30*time.Second, func() { _ = prunes.Release(t.Context()) })
+		start := time.Now()
+		if err := h.Check(t.Context()); err != nil || time.Since(start) < 30*time.Second {
+			t.Errorf("%v, after %s", err, time.Since(start))
+		}
+		again := acquire(t, claimant(p, "r3"))
+		defer again.Release(t.Context())
+		if err := h.Check(t.Context()); err == nil || !strings.Contains(message(err), "run r3") {
+			t.Errorf("while it goes on: %v", err)
+		}
+	})
+}
+
+// TestDeletedLeaseIsLost: a heartbeat does not make anew what somebody deleted.
+func TestDeletedLeaseIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{}
+		h := acquire(t, leaseClaimant(newClaimPVE(), l, "r1"))
+		l.mu.Lock()
+		l.lease = nil
+		l.mu.Unlock()
+		time.Sleep(time.Minute)
+		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Claimed || l.lease != nil {
+			t.Errorf("%v, there is %+v", err, l.lease)
+		}
+	})
 }
 
 func TestStrangeLeases(t *testing.T) {

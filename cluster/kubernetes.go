@@ -72,6 +72,10 @@ type MachineKubernetes struct {
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
 	APIPort        int  // of its API server; 0: it runs none
+	// Pending says that the configuration that runs is not the one that is stored: one
+	// is staged for the next boot, or one is tried. Editing the stored one would make
+	// all of it live.
+	Pending bool
 }
 
 // StaticPod is a component of a control plane as Kubernetes shows it.
@@ -104,15 +108,23 @@ type imageRef struct {
 	digest     string
 }
 
-// parseImage takes an image reference apart whose tag is a version of Kubernetes.
-func parseImage(image string) (imageRef, error) {
+// splitImage takes an image reference apart; tag and digest are "" where it has none.
+func splitImage(image string) (repository, tag, digest string) {
 	rest, digest, _ := strings.Cut(image, "@")
 	i := strings.LastIndex(rest, ":")
 	if i <= strings.LastIndex(rest, "/") {
+		return rest, "", digest
+	}
+	return rest[:i], rest[i+1:], digest
+}
+
+// parseImage takes an image reference apart whose tag is a version of Kubernetes itself.
+func parseImage(image string) (imageRef, error) {
+	repository, tag, digest := splitImage(image)
+	if tag == "" {
 		return imageRef{}, fmt.Errorf("image %q has no tag: which version it is can't be told", image)
 	}
-	r := imageRef{repository: rest[:i], digest: digest}
-	tag := rest[i+1:]
+	r := imageRef{repository: repository, digest: digest}
 	for _, s := range imageSuffixes {
 		if short, ok := strings.CutSuffix(tag, s); ok {
 			tag, r.suffix = short, s
@@ -124,6 +136,10 @@ func parseImage(image string) (imageRef, error) {
 	var err error
 	if r.version, err = parseKubeVersion(tag); err != nil {
 		return imageRef{}, fmt.Errorf("image %q: its tag is no version of Kubernetes such as v1.35.4", image)
+	}
+	if r.version.ofVendor() {
+		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is a vendor's own, and which one another version has is not known", image, r.version.pre),
+			"upgrade Kubernetes with the tool of whoever makes these images, or name images with the tags of Kubernetes itself")
 	}
 	return r, nil
 }
@@ -137,6 +153,8 @@ func (r imageRef) String() string {
 func imageOf(image string, v kubeVersion) (string, error) {
 	r, err := parseImage(image)
 	switch {
+	case err != nil && len(fault.Hints(err)) > 0:
+		return "", err
 	case err != nil:
 		return "", fault.WithHint(err, "name the image by its repository and the version that runs in the machine configuration (talosctl edit machineconfig), such as registry.k8s.io/kube-apiserver:v1.35.4")
 	case r.version == v:
@@ -151,25 +169,46 @@ func imageOf(image string, v kubeVersion) (string, error) {
 
 // Retag is the image with the version of another one, in its own repository: of
 // an image that a configuration names, and of the one that runs. It is the other
-// one where it is "" itself.
+// one where it is "" itself. Tags of a vendor's own stay, and are taken over within
+// one repository.
 func Retag(image, like string) (string, error) {
 	if image == "" || image == like {
 		return like, nil
 	}
-	r, err := parseImage(like)
-	if err != nil {
-		return "", fault.WithHint(err, "%s runs, and the configuration names %s: name the one that runs there", like, image)
+	if sameTag(image, like) {
+		return image, nil
 	}
-	retagged, err := imageOf(image, r.version)
-	if err != nil {
+	r, err := parseImage(like)
+	var retagged string
+	if err == nil {
+		retagged, err = imageOf(image, r.version)
+	}
+	switch {
+	case err != nil && takesOver(image, like):
+		return like, nil
+	case err != nil:
 		return "", fault.WithHint(err, "%s runs, and the configuration names %s: name the one that runs there", like, image)
 	}
 	return retagged, nil
+}
+
+// takesOver says whether an image can stand for another one of its repository
+// although nothing is known of their tags.
+func takesOver(image, like string) bool {
+	a, tagA, digest := splitImage(image)
+	b, tagB, _ := splitImage(like)
+	return a == b && digest == "" && tagA != "" && tagB != ""
 }
 
 // SameVersion says whether two images are of one version of Kubernetes.
 func SameVersion(a, b string) bool {
 	x, errX := parseImage(a)
 	y, errY := parseImage(b)
-	return a == b || errX == nil && errY == nil && x.version == y.version
+	return a == b || sameTag(a, b) || errX == nil && errY == nil && x.version == y.version
+}
+
+func sameTag(a, b string) bool {
+	_, tagA, _ := splitImage(a)
+	_, tagB, _ := splitImage(b)
+	return tagA != "" && tagA == tagB
 }

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,7 +22,7 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 	r, err := parseImage(m.Images.Of(c))
 	switch {
 	case m.UUID != n.UUID:
-		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.Addr, m.UUID, n.UUID)
+		return "", otherMachine(n, m.UUID)
 	case err != nil || r.version.String() != u.Plan.To:
 		return fmt.Sprintf("its configuration names %s", cmpNone(m.Images.Of(c))), nil
 	case c == Kubelet:
@@ -32,6 +34,11 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 	if err != nil {
 		return "", err
 	}
+	return u.lacksPod(ctx, n, m, c, pods)
+}
+
+// lacksPod names what a static pod lacks to run as the machine's configuration says.
+func (u *KubernetesUpgrade) lacksPod(ctx context.Context, n KubernetesNode, m MachineKubernetes, c Component, pods []StaticPod) (string, error) {
 	i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == c })
 	if i < 0 {
 		return "Kubernetes does not show its pod", nil
@@ -47,14 +54,15 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 	return "", nil
 }
 
-// lacksServer asks the API server itself: its pod has no readiness probe, so that
-// it counts as Ready from its start on.
+// lacksServer asks the API server itself: its pod has no readiness probe unless
+// StartupProbesEnabled is set, and counts as Ready from its start on (k8stemplates/apiserver.go of Talos).
 func (u *KubernetesUpgrade) lacksServer(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
 	version, err := u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
 	if err != nil {
 		return "", fmt.Errorf("its API server: %w", err)
 	}
-	if v, err := parseKubeVersion(version); err != nil || v.String() != u.Plan.To {
+	r, err := parseImage(m.Images.APIServer)
+	if v, errRuns := parseKubeVersion(version); err != nil || errRuns != nil || v != r.version {
 		return "it answers as " + version, nil //nolint:nilerr // it says what it is
 	}
 	return "", nil
@@ -74,22 +82,73 @@ func (u *KubernetesUpgrade) lacksKubelet(ctx context.Context, n KubernetesNode, 
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
-	return lacksNode(ctx, u.Kube, n.Node, Machine{UUID: m.UUID, BootID: m.BootID})
+	if what, err := lacksNode(ctx, u.Kube, n.Node, Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
+		return what, err
+	}
+	return u.lacksPods(ctx, n, m)
+}
+
+// lacksPods names what the node's static pods lack: a kubelet of another version
+// may start them anew.
+func (u *KubernetesUpgrade) lacksPods(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
+	pods, err := u.Kube.StaticPods(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, c := range staticPods {
+		if m.Images.Of(c) == "" {
+			continue
+		}
+		if what, err := u.lacksPod(ctx, n, m, c, pods); err != nil || what != "" {
+			return fmt.Sprintf("its %s: %s", c, cmp.Or(what, fmt.Sprint(err))), err
+		}
+	}
+	return "", nil
+}
+
+// otherMachineError says that a node's address leads to another machine.
+type otherMachineError struct {
+	n    KubernetesNode
+	uuid string
+}
+
+func otherMachine(n KubernetesNode, uuid string) error {
+	return fault.As(fault.Refused, &otherMachineError{n, uuid})
+}
+
+func (e *otherMachineError) Error() string {
+	return fmt.Sprintf("%s answers with UUID %s, not %s", e.n.Addr, e.uuid, e.n.UUID)
+}
+
+// hopeless says whether waiting mends nothing: it is another machine, or the claim is not ours.
+func hopeless(err error) bool {
+	_, other := errors.AsType[*otherMachineError](err)
+	_, unproven := errors.AsType[*unprovenError](err)
+	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
 // check refuses to begin unless everything is healthy. What an earlier run has
 // changed already is waited for first: it may not have come up yet.
 func (u *KubernetesUpgrade) check(ctx context.Context) error {
+	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
+	if err != nil {
+		return err
+	}
+	if len(foreseen) > 0 {
+		return fault.Refusedf("nothing was restarted: %s", strings.Join(foreseen, "; "))
+	}
 	changed, err := u.changed(ctx)
 	if err != nil {
 		return err
 	}
 	if len(changed) > 0 {
-		if err := u.settle(ctx, upgradeKubernetes+"/check", changed); err != nil {
+		const path = upgradeKubernetes + "/check"
+		if err := u.settle(ctx, path, changed); err != nil {
 			return err
 		}
+		return u.awaitOthers(ctx, path, spotOf{})
 	}
-	return u.requireOthers(ctx, "")
+	return u.requireOthers(ctx, spotOf{})
 }
 
 // changed are the components whose configuration names the wanted version.
@@ -106,65 +165,4 @@ func (u *KubernetesUpgrade) changed(ctx context.Context) (out []spotOf, err erro
 		}
 	}
 	return out, nil
-}
-
-// requireOthers refuses to restart a component while something else is down:
-// one more would be one too many.
-func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except string) error {
-	nodes, err := u.Kube.Nodes(ctx)
-	if err != nil {
-		return fmt.Errorf("list Kubernetes nodes: %w", err)
-	}
-	var down []string
-	for _, k := range nodes {
-		if !k.Ready && k.Name != except {
-			down = append(down, "node "+k.Name+" is not Ready")
-		}
-	}
-	pods, err := u.Kube.StaticPods(ctx)
-	if err != nil {
-		return fmt.Errorf("list the pods of the control planes: %w", err)
-	}
-	for _, n := range u.with(APIServer) {
-		i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == APIServer })
-		switch {
-		case n.Node == except:
-		case i < 0 || !pods[i].Ready:
-			down = append(down, "the API server of "+n.Node+" is not Ready")
-		default:
-			down = append(down, u.silentServer(ctx, n)...)
-		}
-	}
-	if len(down) > 0 {
-		slices.Sort(down)
-		return fault.WithHint(fault.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
-	}
-	return u.requireEtcd(ctx)
-}
-
-// silentServer says that a control plane's API server does not serve; nothing if it does.
-func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) []string {
-	m, err := u.Talos.Kubernetes(ctx, n.Addr)
-	if err == nil {
-		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
-	}
-	if err != nil {
-		return []string{fmt.Sprintf("the API server of %s does not answer at its own address: %v", n.Node, err)}
-	}
-	return nil
-}
-
-func (u *KubernetesUpgrade) requireEtcd(ctx context.Context) error {
-	var ask []endpoint
-	for _, n := range u.with(APIServer) {
-		ask = append(ask, endpoint{n.Node, n.Addr})
-	}
-	v, err := viewEtcd(ctx, u.Talos, ask)
-	if err != nil {
-		return fault.WithHint(fault.As(fault.Refused, err), "talosctl etcd status; bring etcd back first")
-	}
-	if wrong := v.unhealthy(""); len(wrong) > 0 {
-		return fault.WithHint(fault.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
-	}
-	return nil
 }

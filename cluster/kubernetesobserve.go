@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -14,7 +15,7 @@ import (
 // ObserveKubernetes reads what of Kubernetes runs on every node that Kubernetes
 // knows, and what in use the wanted version has removed. It changes nothing. A
 // machine that does not answer is no error of its own.
-func ObserveKubernetes(ctx context.Context, talos MachineReader, kube KubeReader, o Observation, to string) (KubernetesSeen, error) {
+func ObserveKubernetes(ctx context.Context, talos Talos, kube KubeReader, o Observation, to string) (KubernetesSeen, error) {
 	wanted, err := parseKubeVersion(to)
 	if err != nil {
 		return KubernetesSeen{}, err
@@ -26,9 +27,13 @@ func ObserveKubernetes(ctx context.Context, talos MachineReader, kube KubeReader
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)
 	for i, k := range o.Nodes {
-		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, k, wanted); return nil })
+		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
 	}
 	_ = g.Wait() // each has its own error
+	seen.readEtcd(ctx, talos)
+	if seen.Pods, err = kube.StaticPods(ctx); err != nil {
+		return seen, fmt.Errorf("list the pods of the control planes: %w", err)
+	}
 	set, err := kube.ProxySet(ctx)
 	switch {
 	case err == nil:
@@ -64,10 +69,10 @@ func AwaitKubernetes(ctx context.Context, kube KubeReader, t Timing, say func(st
 	})
 }
 
-func readKubernetes(ctx context.Context, talos MachineReader, k KubeNode, wanted kubeVersion) KubernetesNodeSeen {
+func readKubernetes(ctx context.Context, talos MachineReader, kube KubeReader, k KubeNode, wanted kubeVersion) KubernetesNodeSeen {
 	n := KubernetesNodeSeen{Node: k, Addr: firstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
-		n.Err = errors.New("Kubernetes has no address of it")
+		n.Err = errors.New("no address of it is known")
 		return n
 	}
 	m, err := talos.Kubernetes(ctx, n.Addr)
@@ -76,31 +81,8 @@ func readKubernetes(ctx context.Context, talos MachineReader, k KubeNode, wanted
 		return n
 	}
 	n.Machine, n.Unsupported = &m, talos.UnsupportedKubernetes(m.TalosVersion, wanted.String())
+	if m.APIPort != 0 {
+		n.Serves, n.ServesErr = kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
+	}
 	return n
-}
-
-// removed asks for what the next minor version has no more. Where the way there
-// is refused anyway, there is nothing to ask.
-func removed(ctx context.Context, talos MachineReader, kube KubeReader, seen KubernetesSeen, wanted kubeVersion) (out []string, err error) {
-	lowest, _ := seen.lowest(wanted)
-	if lowest.major != wanted.major || wanted.minor-lowest.minor > 1 || wanted.before(lowest) {
-		return nil, nil
-	}
-	for _, n := range sortedNodes(seen.Nodes) {
-		if n.Machine == nil || n.Unsupported != "" {
-			continue
-		}
-		flags, err := talos.RemovedFlags(ctx, n.Addr, n.Node.ControlPlane, lowest.String(), wanted.String())
-		if err != nil {
-			return nil, fmt.Errorf("look for what %s has removed on %s: %w", wanted, n.Node.Name, err)
-		}
-		for _, f := range flags {
-			out = append(out, n.Node.Name+": "+f)
-		}
-	}
-	objects, err := kube.RemovedObjects(ctx, lowest.String(), wanted.String())
-	if err != nil {
-		return nil, fmt.Errorf("look for what %s has removed: %w", wanted, err)
-	}
-	return append(out, objects...), nil
 }

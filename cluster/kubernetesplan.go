@@ -21,9 +21,7 @@ type KubernetesPlan struct {
 	Proxy    *ImageChange     `json:"kubeProxy,omitempty"` // of the DaemonSet; nil: there is none, or it has the image
 	Refused  []string         `json:"refused,omitempty"`   // why it can't be done; a plan with any is not run
 	Warn     []string         `json:"warnings,omitempty"`
-	LeftOver string           `json:"leftOver,omitempty"` // what is not done, and the command that does it
-
-	settles bool // something was changed by an earlier run, and is watched first
+	LeftOver string           `json:"leftOver,omitempty"` // what is not done, and the command that does it where there is one
 }
 
 // KubernetesNode is what happens to one node.
@@ -35,6 +33,7 @@ type KubernetesNode struct {
 	Talos   string        `json:"talos"`
 	Kubelet string        `json:"kubelet"` // version that runs
 	Changes []ImageChange `json:"changes"`
+	Lacks   []string      `json:"lacks,omitempty"` // what is set to run in that version and does not, to be waited for
 
 	images KubernetesImages // that it runs; afterwards those of to
 }
@@ -49,10 +48,13 @@ type ImageChange struct {
 // KubernetesSeen is the Kubernetes of a cluster as it was found, once.
 type KubernetesSeen struct {
 	Nodes   []KubernetesNodeSeen
-	Proxy   *ProxySet // nil: there is none
-	Removed []string  // what is in use and the wanted version has no more
-	Owners  []string  // who else upgrades the cluster
-	Open    []string  // nodes that an unfinished roll has changed
+	Pods    []StaticPod
+	Etcd    []EtcdMember // as the first control plane that answers knows them
+	EtcdErr error        // why nobody says who they are
+	Proxy   *ProxySet    // nil: there is none
+	Removed []string     // what is in use and the wanted version has no more
+	Owners  []string     // who else upgrades the cluster
+	Open    []string     // nodes that an unfinished roll has changed
 }
 
 // KubernetesNodeSeen is one node.
@@ -61,13 +63,18 @@ type KubernetesNodeSeen struct {
 	Addr    netip.Addr
 	Machine *MachineKubernetes // nil: it could not be read
 	Err     error              // why not
+	Member  uint64             // of etcd, that it says it runs; 0: it says none
+	// Serves is the version as which its API server answers at its own address;
+	// ServesErr is why it does not.
+	Serves    string
+	ServesErr error
 	// Unsupported says why the node's Talos does not support the wanted version, with what to do.
 	Unsupported string
 }
 
-// Work says whether anything is to be done.
+// Work says whether anything is to be done, or to be waited for.
 func (p KubernetesPlan) Work() bool {
-	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return len(n.Changes) > 0 })
+	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
 
 // maxKubeletSkew is how many minor versions a kubelet, or a kube-proxy, may be
@@ -86,8 +93,10 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 	for _, n := range sortedNodes(seen.Nodes) {
 		p.node(n)
 	}
+	p.lacks(seen)
 	p.proxy(seen)
 	p.path()
+	p.members(seen)
 	for _, what := range seen.Removed {
 		p.refuse("", "%s", what)
 	}
@@ -101,8 +110,8 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 		p.Refused = append(p.Refused, r.String())
 	}
 	if p.Work() {
-		p.LeftOver = fmt.Sprintf("CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: talosctl -n %s upgrade-k8s --to %s --dry-run shows what differs, and without --dry-run applies it",
-			p.anyControlPlane(), strings.TrimPrefix(p.To, "v"))
+		p.warnOfOutage()
+		p.LeftOver = p.leftOver()
 	}
 	return p.KubernetesPlan, nil
 }
@@ -110,6 +119,9 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 const (
 	alreadyPast = "it is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later"
 	daemonSet   = "DaemonSet kube-proxy"
+	// pending is refused, for the stored configuration is the one that is edited and
+	// then applied whole (MachineReader.MachineConfig).
+	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
 )
 
 // kubernetesPlanner is a plan in the making.
@@ -183,15 +195,6 @@ func sortedNodes(nodes []KubernetesNodeSeen) []KubernetesNodeSeen {
 	})
 }
 
-func (p *kubernetesPlanner) anyControlPlane() string {
-	for _, n := range p.Nodes {
-		if n.Role == controlPlane {
-			return n.Addr.String()
-		}
-	}
-	return "NODE"
-}
-
 func (p *kubernetesPlanner) node(seen KubernetesNodeSeen) {
 	n := KubernetesNode{Node: seen.Node.Name, Role: worker, UUID: seen.Node.UUID, Addr: seen.Addr, Kubelet: seen.Node.KubeletVersion}
 	if seen.Node.ControlPlane {
@@ -209,6 +212,9 @@ func (p *kubernetesPlanner) node(seen KubernetesNodeSeen) {
 			p.refuse(n.Node, "%s", seen.Unsupported)
 		}
 		p.changes(&n)
+		if m.Pending && slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.From != c.To }) {
+			p.refuse(n.Node, pending)
+		}
 	}
 	p.Nodes = append(p.Nodes, n)
 }
@@ -235,8 +241,6 @@ func (p *kubernetesPlanner) changes(n *KubernetesNode) {
 		}
 		if to != image {
 			n.Changes = append(n.Changes, ImageChange{c, image, to})
-		} else {
-			p.settles = true
 		}
 	}
 	p.kubelet(n)
@@ -277,10 +281,22 @@ func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
 	case p.wanted.before(r.version):
 		p.refuse(daemonSet, alreadyPast, r.version, r.version)
 	case p.tooOld(r.version):
-		p.refuse(daemonSet, "it is %s, more than %d minor versions before %s: talosctl -n %s upgrade-k8s --to %s brings it along first",
-			r.version, maxKubeletSkew, p.wanted, p.anyControlPlane(), p.lowest)
-	case seen.Proxy.Image != to:
+		p.refuse(daemonSet, "it is %s, more than %d minor versions before %s: %s", r.version, maxKubeletSkew, p.wanted, p.alongFirst())
+	case !seen.Proxy.runs(to):
 		p.Proxy = &ImageChange{KubeProxy, seen.Proxy.Image, to}
+	}
+}
+
+// warnOfOutage tells of the only API server, which is away while it restarts.
+func (p *kubernetesPlanner) warnOfOutage() {
+	var planes []string
+	for _, n := range p.Nodes {
+		if n.Role == controlPlane {
+			planes = append(planes, n.Node)
+		}
+	}
+	if len(planes) == 1 {
+		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is away while its API server restarts", planes[0]))
 	}
 }
 

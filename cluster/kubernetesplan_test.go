@@ -16,14 +16,20 @@ func seenAt(version string) KubernetesSeen {
 	}
 	node := func(name string, controlPlane bool, images KubernetesImages, last byte) KubernetesNodeSeen {
 		return KubernetesNodeSeen{
-			Node: KubeNode{Name: name, UUID: "uuid-" + name, ControlPlane: controlPlane, KubeletVersion: version}, Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}),
+			Node: KubeNode{Name: name, UUID: "uuid-" + name, ControlPlane: controlPlane, KubeletVersion: version, Ready: true}, Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}),
 			Machine: &MachineKubernetes{UUID: "uuid-" + name, TalosVersion: "v1.13.9", Images: images, KubeletHealthy: true},
 		}
 	}
-	return KubernetesSeen{
+	seen := KubernetesSeen{
 		Nodes: []KubernetesNodeSeen{node("wk1", false, KubernetesImages{Kubelet: images.Kubelet}, 31), node("cp1", true, images, 11)},
+		Etcd:  []EtcdMember{{ID: 0xc1, Name: "cp1", Peers: []string{"https://10.0.0.11:2380"}}},
 		Proxy: &ProxySet{Image: images.KubeProxy, Seen: true},
 	}
+	for _, c := range staticPods {
+		seen.Pods = append(seen.Pods, StaticPod{Node: "cp1", Component: c, Image: images.Of(c), Revision: 1, Ready: true})
+	}
+	seen.Nodes[1].Serves, seen.Nodes[1].Member = version, 0xc1
+	return seen
 }
 
 // edit changes what was seen of a node.
@@ -86,6 +92,32 @@ func TestPlanKubernetes(t *testing.T) {
 			s.Removed, s.Owners, s.Open = []string{"cp1: flag x"}, []string{"tuppr"}, []string{"wk9"}
 			return s
 		}, "", []string{"cp1: flag x", "the cluster is looked after by tuppr as well", "wk9: a roll has changed it and not finished"}},
+		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
+			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of whoever makes these images",
+		}},
+		"a candidate": {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
+		"staged": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.Pending = true })
+		}, "", []string{"wk1: it has a configuration that is staged or tried"}},
+		"staged, untouched": {"v1.35.4", "v1.35.4", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.Pending = true })
+		}, "", nil},
+		"a control plane without a Node": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			s.Etcd = append(s.Etcd, EtcdMember{ID: 0xc2, Name: "cp2", Peers: []string{"https://10.0.0.12:2380"}})
+			return s
+		}, "", []string{"etcd member cp2: its machine is no control plane that Kubernetes shows"}},
+		"a Node of another name": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen { s.Etcd[0].Name = "cp1-host"; return s }, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
+		"etcd is down on it": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			s.Etcd[0].Name = "cp1-host"
+			return s.edit("cp1", func(n *KubernetesNodeSeen) { n.Member = 0 })
+		}, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
+		"another machine of its name": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			return s.edit("cp1", func(n *KubernetesNodeSeen) { n.Member = 0xdead })
+		}, "", []string{"etcd member cp1: "}},
+		"nobody knows etcd": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
+			return s
+		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},
 		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +150,7 @@ func TestPlanKubernetes(t *testing.T) {
 
 func TestKubeVersionOrder(t *testing.T) {
 	t.Parallel()
-	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
+	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
 	for i, a := range ordered {
 		x, err := parseKubeVersion(a)
 		if err != nil || x.String() != a {
@@ -138,6 +170,18 @@ func TestKubeVersionOrder(t *testing.T) {
 	}
 }
 
+func TestCheckKubernetesVersion(t *testing.T) {
+	t.Parallel()
+	for s, ok := range map[string]bool{
+		"v1.36.0": true, "1.36.0": true, "v1.36.0-rc.1": true, "v1.36.0-alpha.0": true,
+		"v1.36.0-rc": false, "v1.36.0-fips.1": false, "v1.36.0-rc.1.2": false, "v1.36.0+k3s1": false, "v1.36.0-rc.1+k3s1": false, "next": false,
+	} {
+		if err := CheckKubernetesVersion(s); (err == nil) != ok {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
 func TestRetag(t *testing.T) {
 	t.Parallel()
 	const like = "registry.k8s.io/kube-scheduler:v1.35.4"
@@ -149,6 +193,10 @@ func TestRetag(t *testing.T) {
 		"another, by digest":   {"mirror/kube-scheduler:v1.34.6@sha256:1", like, ""},
 		"the very same digest": {"mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:1"},
 		"two digests":          {"mirror/kube-scheduler@sha256:1", "mirror/kube-scheduler@sha256:2", ""},
+		"a vendor's, the same": {"mirror/kube-scheduler:v1.35.4-fips.1", "vendor/kube-scheduler:v1.35.4-fips.1", "mirror/kube-scheduler:v1.35.4-fips.1"},
+		"a vendor's next":      {"mirror/kube-scheduler:v1.35.4-fips.1", "mirror/kube-scheduler:v1.35.4-fips.2", "mirror/kube-scheduler:v1.35.4-fips.2"},
+		"a vendor's elsewhere": {"mirror/kube-scheduler:v1.34.6-fips.1", like, ""},
+		"a variant":            {"mirror/kubelet:v1.34.6-fat", "mirror/kubelet:v1.35.4", "mirror/kubelet:v1.35.4-fat"},
 		"no letter":            {"mirror/kube-scheduler:1.34.6", like, "mirror/kube-scheduler:1.35.4"},
 	} {
 		t.Run(name, func(t *testing.T) {

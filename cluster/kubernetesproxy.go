@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -45,6 +46,9 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 		Seen: func(seen string) { k.Say(k.path, seen) },
 	}, func(ctx context.Context) (bool, string, error) {
 		what, err := k.lacks(ctx, k.n, k.c)
+		if hopeless(err) {
+			err = wait.Stop(err)
+		}
 		return what == "" && err == nil, what, err
 	}))
 }
@@ -63,28 +67,51 @@ func (p ProxySet) runs(image string) bool {
 }
 
 func (u *KubernetesUpgrade) rollOutProxy(ctx context.Context) error {
+	const path = upgradeKubernetes + "/" + string(KubeProxy) + "/roll-out"
 	change := u.Plan.Proxy
+	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
+		return err
+	}
 	if err := u.Kube.SetProxyImage(ctx, change.From, change.To); err != nil {
 		return fmt.Errorf("set the image of DaemonSet kube-proxy: %w", err)
 	}
-	var best ProxySet
-	moved := time.Now()
+	r := proxyRollOut{image: change.To, patience: u.Timing.Join, moved: time.Now()}
 	err := wait.Until(ctx, wait.For{
-		Name: "kube-proxy rolled out", Every: u.Timing.Poll,
-		Seen: func(seen string) { u.Say(upgradeKubernetes+"/"+string(KubeProxy)+"/roll-out", seen) },
+		Name: "kube-proxy rolled out", Every: u.Timing.Poll, Seen: func(seen string) { u.Say(path, seen) },
 	}, func(ctx context.Context) (bool, string, error) {
 		set, err := u.Kube.ProxySet(ctx)
-		if err != nil {
-			return false, "", err
-		}
-		if set.Seen && (set.Updated > best.Updated || set.Available > best.Available) {
-			best, moved = set, time.Now()
-		}
-		seen := fmt.Sprintf("%d of %d pods are updated, %d available", set.Updated, set.Wanted, set.Available)
-		if !set.runs(change.To) && time.Since(moved) > u.Timing.Join {
-			return false, "", wait.Stop(fmt.Errorf("nothing has moved for %s: %s", u.Timing.Join, seen))
-		}
-		return set.runs(change.To), seen, nil
+		return r.look(set, err)
 	})
 	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; the same command again goes on")
+}
+
+// proxyRollOut is how far the DaemonSet has come. It may take as long as it likes
+// while something moves.
+type proxyRollOut struct {
+	image    string
+	patience time.Duration
+	best     ProxySet
+	moved    time.Time // when something last did
+}
+
+func (r *proxyRollOut) look(set ProxySet, err error) (done bool, seen string, _ error) {
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return false, "", wait.Stop(fmt.Errorf("somebody has deleted it: %w", err))
+	case err != nil:
+		seen = err.Error()
+	case set.Image != r.image:
+		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("somebody has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
+	case set.runs(r.image):
+		return true, "", nil
+	default:
+		seen = fmt.Sprintf("%d of %d pods are updated, %d available", set.Updated, set.Wanted, set.Available)
+	}
+	if err == nil && set.Seen && (set.Updated > r.best.Updated || set.Available > r.best.Available) {
+		r.best, r.moved = set, time.Now()
+	}
+	if time.Since(r.moved) > r.patience {
+		return false, "", wait.Stop(fmt.Errorf("nothing has moved for %s: %s", r.patience, seen))
+	}
+	return false, seen, nil
 }

@@ -44,7 +44,8 @@ const pullLimit = 4
 //
 //  1. check: what was changed already settles, everything else is healthy.
 //  2. pull: every image is on its machine before anything restarts.
-//  3. one component after the other, each on one node after the other.
+//  3. one component after the other, each on one node after the other, while all else is healthy.
+//  4. finish: all of it is healthy.
 func (u *KubernetesUpgrade) Steps() step.Step {
 	steps := []step.Step{
 		{ID: "check", Title: "check that the cluster is healthy", Do: u.check},
@@ -53,7 +54,8 @@ func (u *KubernetesUpgrade) Steps() step.Step {
 	for _, c := range staticPods {
 		steps = append(steps, u.branch(c))
 	}
-	steps = append(steps, u.proxyStep(), u.branch(Kubelet))
+	steps = append(steps, u.proxyStep(), u.branch(Kubelet),
+		step.Step{ID: "finish", Title: "check that everything is healthy", Do: u.finish})
 	return step.Step{
 		ID: upgradeKubernetes, Title: fmt.Sprintf("bring Kubernetes from %s to %s", u.Plan.From, u.Plan.To), Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
@@ -150,15 +152,14 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 // set gives the machine's configuration the wanted image, unless it has it. lost
 // is that no answer to that came.
 func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
-	m, err := k.Talos.Kubernetes(ctx, k.n.Addr)
-	if err != nil {
+	if _, to, err := k.target(ctx); err != nil || to == "" {
 		return nil, err
 	}
-	to, err := k.target(m)
+	if err := k.awaitOthers(ctx, k.path, spotOf{k.n.Node, k.c}); err != nil {
+		return nil, err
+	}
+	m, to, err := k.target(ctx) // that may have taken minutes
 	if err != nil || to == "" {
-		return nil, err
-	}
-	if err := k.requireOthers(ctx, k.n.Node); err != nil {
 		return nil, err
 	}
 	config, err := k.Talos.MachineConfig(ctx, k.n.Addr)
@@ -177,23 +178,27 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 }
 
 // target is the image to set; "" where the configuration has that version already.
-func (k *kubernetesStep) target(m MachineKubernetes) (string, error) {
+func (k *kubernetesStep) target(ctx context.Context) (m MachineKubernetes, to string, err error) {
+	if m, err = k.Talos.Kubernetes(ctx, k.n.Addr); err != nil {
+		return m, "", err
+	}
 	wanted, err := parseKubeVersion(k.Plan.To)
 	if err != nil {
-		return "", err
+		return m, "", err
 	}
 	r, err := parseImage(m.Images.Of(k.c))
 	switch {
 	case m.UUID != k.n.UUID:
-		return "", fault.Refusedf("%s answers with UUID %s, not %s", k.n.Addr, m.UUID, k.n.UUID)
+		return m, "", otherMachine(k.n, m.UUID)
 	case err != nil:
-		return "", fault.Refusedf("%s of %s: %w", k.c, k.n.Node, err)
+		return m, "", fault.Refusedf("%s of %s: %w", k.c, k.n.Node, err)
 	case wanted.before(r.version):
-		return "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.version), "see who upgrades this cluster, too")
+		return m, "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.version), "see who upgrades this cluster, too")
 	case r.version == wanted:
-		return "", nil
+		return m, "", nil
 	}
-	return imageOf(m.Images.Of(k.c), wanted)
+	to, err = imageOf(m.Images.Of(k.c), wanted)
+	return m, to, err
 }
 
 // settle waits until all of the spots have lacked nothing for the settling time.
@@ -206,7 +211,7 @@ func (u *KubernetesUpgrade) settle(ctx context.Context, path string, spots []spo
 	}, func(ctx context.Context) (bool, string, error) {
 		what, err := u.lackAny(ctx, spots)
 		switch {
-		case fault.KindOf(err) == fault.Config || fault.KindOf(err) == fault.Refused:
+		case hopeless(err):
 			return false, "", wait.Stop(err)
 		case err != nil || what != "":
 			since = time.Time{}

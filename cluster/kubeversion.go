@@ -28,9 +28,19 @@ func parseKubeVersion(s string) (kubeVersion, error) {
 	return kubeVersion{number(1), number(2), number(3), m[4]}, nil
 }
 
-// CheckKubernetesVersion finds out whether that is a version of Kubernetes.
+// upstreamPre is what a version of Kubernetes itself has before its release. What
+// else stands there, a vendor has added, and counts up by rules of its own.
+var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
+
+// ofVendor says whether it is a version that Kubernetes itself never had.
+func (v kubeVersion) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
+
+// CheckKubernetesVersion finds out whether that is a version of Kubernetes itself.
 func CheckKubernetesVersion(s string) error {
-	_, err := parseKubeVersion(s)
+	v, err := parseKubeVersion(s)
+	if err == nil && (v.ofVendor() || strings.Contains(s, "+")) {
+		err = fmt.Errorf("%q is a vendor's own version: recast goes to those of Kubernetes itself, such as %s or v1.36.0-rc.1", s, v.minorString()+".0")
+	}
 	return fault.As(fault.Config, err)
 }
 

@@ -287,6 +287,12 @@ func (p Plan) NeedsImages() bool {
 	})
 }
 
+// TakesAPIAway says whether the API of Kubernetes is away while a node is out: with
+// fewer than three control planes etcd does not do without one.
+func (p Plan) TakesAPIAway() bool {
+	return len(p.controlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == controlPlane && !n.Drift.tidy() })
+}
+
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
 // to boot from its ISO, sorted.
 func (p Plan) ISOHosts() map[string][]string {

@@ -26,6 +26,10 @@ var ErrExists = errors.New("exists already")
 // may not have happened. Look at the world before doing anything else.
 var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 
+// ErrNoAnswer says that a server could not be reached, or could not answer what
+// it was asked: nothing is known of what it keeps.
+var ErrNoAnswer = errors.New("no answer")
+
 // ErrBusy says that a machine is at work on an installation already; nothing was begun.
 var ErrBusy = errors.New("an installation is in progress already")
 

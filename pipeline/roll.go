@@ -261,11 +261,26 @@ func (w *work) ready(ctx context.Context) error {
 	if err := errors.Join(cluster.NeedsOf(plan, inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
-	if inLease && w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure) {
-		return fault.WithHint(fault.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
-			"roll.bootFailure: rollback does without; recast doctor says what the token lacks")
+	if err := w.leaseServes(inLease, plan); err != nil {
+		return err
 	}
 	return w.claim(ctx, plan.Work()[0].Host)
+}
+
+// leaseServes refuses a plan with whose way back a claim in Kubernetes is not enough.
+func (w *work) leaseServes(inLease bool, plan cluster.Plan) error {
+	const grant = "recast doctor says what the token lacks"
+	switch {
+	case !inLease:
+		return nil
+	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
+		return fault.WithHint(fault.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
+			"roll.bootFailure: rollback does without; "+grant)
+	case plan.TakesAPIAway():
+		return fault.WithHint(fault.Refusedf("the Proxmox token may not make VMs, so the claim would be a Lease, and that goes away with the only control plane: should it not come back, it could not be rolled back"),
+			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
+	}
+	return nil
 }
 
 // newRunID makes the ID of a run.

@@ -117,7 +117,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	if err != nil {
 		res.Kubernetes = err.Error()
 	} else if res.Claim == nil && src.Lease != nil {
-		claim, held, err := cluster.PeekLease(ctx, src.Lease, p.Config.Cluster)
+		claim, held, err := peekLease(ctx, src, p.Config.Cluster)
 		res.problem(err)
 		if held {
 			res.Claim = &ClaimHeld{ClaimState: claim, Lease: claim.Lease.Name}
@@ -163,6 +163,12 @@ func askNodes(ctx context.Context, src StatusSources) ([]cluster.KubeNode, error
 	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
 	defer cancel()
 	return src.Nodes(ctx)
+}
+
+func peekLease(ctx context.Context, src StatusSources, name string) (cluster.ClaimState, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
+	defer cancel()
+	return cluster.PeekLease(ctx, src.Lease, name)
 }
 
 // lockedBuilds are the builds of every lock that is here, by ID.

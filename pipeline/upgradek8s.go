@@ -35,7 +35,7 @@ type UpgradeKubernetesReport struct {
 const upgradeKey = "upgrade-k8s"
 
 // UpgradeKubernetes brings Kubernetes to a version, on every node that it knows:
-// observe → plan → claim → confirm → check → pull → component by component.
+// observe → plan → claim → confirm → plan again → check → pull → component by component.
 // What an interrupted one has left is no more than nodes of two versions: run
 // again, it goes on.
 func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
@@ -69,21 +69,14 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
-	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
+	plan, host, err := w.planUpgrade(ctx, o.To)
 	if err != nil {
 		return err
 	}
-	kubernetes, err := cluster.ObserveKubernetes(ctx, w.machines.Talos, w.machines.Kube, seen, o.To)
-	if err != nil {
-		return err
-	}
-	if rep.Plan, err = cluster.PlanKubernetes(w.Config.Cluster, o.To, kubernetes); err != nil {
-		return err
-	}
+	rep.Plan = plan
 	if o.DryRun || !rep.Plan.Work() && len(rep.Plan.Refused) == 0 {
 		return refusedPlan(rep.Plan)
 	}
-	host := hostOf(seen)
 	if err := errors.Join(refusedPlan(rep.Plan), cluster.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
@@ -97,12 +90,42 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if !ok {
 		return fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was"))
 	}
+	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
+		return err
+	}
 	rep.Run = w.id
-	err = w.carryUpgradeOut(ctx, rep.Plan)
+	err = w.carryUpgradeOut(ctx, plan)
 	if err == nil {
 		rep.Outcome = "done"
 	}
 	return err
+}
+
+// planUpgrade makes a plan of what is to be seen now, and says where the claim may be made.
+func (w *work) planUpgrade(ctx context.Context, to string) (plan cluster.KubernetesPlan, host string, err error) {
+	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
+	if err != nil {
+		return plan, "", err
+	}
+	kubernetes, err := cluster.ObserveKubernetes(ctx, w.machines.Talos, w.machines.Kube, seen, to)
+	if err != nil {
+		return plan, "", err
+	}
+	if plan, err = cluster.PlanKubernetes(w.Config.Cluster, to, kubernetes); err != nil || len(plan.Refused) > 0 {
+		return plan, hostOf(seen), err
+	}
+	plan.Refused, err = plan.Foresee(ctx, w.machines.Talos, w.machines.Maintenance, w.machines.Kube)
+	return plan, hostOf(seen), err
+}
+
+// planAgain is the plan that is carried out: made under the claim and after the
+// answer, which may have taken hours, and no other than the one that was shown.
+func (w *work) planAgain(ctx context.Context, shown cluster.KubernetesPlan) (cluster.KubernetesPlan, error) {
+	plan, _, err := w.planUpgrade(ctx, shown.To)
+	if err != nil {
+		return plan, err
+	}
+	return plan, plan.RequireSame(shown)
 }
 
 // refusedPlan is the error of a plan that can't be carried out; nil if it can.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
+// now ends a pod without its grace.
 var now = metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
 
 // check ends the test for an error of the test's own client.

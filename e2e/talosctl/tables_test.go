@@ -203,6 +203,44 @@ func bareMaintenance() []command {
 	}
 }
 
+// kubernetes upgrades Kubernetes to a version that this release of Talos supports, and
+// is refused what may not be; unsupported is one that this release does not know, "" if
+// there is none a step away.
+func kubernetes(to, unsupported string) []command {
+	all := []command{
+		{line: "upgrade-k8s -n {wk1} --to " + to, code: 1, errs: []string{`kubeconfig is only available on control plane nodes`}},
+		{line: "upgrade-k8s -n {cp1} --to 1.37.1", code: 1, errs: []string{`unsupported upgrade path 1\.35->1\.37 \(from "1\.35\.4" to "1\.37\.1"\)`}},
+		{line: "upgrade-k8s -n {cp1} --to 1.34.6", code: 1, errs: []string{`unsupported upgrade path 1\.35->1\.34`}},
+		{line: "upgrade-k8s -n {cp1} --to 1.35.66", code: 1, errs: []string{`failed pre-pulling images: .* registry\.k8s\.io/kube-apiserver:v1\.35\.66: not found`}},
+		{line: "get kubeletspec -n {wk1} -o yaml", out: []string{`image: ghcr\.io/siderolabs/kubelet:v1\.35\.4`}},
+		{
+			line: "upgrade-k8s -n {cp1} --dry-run --to " + to,
+			out: []string{
+				`automatically detected the lowest Kubernetes version 1\.35\.4`, `update kube-apiserver: 1\.35\.4 -> ` + to, `update kubelet: 1\.35\.4 -> ` + to,
+				`skipped in dry-run`,
+			},
+		},
+		{line: "get kubeletspec -n {wk1} -o yaml", out: []string{`image: ghcr\.io/siderolabs/kubelet:v1\.35\.4`}},
+		{line: "get staticpods kube-apiserver -n {cp2} -o yaml", out: []string{`image: registry\.k8s\.io/kube-apiserver:v1\.35\.4`}},
+		{line: "upgrade-k8s -n {cp1} --to " + to, out: []string{
+			`pre-pulling registry\.k8s\.io/kube-scheduler:v` + to, `kube-apiserver: waiting, config version mismatch: got "1", expected "2"`,
+			`kube-scheduler: pod is not ready, waiting`, `waiting for kubelet restart`, `< "{wk2}": successfully updated`,
+		}, not: []string{`skipped in dry-run`}},
+		{line: "get kubeletspec -n {wk1} -o yaml", out: []string{`image: ghcr\.io/siderolabs/kubelet:v` + to}},
+		{line: "get staticpods kube-apiserver -n {cp2} -o yaml", out: []string{`image: registry\.k8s\.io/kube-apiserver:v` + to, `talos\.dev/config-version: "2"`}},
+		{line: "get manifests 10-kube-proxy -n {cp3} -o yaml", out: []string{`image: registry\.k8s\.io/kube-proxy:v` + to}},
+		{line: "containers -k -n {cp3}", out: []string{` registry\.k8s\.io/kube-scheduler:v` + to + ` .* CONTAINER_RUNNING`}},
+		{line: "get services kubelet -n {wk1}", out: []string{`Service +kubelet +[0-9]+ +true +true`}},
+		{line: "upgrade-k8s -n {cp1} --to " + to, out: []string{`automatically detected the lowest Kubernetes version ` + to}, not: []string{`update kube-apiserver: `, `waiting for kubelet restart`, `^\+ `}},
+		{line: "health -n {cp1} --wait-timeout 20s --server=false", errs: []string{`kube-proxy to report ready: OK`, `coredns to report ready: OK`}},
+		{line: "image k8s-bundle --k8s-version v" + to, out: []string{`^registry\.k8s\.io/kube-proxy:v` + to}},
+	}
+	if unsupported != "" {
+		all = append(all, command{line: "upgrade-k8s -n {cp1} --to " + unsupported, code: 1, errs: []string{`version of Kubernetes ` + unsupported + ` is too new to be used with Talos`}})
+	}
+	return all
+}
+
 // etcd are the commands that change its members; the last takes cp3 away for good.
 func etcd() []command {
 	return []command{

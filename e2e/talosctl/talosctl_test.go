@@ -20,6 +20,7 @@ func TestTalosctl(t *testing.T) {
 	u.types("Roles", roles()...)
 	u.types("Configuration", configuration()...)
 	u.types("Health", health()...)
+	u.types("Kubernetes", kubernetes("1.36.1", "1.37.1")...)
 	u.types("Reboot, upgrade, roll back, shut down", lifecycle(u.installer("{wk1}"))...)
 	u.powerOn("9032")
 	u.types("The machine that was switched on", wk2Runs())
@@ -32,17 +33,19 @@ func TestTalosctl(t *testing.T) {
 // what differs between them.
 func TestOtherReleases(t *testing.T) {
 	for version, differs := range map[string]struct {
+		kubernetes  []command
 		lifecycle   func(installer string) []command
 		maintenance []command
 	}{
-		"v1.12.9": {legacy, bareMaintenance()},
-		"v1.14.1": {lifecycle, maintenance()},
+		"v1.12.9": {kubernetes("1.35.5", "1.36.1"), legacy, bareMaintenance()},
+		"v1.14.1": {kubernetes("1.36.1", ""), lifecycle, maintenance()},
 	} {
 		t.Run(version, func(t *testing.T) {
 			u := startLab(t, version)
 			u.types("Read", reads()...)
 			u.types("Look inside", insides()...)
 			u.types("Configuration", configuration()...)
+			u.types("Kubernetes", differs.kubernetes...)
 			u.types("Reboot, upgrade, roll back, shut down", differs.lifecycle(u.installer("{wk1}"))...)
 			u.powerOn("9032")
 			u.types("The machine that was switched on", wk2Runs())
@@ -69,6 +72,7 @@ func (u *user) installer(machine string) string {
 	out, stderr, _ := u.run("talosctl", "get", "machineconfig", "v1alpha1", "-n", machine, "-o", "jsonpath={.spec}")
 	for line := range strings.Lines(out) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && name == "image" && strings.Contains(value, "installer") {
+			value, _, _ = strings.Cut(value, " #") // upgrade-k8s documents every field
 			return value
 		}
 	}

@@ -3,8 +3,12 @@ package command_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,5 +87,116 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	}
 	if took := time.Since(start); took > 15*time.Second { // the sleeping child keeps the output open
 		t.Errorf("it took %s", took)
+	}
+}
+
+// A program that has ended takes along what it has left running, whether that
+// holds its output or not, and its exit code stands.
+func TestRunGateLeavesNothingRunning(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		child string
+		exit  int
+		said  string
+	}{
+		"holds, and the child prints":    {child: "sleep 600 &", said: "looked"},
+		"does not, and the child prints": {child: "sleep 600 &", exit: 3, said: "looked"},
+		"the child is quiet":             {child: "sleep 600 >/dev/null 2>&1 &", exit: 3, said: "looked"},
+		"the child ignores signals":      {child: "(trap '' TERM HUP INT; sleep 600) &", said: "looked"},
+		"a child of a child":             {child: "(sleep 600 & wait) &", said: "looked"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			alive := holdable(t)
+			start := time.Now()
+			exit, said, err := command.Gates{Env: os.Environ()}.RunGate(t.Context(), shell(fmt.Sprintf("exec 9>%s; %s echo looked; exit %d", alive.Name(), c.child, c.exit)), nil)
+			if err != nil || exit != c.exit || said != c.said {
+				t.Errorf("%d, %q, %v; want %d, %q", exit, said, err, c.exit, c.said)
+			}
+			requireNobodyHolds(t, alive)
+			if took := time.Since(start); took > 15*time.Second {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}
+
+// A daemon is beyond reach, but it does not hold a gate up.
+func TestRunGateDoesNotWaitForADaemon(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("setsid"); err != nil {
+		t.Skip(err)
+	}
+	alive := holdable(t)
+	start := time.Now()
+	exit, said, err := command.Gates{Env: os.Environ()}.RunGate(t.Context(),
+		shell(fmt.Sprintf("exec 9<>%s; setsid sh -c 'echo $$ >&9; exec sleep 600' & read pid <&9; echo $pid", alive.Name())), nil)
+	if pid, errPid := strconv.Atoi(said); errPid == nil {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil || exit != 0 || said == "" {
+		t.Errorf("%d, %q, %v", exit, said, err)
+	}
+	if took := time.Since(start); took > 15*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// What a program printed before it ended is read, however much it is.
+func TestRunReadsToTheEnd(t *testing.T) {
+	t.Parallel()
+	lines, said := 0, &command.Lines{}
+	said.Note = func(string) { lines++ }
+	err := command.Program{Args: []string{"sh", "-c", "head -n 20000; printf last"}, Stdin: []byte(strings.Repeat("line\n", 30_000))}.Run(t.Context(), said)
+	if err != nil || lines != 20_001 || !strings.HasSuffix(said.Last(), "line; last") {
+		t.Errorf("%d lines, %q at last, %v", lines, said.Last(), err)
+	}
+}
+
+// Children of a program that was told to end may tidy up, though it is gone at once.
+func TestRunGateLetsChildrenTidyUp(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ready, tidy := filepath.Join(dir, "ready"), filepath.Join(dir, "tidy")
+	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, _ = os.ReadFile(ready)
+		cancel()
+	}()
+	child := fmt.Sprintf("(trap 'sleep 0.2; echo done >%s; exit' TERM; echo >%s; while :; do sleep 0.05; done) & wait", tidy, ready)
+	if _, _, err := (command.Gates{Env: os.Environ()}).RunGate(ctx, shell(child), nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	if _, err := os.Stat(tidy); err != nil {
+		t.Error(err)
+	}
+}
+
+// holdable is a fifo. Whoever inherits it as opened for writing holds it until it ends.
+func holdable(t *testing.T) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func requireNobodyHolds(t *testing.T, f *os.File) {
+	t.Helper()
+	if err := f.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("something runs on: %v", err)
 	}
 }

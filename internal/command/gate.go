@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -49,5 +50,28 @@ func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []stri
 	return 0, "", fmt.Errorf("run %s: %w", gate.Args[0], err)
 }
 
-// FromHere are gates with the environment of this process.
-func FromHere() Gates { return Gates{Env: os.Environ()} }
+// FromHere are gates with the environment of this process. Files that it names
+// are named from here, but gates run at recast.yaml.
+func FromHere() Gates {
+	here, _ := os.Getwd() // where there is none, relative paths stay, and lead nowhere from here either
+	return Gates{Env: namedFrom(here, os.Environ())}
+}
+
+// namedFrom makes the files that variables name absolute. KUBECONFIG may list several.
+func namedFrom(dir string, env []string) []string {
+	out := slices.Clone(env)
+	for i, entry := range out {
+		name, value, _ := strings.Cut(entry, "=")
+		if name != "KUBECONFIG" && name != "TALOSCONFIG" {
+			continue
+		}
+		files := filepath.SplitList(value)
+		for j, file := range files {
+			if file != "" && !filepath.IsAbs(file) {
+				files[j] = filepath.Join(dir, file)
+			}
+		}
+		out[i] = name + "=" + strings.Join(files, string(filepath.ListSeparator))
+	}
+	return out
+}

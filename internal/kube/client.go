@@ -35,6 +35,8 @@ type Client struct {
 	poll time.Duration
 	base *http.Transport
 	rt   http.RoundTripper // base with the credentials of the kubeconfig
+	// direct leads to API servers by their own addresses.
+	direct http.RoundTripper
 }
 
 var _ cluster.Kube = (*Client)(nil)
@@ -51,29 +53,29 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
-	base, rt, err := newTransport(cfg)
-	if err != nil {
+	c := &Client{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second)}
+	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Configf("credentials of the kubeconfig: %w", err)
 	}
-	api, err := kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: rt, Timeout: requestTimeout})
+	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout})
 	if err != nil {
 		return nil, fault.Configf("kubeconfig: %w", err)
 	}
-	return &Client{api: api, host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), base: base, rt: rt}, nil
+	return c, nil
 }
 
-// newTransport makes a transport of our own. client-go's are kept in a global
+// newTransports makes transports of our own. client-go's are kept in a global
 // cache, where nobody can close them.
-func newTransport(cfg *rest.Config) (*http.Transport, http.RoundTripper, error) {
+func newTransports(cfg *rest.Config) (base *http.Transport, rt, toServer http.RoundTripper, err error) {
 	tc, err := cfg.TransportConfig()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	tlsConfig, err := transport.TLSConfigFor(tc)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	base := &http.Transport{
+	base = &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     tlsConfig,
 		TLSHandshakeTimeout: 10 * time.Second,
@@ -89,11 +91,11 @@ func newTransport(cfg *rest.Config) (*http.Transport, http.RoundTripper, error) 
 	if tc.DialHolder != nil {
 		base.DialContext = tc.DialHolder.Dial
 	}
-	rt, err := transport.HTTPWrappersForConfig(tc, base)
-	if err != nil {
-		return nil, nil, fmt.Errorf("wrap transport: %w", err)
+	if rt, err = transport.HTTPWrappersForConfig(tc, base); err != nil {
+		return nil, nil, nil, fmt.Errorf("wrap transport: %w", err)
 	}
-	return base, rt, nil
+	toServer, err = direct(tc, base, cfg.Host)
+	return base, rt, toServer, err
 }
 
 // Close ends the connections that no request uses.

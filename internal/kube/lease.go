@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -31,7 +33,7 @@ func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	if err != nil {
 		return cluster.Lease{}, c.translateLease(err)
 	}
-	out := cluster.Lease{Name: leaseNamespace + "/" + leaseName, Revision: l.ResourceVersion, Claim: l.Annotations[claimAnnotation]}
+	out := cluster.Lease{Name: leaseNamespace + "/" + leaseName, UID: string(l.UID), Revision: l.ResourceVersion, Claim: l.Annotations[claimAnnotation]}
 	if l.Spec.HolderIdentity != nil {
 		out.Holder = *l.Spec.HolderIdentity
 	}
@@ -62,19 +64,21 @@ func (c *Client) UpdateLease(ctx context.Context, l cluster.Lease) error {
 // DeleteLease deletes the claim's Lease, as it was read. One that is gone is no error.
 func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	err := c.translateLeaseChange(c.api.CoordinationV1().Leases(leaseNamespace).Delete(ctx, leaseName,
-		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.Revision}}))
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(l.UID)), ResourceVersion: &l.Revision}}))
 	if errors.Is(err, cluster.ErrNotFound) {
 		return nil
 	}
 	return err
 }
 
-// leaseOf is the Lease whole: whatever else somebody wrote into it goes.
+// leaseOf is the Lease whole: whatever else somebody wrote into it goes. Without
+// the UID an update would make one anew that was deleted meanwhile: of Leases the
+// API server allows that (AllowCreateOnUpdate in registry/coordination/lease/strategy.go).
 func leaseOf(l cluster.Lease) *coordinationv1.Lease {
 	acquired, renewed := metav1.NewMicroTime(l.Acquired), metav1.NewMicroTime(l.Renewed)
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: leaseNamespace, Name: leaseName, ResourceVersion: l.Revision,
+			Namespace: leaseNamespace, Name: leaseName, UID: types.UID(l.UID), ResourceVersion: l.Revision,
 			Annotations: map[string]string{claimAnnotation: l.Claim},
 		},
 		Spec: coordinationv1.LeaseSpec{
@@ -90,11 +94,24 @@ func (c *Client) translateLease(err error) error {
 			"the kubeconfig's user needs to get leases in kube-system, to see whether a run is at work; where the Proxmox token may not make VMs, "+
 				"to create, update and delete them as well; Talos' own admin kubeconfig may do all of it")
 	}
+	status, answered := errors.AsType[*apierrors.StatusError](err)
+	switch {
+	case answered && status.ErrStatus.Code >= http.StatusInternalServerError: // etcd's time-outs are 500 (apiserver's etcd3, interpret.go)
+		return fmt.Errorf("%w: %w", cluster.ErrNoAnswer, err)
+	case unreached(err):
+		return fmt.Errorf("%w from %s: %w", cluster.ErrNoAnswer, c.host, err)
+	}
 	return c.translate(err)
 }
 
-// translateLeaseChange is translateLease for a write. One that the API broke off
-// may have been made: etcd's time-outs are 500 (apiserver's etcd3, interpret.go).
+// unreached says whether a request came to no server, or to one that fell silent.
+func unreached(err error) bool {
+	_, request := errors.AsType[*url.Error](err)
+	_, stranger := errors.AsType[*tls.CertificateVerificationError](err)
+	return request && !stranger && !errors.Is(err, context.Canceled)
+}
+
+// translateLeaseChange is translateLease for a write, which may have been made where no answer came.
 func (c *Client) translateLeaseChange(err error) error {
 	switch {
 	case err == nil:
@@ -104,10 +121,9 @@ func (c *Client) translateLeaseChange(err error) error {
 	case apierrors.IsConflict(err):
 		return fmt.Errorf("%w: %w", cluster.ErrChanged, err)
 	}
-	_, broken := errors.AsType[*url.Error](err)
-	status, answered := errors.AsType[*apierrors.StatusError](err)
-	if broken || answered && status.Status().Code >= http.StatusInternalServerError {
-		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, c.translateLease(err))
+	err = c.translateLease(err)
+	if errors.Is(err, cluster.ErrNoAnswer) {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
-	return c.translateLease(err)
+	return err
 }

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/cluster"
@@ -74,32 +71,6 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 	return s
-}
-
-// APIServer asks the API server at that address itself. Its certificate is for the
-// addresses of its machine as well (controllers/secrets/kubernetes_cert_sans.go).
-func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+addr.String()+"/version", nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := (&http.Client{Transport: c.rt, Timeout: requestTimeout}).Do(request)
-	if err != nil {
-		return "", fault.WithHint(err, "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<16))
-	var info version.Info
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("%s: %w", addr, err)
-	case response.StatusCode != http.StatusOK:
-		return "", fmt.Errorf("%s: %s", addr, response.Status)
-	}
-	if err := json.Unmarshal(body, &info); err != nil {
-		return "", fmt.Errorf("%s: read its version: %w", addr, err)
-	}
-	return info.GitVersion, nil
 }
 
 // ProxySet reads the DaemonSet of kube-proxy.

@@ -26,9 +26,7 @@ func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.At
 			continue
 		}
 		v := attachedVolume(a)
-		if err := c.bind(ctx, &v); err != nil {
-			return nil, err
-		}
+		c.bind(ctx, &v)
 		attached = append(attached, v)
 	}
 	if len(attached) == 0 {
@@ -91,17 +89,15 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// bind adds what its PersistentVolume tells, if there is one.
-func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) error {
+// bind adds what its PersistentVolume tells. If there is none, or it can't be read,
+// the volume counts without it, too.
+func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
-		return nil
+		return
 	}
 	pv, err := c.api.CoreV1().PersistentVolumes().Get(ctx, v.Volume, metav1.GetOptions{})
-	switch {
-	case missing(err):
-		return nil
-	case err != nil:
-		return fmt.Errorf("read persistent volume %s: %w", v.Volume, c.translate(err))
+	if err != nil {
+		return
 	}
 	if pv.Spec.CSI != nil {
 		v.Handle = pv.Spec.CSI.VolumeHandle
@@ -109,5 +105,4 @@ func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) error {
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		v.Claim = ref.Namespace + "/" + ref.Name
 	}
-	return nil
 }

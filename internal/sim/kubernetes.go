@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
-	"github.com/recast-sh/recast/internal/sim/manifests"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -27,21 +25,6 @@ func (l *Lab) upstream() (*kubeapi.Upstream, error) {
 
 // refused puts on the console what the real control plane refuses to the lab's kubelets.
 func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
-
-// manifests are what Talos puts into the lab's cluster when it is new.
-func (l *Lab) manifests() ([]map[string]any, error) {
-	c := manifests.Of(KubernetesVersion)
-	c.TokenID, c.TokenSecret, _ = strings.Cut(l.Talos.Secrets.Secrets.BootstrapToken, ".")
-	all, err := manifests.Render(c)
-	if err != nil {
-		return nil, err
-	}
-	var objects []map[string]any
-	for _, m := range all {
-		objects = append(objects, m.Objects...)
-	}
-	return objects, nil
-}
 
 // serveKubernetes makes the Kubernetes API reachable: each API server at the address
 // of its machine, and one of them at the address that all have in common, of which
@@ -65,7 +48,9 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 		for _, s := range servers {
 			if running[s] == nil {
 				running[s] = l.startAPIServer(ctx, s)
-				front.join(running[s])
+				if s.Ready {
+					front.join(running[s])
+				}
 			}
 		}
 		select {
@@ -93,7 +78,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
-			if err := l.Kube.ServeAs(ctx, on, s.Version); err != nil {
+			if err := l.Kube.ServeAs(ctx, on, kubeapi.Identity{Version: s.Version, Unready: !s.Ready}); err != nil {
 				l.complain(err)
 			}
 		})

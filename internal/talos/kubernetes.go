@@ -30,7 +30,7 @@ func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, 
 		}
 	}
 	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
-	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet} {
+	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet, readPending} {
 		if err := read(ctx, s, &k); err != nil {
 			return cluster.MachineKubernetes{}, err
 		}

@@ -22,9 +22,18 @@ func drawKubernetesPlan(p *page, plan cluster.KubernetesPlan) {
 		p.line("cluster %s: Kubernetes is %s on all of %s", plan.Cluster, plan.To, counted(len(plan.Nodes), "node"))
 		return
 	}
-	p.line("cluster %s: Kubernetes %s → %s", plan.Cluster, plan.From, plan.To)
+	if plan.From == plan.To {
+		p.line("cluster %s: Kubernetes is %s, not everywhere yet", plan.Cluster, plan.To)
+	} else {
+		p.line("cluster %s: Kubernetes %s → %s", plan.Cluster, plan.From, plan.To)
+	}
 	for _, c := range cluster.Components {
 		drawComponent(p, plan, c)
+	}
+	for _, n := range plan.Nodes {
+		for _, what := range n.Lacks {
+			p.wrapped("  waits for "+n.Node+": ", "    ", what)
+		}
 	}
 	for _, text := range plan.Refused {
 		p.wrapped("  "+p.paint(red, "refused: "), "    ", text)

@@ -22,7 +22,12 @@ func (s *Server) meta(r *http.Request) answer {
 	}
 	path := strings.Trim(r.URL.Path, "/")
 	switch path {
-	case "healthz", "livez", "readyz":
+	case "readyz":
+		if asked, _ := r.Context().Value(identityKey{}).(Identity); asked.Unready {
+			return answer{code: http.StatusInternalServerError, plain: unready} // healthz.go of k8s.io/apiserver
+		}
+		return answer{code: http.StatusOK, plain: "ok"}
+	case "healthz", "livez":
 		return answer{code: http.StatusOK, plain: "ok"}
 	case "version":
 		return s.version(r)
@@ -44,14 +49,16 @@ func (s *Server) meta(r *http.Request) answer {
 	return s.unserved(r)
 }
 
+const unready = "[+]ping ok\n[+]etcd ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n"
+
 func (s *Server) unserved(r *http.Request) answer {
 	return failed(apierrors.NewGenericServerResponse(http.StatusNotFound, strings.ToLower(r.Method), schema.GroupResource{}, "",
 		"404 page not found", 0, true))
 }
 
 func (s *Server) version(r *http.Request) answer {
-	own, _ := r.Context().Value(versionKey{}).(string)
-	own = cmp.Or(own, s.o.Version)
+	asked, _ := r.Context().Value(identityKey{}).(Identity)
+	own := cmp.Or(asked.Version, s.o.Version)
 	major, rest, _ := strings.Cut(strings.TrimPrefix(own, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	b, err := json.MarshalIndent(version.Info{

@@ -139,15 +139,20 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 // Serve answers on l until l, the server or ctx ends, then ends the
 // connections made through it. The controllers go on: only the way to the API is gone.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	return s.ServeAs(ctx, l, s.o.Version)
+	return s.ServeAs(ctx, l, Identity{Version: s.o.Version})
 }
 
-// versionKey is where the context of a request has the version of the API server
-// that was asked.
-type versionKey struct{}
+// Identity is which of a cluster's API servers answers.
+type Identity struct {
+	Version string
+	Unready bool // it answers, but some of what it does when it starts never ends
+}
 
-// ServeAs is Serve for one of the cluster's API servers, which is of that version.
-func (s *Server) ServeAs(ctx context.Context, l net.Listener, version string) error {
+// identityKey is where the context of a request has which API server was asked.
+type identityKey struct{}
+
+// ServeAs is Serve for one of the cluster's API servers.
+func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) error {
 	if !s.enter() {
 		return l.Close()
 	}
@@ -170,7 +175,7 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, version string) er
 		Protocols: protocols,
 		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
-		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, versionKey{}, version) },
+		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, identityKey{}, who) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
 	}

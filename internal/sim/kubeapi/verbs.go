@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -150,13 +151,27 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 			field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
 		})
 	}
-	if old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name); err == nil {
+	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
+	switch {
+	case apierrors.IsNotFound(err) && t.resource.GroupVersionResource == store.Leases() && obj.GetUID() == "":
+		return s.add(r, t, obj) // AllowCreateOnUpdate (registry/coordination/lease/strategy.go), whatever the revision
+	case apierrors.IsNotFound(err) && t.resource.GroupVersionResource == store.Leases():
+		return answer{}, otherUID(t, obj, "")
+	case err == nil && obj.GetUID() != "" && obj.GetUID() != old.GetUID():
+		return answer{}, otherUID(t, obj, old.GetUID())
+	case err == nil:
 		if obj, err = s.own(r, t, old, obj); err != nil {
 			return answer{}, err
 		}
 	}
 	obj, err = s.put(r, t, obj)
 	return answer{code: http.StatusOK, body: obj}, err
+}
+
+// otherUID refuses an update of an object that is another one by now (registry/rest/update.go in apiserver).
+func otherUID(t target, sent store.Object, is types.UID) error {
+	return apierrors.NewConflict(t.resource.GroupResource(), t.name,
+		fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", sent.GetUID(), is))
 }
 
 // deleteOptions reads a DELETE's body; query parameters are the older way to say the same.

@@ -26,8 +26,8 @@ func (l *Lab) poorToken() cluster.Secret {
 // VMs, while another token tries to roll as well.
 func TestRollWithAClaimInKubernetes(t *testing.T) {
 	long(t)
-	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
@@ -63,8 +63,8 @@ func TestClaimInKubernetesOfOneWhoWasKilled(t *testing.T) {
 	long(t)
 	for name, poor := range map[string]bool{"by the same": true, "by one that may make VMs": false} {
 		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
 				lab.inPlace()
 				token := lab.poorToken()
 				killPoor(t, lab, token)
@@ -101,4 +101,23 @@ func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
 		t.Fatal("it was not killed")
 	}
 	lab.Recorder.Hooks(nil, nil)
+}
+
+// TestLeaseOfTheOnlyControlPlane is refused: its claim would go away with the API.
+func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		lab.inPlace()
+		c := lab.Client()
+		c.Token = lab.poorToken()
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "that goes away with the only control plane") {
+			t.Errorf("all nodes: %v", err)
+		}
+		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+			t.Errorf("the worker alone: %v", err)
+		}
+		requireNoClaim(t, lab)
+	})
 }

@@ -24,6 +24,8 @@ const (
 	// Unready is a system that comes up, API and all, and whose kubelet never starts;
 	// of a container's image, one that starts and never answers.
 	Unready Defect = "never ready"
+	// Unserving is, of an API server's image, one that answers and is never ready to serve.
+	Unserving Defect = "never serves"
 	// RollsBack is a system whose machined ends with a fatal error: it puts the
 	// entry of before the upgrade back, if META names one, and reboots.
 	RollsBack Defect = "rolls back"

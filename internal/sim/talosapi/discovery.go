@@ -25,7 +25,7 @@ type hub struct {
 	etcds      map[string][]*etcd.Cluster // that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
 	recovery   map[int][]byte             // snapshots of etcd that were uploaded, by VMID
-	kubernetes map[*boot]string           // the version of the API server, where one answers
+	kubernetes map[*boot]apiServer        // where one answers
 	changed    chan struct{}              // closed at the next change
 }
 
@@ -46,7 +46,7 @@ type issuer struct {
 func newHub() *hub {
 	return &hub{
 		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
-		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]string{}, changed: make(chan struct{}),
+		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]apiServer{}, changed: make(chan struct{}),
 	}
 }
 

@@ -179,8 +179,8 @@ func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
 }
 
 // serveKubernetes says which image's API server answers on this control plane, ""
-// for none; none does any more after gone.
-func (b *boot) serveKubernetes(image string) {
+// for none, and whether it serves; none does any more after gone.
+func (b *boot) serveKubernetes(image string, ready bool) {
 	if b.etcdService() == nil {
 		return
 	}
@@ -188,7 +188,7 @@ func (b *boot) serveKubernetes(image string) {
 	defer b.m.fw.hub.mu.Unlock()
 	delete(b.m.fw.hub.kubernetes, b)
 	if image != "" {
-		b.m.fw.hub.kubernetes[b] = tagOf(image)
+		b.m.fw.hub.kubernetes[b] = apiServer{version: tagOf(image), ready: ready}
 	}
 	b.m.fw.hub.notify()
 }
@@ -198,6 +198,12 @@ type APIServer struct {
 	Address netip.Addr // of its machine
 	Version string     // "v1.35.4"
 	Boot    string     // ID of the machine's boot
+	Ready   bool       // to serve; one that is not answers all the same
+}
+
+type apiServer struct {
+	version string
+	ready   bool
 }
 
 // APIServers are those of the control planes in order of addresses; the channel is
@@ -206,8 +212,8 @@ func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
 	var all []APIServer
-	for b, version := range fw.hub.kubernetes {
-		all = append(all, APIServer{Address: b.m.addr, Version: version, Boot: b.id})
+	for b, s := range fw.hub.kubernetes {
+		all = append(all, APIServer{Address: b.m.addr, Version: s.version, Boot: b.id, Ready: s.ready})
 	}
 	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
 	return all, fw.hub.changed

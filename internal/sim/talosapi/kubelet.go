@@ -27,6 +27,8 @@ const kubeletID = "kubelet"
 type kubelet struct {
 	b *boot
 
+	telling sync.Mutex // one word to Kubernetes at a time, so that the last is how things are
+
 	mu      sync.Mutex
 	status  service
 	ordered int             // restarts that the API asked for

@@ -181,7 +181,7 @@ func (k *kubelet) live(ctx context.Context, p *pod, atOnce bool) {
 	}
 	k.start(ctx, p, atOnce)
 	if p.id == k8s.APIServerID {
-		b.serveKubernetes("")
+		b.serveKubernetes("", false)
 	}
 }
 
@@ -215,7 +215,11 @@ func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 		return
 	}
 	if p.id == k8s.APIServerID {
-		b.serveKubernetes(image)
+		unserving := b.m.fw.defects.ofRef(image, b.m.has()) == Unserving
+		if b.serveKubernetes(image, !unserving); unserving && p.container()["readinessProbe"] != nil {
+			<-ctx.Done()
+			return
+		}
 	}
 	k.show(p, func() { p.Ready = true })
 	<-ctx.Done()
@@ -262,6 +266,8 @@ func (k *kubelet) shown() map[string]StaticPod {
 
 // tellPods tells Kubernetes of them, while there is a kubelet that does.
 func (k *kubelet) tellPods() {
+	k.telling.Lock()
+	defer k.telling.Unlock()
 	k.b.mu.Lock()
 	node := k.b.node
 	k.b.mu.Unlock()

@@ -1,0 +1,169 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// awaitOthers waits until everything but one component is healthy: what lost its
+// API server a moment ago may be on its way back. It ends as requireOthers does.
+func (u *KubernetesUpgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
+	var last error
+	err := wait.Until(ctx, wait.For{
+		Name: "everything else healthy", Every: u.Timing.Poll, Timeout: u.Timing.Join,
+		Seen: func(seen string) { u.Say(path, "waiting until everything else is healthy: "+seen) },
+	}, func(inTime context.Context) (bool, string, error) {
+		err := u.requireOthers(inTime, except)
+		if hopeless(err) {
+			return false, "", wait.Stop(err)
+		}
+		if inTime.Err() == nil {
+			last = err
+		}
+		return err == nil, "", err
+	})
+	if err != nil && !hopeless(err) && last != nil && ctx.Err() == nil {
+		return prefix(fmt.Sprintf("waited %s for everything else to be healthy", u.Timing.Join), last)
+	}
+	return err
+}
+
+// requireOthers refuses to restart a component while something else is down: one
+// more would be one too many. Everything but the component itself counts, on its
+// own node as well.
+func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) error {
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	down := u.downNodes(nodes, except)
+	pods, err := u.Kube.StaticPods(ctx)
+	if err != nil {
+		return fmt.Errorf("list the pods of the control planes: %w", err)
+	}
+	var hints []string
+	for _, c := range staticPods {
+		for _, n := range u.with(c) {
+			i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == c })
+			switch {
+			case except == spotOf{n.Node, c}:
+			case i < 0:
+				down = append(down, fmt.Sprintf("Kubernetes does not show the pod of the %s of %s", c, n.Node))
+			case !pods[i].Ready:
+				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, cmpNone(pods[i].Why)))
+			case c == APIServer:
+				if err := u.silentServer(ctx, n); err != nil {
+					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
+				}
+			}
+		}
+	}
+	if len(down) > 0 {
+		slices.Sort(down)
+		err := fault.WithHint(fault.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
+		for _, hint := range hints {
+			err = fault.WithHint(err, "%s", hint)
+		}
+		return err
+	}
+	return u.requireEtcd(ctx)
+}
+
+// downNodes are the nodes that are not Ready, and control planes that nobody planned for.
+func (u *KubernetesUpgrade) downNodes(nodes []KubeNode, except spotOf) (down []string) {
+	for _, k := range nodes {
+		planned := slices.ContainsFunc(u.Plan.Nodes, func(n KubernetesNode) bool { return n.Node == k.Name && n.UUID == k.UUID })
+		switch {
+		case k.ControlPlane && !planned:
+			down = append(down, "control plane "+k.Name+" was not there when this was planned: the same command again takes it into account")
+		case !k.Ready && (except != spotOf{k.Name, Kubelet}):
+			down = append(down, "node "+k.Name+" is not Ready")
+		}
+	}
+	return down
+}
+
+// silentServer is why a control plane's API server does not serve; nil if it does.
+func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) error {
+	m, err := u.Talos.Kubernetes(ctx, n.Addr)
+	if err == nil {
+		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
+	}
+	return prefix(fmt.Sprintf("the API server of %s does not serve at its own address", n.Node), err)
+}
+
+// requireEtcd refuses unless etcd is healthy and each of its members is a machine
+// whose API server is known: one that is not would go unwatched.
+func (u *KubernetesUpgrade) requireEtcd(ctx context.Context) error {
+	var ask []endpoint
+	for _, n := range u.with(APIServer) {
+		ask = append(ask, endpoint{n.Node, n.Addr})
+	}
+	v, err := viewEtcd(ctx, u.Talos, ask)
+	if err != nil {
+		return fault.WithHint(fault.As(fault.Refused, err), "talosctl etcd status; bring etcd back first")
+	}
+	if wrong := v.unhealthy(""); len(wrong) > 0 {
+		return fault.WithHint(fault.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+	}
+	for _, m := range v.Members {
+		if err := u.requireMember(ctx, m, ask); err != nil {
+			return fault.WithHint(fault.Refusedf("etcd member %s is no control plane of the plan: %w", m.name(), err),
+				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
+		}
+	}
+	return nil
+}
+
+var errNotPlanned = errors.New("its machine is none that was planned for")
+
+// requireMember finds a member's machine in the plan: by the name that both have,
+// else, since a Node may be named otherwise, by its UUID.
+func (u *KubernetesUpgrade) requireMember(ctx context.Context, m EtcdMember, ask []endpoint) error {
+	if slices.ContainsFunc(ask, func(e endpoint) bool { return e.Node == m.Name }) {
+		return nil
+	}
+	addr, err := m.address(ask)
+	if err != nil {
+		return err
+	}
+	machine, err := u.Talos.Kubernetes(ctx, addr)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(u.with(APIServer), func(n KubernetesNode) bool { return n.UUID == machine.UUID }) {
+		return errNotPlanned
+	}
+	return nil
+}
+
+// finish makes sure that all is well at the end, and that nobody has joined meanwhile
+// with another version.
+func (u *KubernetesUpgrade) finish(ctx context.Context) error {
+	const path = upgradeKubernetes + "/finish"
+	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
+		return err
+	}
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	var others []string
+	for _, k := range nodes {
+		if v, err := parseKubeVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
+			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
+		}
+	}
+	if len(others) > 0 {
+		return fault.WithHint(fmt.Errorf("not all nodes run %s: %s", u.Plan.To, strings.Join(others, ", ")),
+			"a node that joined meanwhile is brought along by the same command again; its machine configuration should name the new version from the start")
+	}
+	return nil
+}

@@ -1,0 +1,292 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1, but
+// for what a test makes of it. It is Talos and Kubernetes at once.
+type threePlanes struct {
+	Talos
+	Kube
+	machines map[netip.Addr]MachineKubernetes
+	nodes    []KubeNode
+	pods     []StaticPod
+	podsErr  error
+	servers  map[netip.Addr]error // why an API server does not serve
+	members  []EtcdMember
+	sets     []string // what was made to run
+}
+
+func newThreePlanes() *threePlanes {
+	p := &threePlanes{machines: map[netip.Addr]MachineKubernetes{}, servers: map[netip.Addr]error{}}
+	images := imagesAt("v1.36.1")
+	for i, addr := range addrsOfThree {
+		name, uuid := fmt.Sprintf("cp%d", i+1), fmt.Sprintf("uuid-%d", i+1)
+		p.machines[addr] = MachineKubernetes{UUID: uuid, TalosVersion: "v1.13.9", BootID: "boot", Images: images, KubeletHealthy: true, APIPort: 6443}
+		p.nodes = append(p.nodes, KubeNode{Name: name, UUID: uuid, BootID: "boot", Ready: true, ControlPlane: true, KubeletVersion: "v1.36.1", Addresses: []netip.Addr{addr}})
+		for _, c := range staticPods {
+			p.pods = append(p.pods, StaticPod{Node: name, Component: c, Image: images.Of(c), Ready: true})
+		}
+		p.members = append(p.members, EtcdMember{ID: uint64(i + 1), Name: name, Peers: []string{"https://" + addr.String() + ":2380"}})
+	}
+	return p
+}
+
+func imagesAt(version string) (images KubernetesImages) {
+	for _, c := range Components {
+		images = images.With(c, "registry.k8s.io/"+string(c)+":"+version)
+	}
+	return images
+}
+
+func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (MachineKubernetes, error) {
+	m, found := p.machines[addr]
+	if !found {
+		return m, errors.New("no answer from " + addr.String())
+	}
+	return m, nil
+}
+
+func (p *threePlanes) EtcdMembers(context.Context, netip.Addr) ([]EtcdMember, error) {
+	return p.members, nil
+}
+
+func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus, error) {
+	for _, m := range p.members {
+		if at, err := m.address(nil); err == nil && at == addr {
+			return EtcdStatus{MemberID: m.ID, Leader: 1, Version: "3.6.4"}, nil
+		}
+	}
+	return EtcdStatus{}, errors.New("no answer from " + addr.String())
+}
+
+func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error)                     { return p.nodes, nil }
+func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error)               { return p.pods, p.podsErr }
+func (p *threePlanes) ProxySet(context.Context) (ProxySet, error)                    { return ProxySet{}, nil }
+func (p *threePlanes) PendingCertificates(context.Context, string) ([]string, error) { return nil, nil }
+
+func (p *threePlanes) APIServer(_ context.Context, addr netip.AddrPort) (string, error) {
+	return "v1.36.1", p.servers[addr.Addr()]
+}
+
+func (p *threePlanes) SetProxyImage(_ context.Context, _, to string) error {
+	p.sets = append(p.sets, to)
+	return nil
+}
+
+// pod is the pod of a component.
+func (p *threePlanes) pod(node string, c Component) *StaticPod {
+	i := slices.IndexFunc(p.pods, func(s StaticPod) bool { return s.Node == node && s.Component == c })
+	return &p.pods[i]
+}
+
+// talosOf and kubeOf tell the two apart where both have a method of one name.
+type talosOf struct{ *threePlanes }
+type kubeOf struct{ *threePlanes }
+
+func (p *threePlanes) upgrade() *KubernetesUpgrade {
+	plan := KubernetesPlan{From: "v1.35.4", To: "v1.36.1"}
+	for i, k := range p.nodes[:3] {
+		plan.Nodes = append(plan.Nodes, KubernetesNode{Node: k.Name, Role: controlPlane, UUID: k.UUID, Addr: addrsOfThree[i], images: imagesAt("v1.35.4")})
+	}
+	return &KubernetesUpgrade{
+		Talos: talosOf{p}, Kube: kubeOf{p}, Plan: plan, Say: func(string, string) {},
+		Timing: Timing{Poll: 5 * time.Second, Settle: 30 * time.Second, Join: 10 * time.Minute},
+	}
+}
+
+// TestRequireOthers: with anything else down nothing is restarted, on whichever node.
+func TestRequireOthers(t *testing.T) {
+	t.Parallel()
+	stranger := netip.MustParseAddr("127.0.0.9")
+	for name, c := range map[string]struct {
+		wrong  func(p *threePlanes)
+		except spotOf
+		want   string // "": it goes on
+	}{
+		"all is well":                         {wrong: func(*threePlanes) {}},
+		"the component itself is down":        {func(p *threePlanes) { p.pod("cp1", Scheduler).Ready = false }, spotOf{"cp1", Scheduler}, ""},
+		"another one of its node is":          {func(p *threePlanes) { p.pod("cp1", Scheduler).Ready = false }, spotOf{"cp1", APIServer}, "the kube-scheduler of cp1 is not Ready"},
+		"the same one of another node is":     {func(p *threePlanes) { p.pod("cp2", Scheduler).Ready = false }, spotOf{"cp1", Scheduler}, "the kube-scheduler of cp2 is not Ready"},
+		"a pod is not shown":                  {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
+		"its own node, without its kubelet":   {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", Kubelet}, ""},
+		"its own node is down otherwise":      {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", Scheduler}, "node cp1 is not Ready"},
+		"an API server runs and is not ready": {func(p *threePlanes) { p.servers[addrsOfThree[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
+		"the API server of its own node":      {func(p *threePlanes) { p.servers[addrsOfThree[0]] = errors.New("not ready") }, spotOf{"cp1", Kubelet}, "the API server of cp1 does not serve"},
+		"a control plane that nobody planned": {func(p *threePlanes) {
+			p.nodes = append(p.nodes, KubeNode{Name: "cp4", UUID: "uuid-4", Ready: true, ControlPlane: true})
+		}, spotOf{}, "control plane cp4 was not there when this was planned"},
+		"a control plane that is another machine": {func(p *threePlanes) { p.nodes[2].UUID = "uuid-9" }, spotOf{}, "control plane cp3 was not there"},
+		"an etcd member that has no Node": {func(p *threePlanes) {
+			p.members = append(p.members, EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
+			p.machines[stranger] = MachineKubernetes{UUID: "uuid-9"}
+		}, spotOf{"cp1", Kubelet}, "etcd member cp9 is no control plane of the plan"},
+		"a member whose Node has a longer name": {func(p *threePlanes) { p.members[1].Name = "cp2-short" }, spotOf{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newThreePlanes()
+			u := p.upgrade()
+			c.wrong(p)
+			err := u.requireOthers(t.Context(), c.except)
+			switch {
+			case c.want == "" && err != nil:
+				t.Errorf("err = %v", err)
+			case c.want != "" && (fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("err = %v, want it refused: %s", err, c.want)
+			}
+		})
+	}
+}
+
+// TestRequireOthersKeepsTheHint of an API server that is not to be reached from here.
+func TestRequireOthersKeepsTheHint(t *testing.T) {
+	t.Parallel()
+	p := newThreePlanes()
+	p.servers[addrsOfThree[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
+	if hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{})); !slices.Contains(hints, "reach port 6443") {
+		t.Errorf("hints %q", hints)
+	}
+}
+
+// TestAwaitOthers: what is on its way back is waited for, and what is not is refused.
+func TestAwaitOthers(t *testing.T) {
+	t.Parallel()
+	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newThreePlanes()
+				p.pod("cp1", ControllerManager).Ready = false // it lost its API server, and starts anew
+				if back {
+					time.AfterFunc(time.Minute, func() { p.pod("cp1", ControllerManager).Ready = true })
+				}
+				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", Scheduler})
+				if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
+					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+				}
+			})
+		})
+	}
+}
+
+// TestSettle: of what fails while a component starts only the hopeless ends the wait.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		wrong func(p *threePlanes)
+		want  string
+		took  time.Duration // at most
+	}{
+		"a fresh API server knows no rights yet": {func(p *threePlanes) {
+			p.podsErr = fault.Refusedf("pods is forbidden")
+			time.AfterFunc(20*time.Second, func() { p.podsErr = nil })
+		}, "", time.Minute},
+		"it is never ready to serve": {func(p *threePlanes) { p.servers[addrsOfThree[0]] = errors.New("127.0.0.1:6443 is not ready: etcd") }, "is not ready: etcd", 11 * time.Minute},
+		"another machine answers": {func(p *threePlanes) {
+			m := p.machines[addrsOfThree[0]]
+			m.UUID = "uuid-9"
+			p.machines[addrsOfThree[0]] = m
+		}, "127.0.0.1 answers with UUID uuid-9, not uuid-1", 0},
+		"the claim is lost": {func(p *threePlanes) { p.podsErr = &unprovenError{fault.As(fault.Claimed, errors.New("lost"))} }, "lost", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, start := newThreePlanes(), time.Now()
+				u := p.upgrade()
+				c.wrong(p)
+				err := u.settle(t.Context(), "x", []spotOf{{"cp1", APIServer}})
+				if c.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.took {
+					t.Errorf("after %s: %v", time.Since(start), err)
+				}
+			})
+		})
+	}
+}
+
+// TestLacksKubelet: the static pods of its node are to be up again, too.
+func TestLacksKubelet(t *testing.T) {
+	t.Parallel()
+	p := newThreePlanes()
+	u := p.upgrade()
+	if what, err := u.lacks(t.Context(), u.node("cp1"), Kubelet); what != "" || err != nil {
+		t.Fatalf("%q, %v", what, err)
+	}
+	p.pod("cp1", ControllerManager).Ready, p.pod("cp1", ControllerManager).Why = false, "CrashLoopBackOff"
+	if what, err := u.lacks(t.Context(), u.node("cp1"), Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
+		t.Errorf("%q, %v", what, err)
+	}
+	if what, err := u.lacks(t.Context(), u.node("cp2"), Kubelet); what != "" || err != nil {
+		t.Errorf("of another node: %q, %v", what, err)
+	}
+}
+
+// TestProxyNeedsHealth: its pods are not replaced while something is down.
+func TestProxyNeedsHealth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newThreePlanes()
+		p.pod("cp2", Scheduler).Ready = false
+		u := p.upgrade()
+		u.Plan.Proxy = &ImageChange{KubeProxy, "a:v1.35.4", "a:v1.36.1"}
+		if err := u.rollOutProxy(t.Context()); fault.KindOf(err) != fault.Refused || len(p.sets) > 0 {
+			t.Errorf("%v, set %q", err, p.sets)
+		}
+	})
+}
+
+// TestProxyRollOut waits for as long as something moves, and no longer.
+func TestProxyRollOut(t *testing.T) {
+	t.Parallel()
+	const to = "kube-proxy:v1.36.1"
+	at := func(updated, available int) ProxySet {
+		return ProxySet{Image: to, Seen: true, Wanted: 3, Updated: updated, Available: available}
+	}
+	away := errors.New("no answer")
+	for name, c := range map[string]struct {
+		looks []ProxySet
+		err   error // of every look after those
+		want  string
+		after time.Duration
+	}{
+		"slowly":                      {looks: []ProxySet{at(1, 0), at(1, 1), at(2, 1), at(2, 2), at(3, 2), at(3, 3)}, after: 40 * time.Minute},
+		"one does not start":          {looks: []ProxySet{at(1, 0)}, want: "nothing has moved for 10m0s: 1 of 3 pods are updated, 0 available", after: 16 * time.Minute},
+		"the API is away for good":    {looks: []ProxySet{at(1, 1)}, err: away, want: "nothing has moved for 10m0s: no answer", after: 16 * time.Minute},
+		"it is deleted":               {looks: []ProxySet{at(1, 1)}, err: fmt.Errorf("%w: x", ErrNotFound), want: "somebody has deleted it", after: 8 * time.Minute},
+		"somebody sets another image": {looks: []ProxySet{at(1, 1), {Image: "other:v1", Seen: true, Wanted: 3}}, want: "somebody has set its image to other:v1", after: 8 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				r := proxyRollOut{image: to, patience: 10 * time.Minute, moved: start}
+				for i := 0; ; i++ {
+					set, err := c.looks[min(i, len(c.looks)-1)], error(nil)
+					if i >= len(c.looks) {
+						err = c.err
+					}
+					done, _, err := r.look(set, err)
+					if done || err != nil {
+						if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.after {
+							t.Errorf("after %s: %v", time.Since(start), err)
+						}
+						return
+					}
+					if time.Since(start) > time.Hour {
+						t.Fatal("it waits for ever")
+					}
+					time.Sleep(5 * time.Minute)
+				}
+			})
+		})
+	}
+}

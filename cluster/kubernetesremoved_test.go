@@ -1,0 +1,54 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// removals notes what is asked for, version by version.
+type removals struct {
+	MachineReader
+	KubeReader
+	asked []string
+}
+
+func (r *removals) RemovedFlags(_ context.Context, addr netip.Addr, _ bool, from, to string) ([]string, error) {
+	r.asked = append(r.asked, addr.String()+" "+from+"→"+to)
+	return nil, nil
+}
+
+func (r *removals) RemovedObjects(_ context.Context, from, to string) ([]string, error) {
+	r.asked = append(r.asked, "objects "+from+"→"+to)
+	return nil, nil
+}
+
+// TestRemovedStepByStep: each node is asked from the oldest that it runs, one minor
+// version at a time, whatever is upgraded already.
+func TestRemovedStepByStep(t *testing.T) {
+	t.Parallel()
+	as := func(s KubernetesSeen) KubernetesSeen { return s }
+	for name, tc := range map[string]struct {
+		from string
+		seen func(KubernetesSeen) KubernetesSeen
+		want string
+	}{
+		"a minor":       {"v1.35.4", as, "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"a patch":       {"v1.36.0", as, ""},
+		"an old one":    {"v1.35.4", kubelet("wk1", "v1.33.9"), "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.33.9→v1.34.0, 10.0.0.31 v1.34.0→v1.35.0, 10.0.0.31 v1.35.0→v1.36.1, objects v1.33.9→v1.34.0, objects v1.34.0→v1.35.0, objects v1.35.0→v1.36.1"},
+		"only kubelets": {"v1.36.1", kubelet("wk1", "v1.35.4"), "10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"too old":       {"v1.35.4", kubelet("wk1", "v1.30.1"), "10.0.0.11 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"two minors":    {"v1.34.6", as, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := &removals{}
+			wanted, _ := parseKubeVersion("v1.36.1")
+			out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
+			if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
+				t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)
+			}
+		})
+	}
+}

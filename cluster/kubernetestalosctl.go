@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of
+// a component, with its default (cmd/talosctl/cmd/talos/upgrade-k8s.go): it gives
+// every machine the one that it is told, whatever the machine had.
+var talosctlImages = []struct {
+	component      Component
+	flag, standard string
+}{
+	{APIServer, "--apiserver-image", "registry.k8s.io/kube-apiserver"},
+	{ControllerManager, "--controller-manager-image", "registry.k8s.io/kube-controller-manager"},
+	{Scheduler, "--scheduler-image", "registry.k8s.io/kube-scheduler"},
+	{KubeProxy, "--proxy-image", "registry.k8s.io/kube-proxy"},
+	{Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
+}
+
+// talosctl is the command of talosctl's own upgrade to a version, which leaves
+// every repository and every comment of the configurations as it is. It is ""
+// where there is none, with why.
+func (p *kubernetesPlanner) talosctl(to kubeVersion) (command, why string) {
+	i := slices.IndexFunc(p.Nodes, func(n KubernetesNode) bool { return n.Role == controlPlane && n.Addr.IsValid() })
+	if i < 0 {
+		return "", "no control plane has an address"
+	}
+	command = fmt.Sprintf("talosctl -n %s upgrade-k8s --to %s", p.Nodes[i].Addr, strings.TrimPrefix(to.String(), "v"))
+	for _, image := range talosctlImages {
+		repository, why := p.repository(image.component)
+		if why != "" {
+			return "", why
+		}
+		if repository != "" && repository != image.standard {
+			command += " " + image.flag + "=" + shellQuote(repository)
+		}
+	}
+	return command + " --with-docs=false --with-examples=false", ""
+}
+
+// repository is the one from which every node runs a component, "" where none runs
+// it; why says that talosctl could not give it to all of them as it is.
+func (p *kubernetesPlanner) repository(c Component) (repository, why string) {
+	for _, n := range p.Nodes {
+		image := n.images.Of(c)
+		if image == "" {
+			continue
+		}
+		r, err := parseImage(image)
+		switch {
+		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix of kubelets alone (pkg/cluster/kubernetes/kubelet.go).
+		case err != nil || r.v != "v" || r.digest != "" || r.suffix != "" && c != Kubelet:
+			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
+		case repository != "" && repository != r.repository:
+			return "", fmt.Sprintf("nodes run %s from different repositories, and talosctl upgrade-k8s would give all of them one", c)
+		}
+		repository = r.repository
+	}
+	return repository, ""
+}
+
+// leftOver says what stays to be done when the plan is carried out.
+func (p *kubernetesPlanner) leftOver() string {
+	const left = "CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: "
+	command, why := p.talosctl(p.wanted)
+	if command == "" {
+		return left + why + "; compare them by hand with what Talos would make (talosctl get manifests), and apply what differs"
+	}
+	return left + command + " --dry-run shows what differs, and without --dry-run applies it"
+}
+
+// alongFirst says how kube-proxy gets to where the control planes are.
+func (p *kubernetesPlanner) alongFirst() string {
+	if command, _ := p.talosctl(p.lowest); command != "" {
+		return command + " brings it along first"
+	}
+	return fmt.Sprintf("bring it to %s first (kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=IMAGE)", p.lowest)
+}

@@ -1,0 +1,54 @@
+package kube_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+)
+
+// TestAPIServer: each server is asked at its own address, which its certificate need
+// not be for, whether it serves, and one that only answers does not.
+func TestAPIServer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	c := l.client(t, "system:masters")
+	serve := func(addr string, who kubeapi.Identity) netip.AddrPort {
+		listener, err := l.net.Listen(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- l.ServeAs(t.Context(), listener, who) }()
+		t.Cleanup(func() {
+			if err := <-served; err != nil {
+				t.Errorf("serve: %v", err)
+			}
+		})
+		return netip.MustParseAddrPort(addr)
+	}
+	ready := serve("127.42.7.11:6443", kubeapi.Identity{Version: "v1.36.1"})
+	unready := serve("127.42.7.12:7443", kubeapi.Identity{Version: "v1.36.1", Unready: true})
+	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
+		t.Errorf("%q, %v", version, err)
+	}
+	if _, err := c.APIServer(t.Context(), unready); err == nil || err.Error() != "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles" {
+		t.Errorf("err = %v", err)
+	}
+	_, err := c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443"))
+	if err == nil || !strings.Contains(strings.Join(fault.Hints(err), " "), "recast has to reach the API server of every control plane") {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+}
+
+// TestAPIServerOfSomebodyElse is not believed.
+func TestAPIServerOfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	l, other := newLab(t), newLab(t)
+	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
+	if _, err := c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("err = %v", err)
+	}
+}

@@ -1,0 +1,88 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// TestUpgradeKubernetesLeavesStagedConfigurations: what somebody has staged for the
+// next boot, or is trying, does not go live with the image of a component.
+func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
+	for name, c := range map[string]struct {
+		mode machineapi.ApplyConfigurationRequest_Mode
+		over func(l *Lab)
+	}{
+		"staged": {machineapi.ApplyConfigurationRequest_STAGED, func(l *Lab) {
+			l.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+			time.Sleep(2 * time.Minute)
+		}},
+		"tried": {machineapi.ApplyConfigurationRequest_TRY, func(*Lab) { time.Sleep(2 * time.Minute) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				config := lab.configOf("wk1")
+				edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
+				if bytes.Equal(edited, config) {
+					t.Fatal("nothing is changed")
+				}
+				lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
+					_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+					return err
+				})
+				_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+				requireRefused(t, err, "wk1: it has a configuration that is staged or tried")
+				c.over(lab)
+				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+					t.Fatal(err)
+				}
+				lab.requireKubernetes("v1.36.1")
+			})
+		})
+	}
+}
+
+// TestUpgradeKubernetesWaitsForWhatIsDown: with every image as wanted, a component
+// that does not run is work, which is to wait for it.
+func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
+		lab.brokenImage("cp1", image, talosapi.Loops)
+		lab.editConfig("cp1", plain, verbose) // it starts anew
+		time.Sleep(time.Minute)
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", true)
+		if err != nil || len(rep.Plan.Nodes[0].Lacks) != 1 || !strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready") {
+			t.Fatalf("%+v, %v", rep.Plan, err)
+		}
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", false); err == nil || !strings.Contains(err.Error(), "upgrade-k8s/check: ") || !strings.Contains(err.Error(), "CrashLoopBackOff") {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		lab.brokenImage("cp1", image, talosapi.Sound)
+		lab.editConfig("cp1", verbose, plain)
+		time.Sleep(2 * time.Minute)
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", false); err != nil || rep.Outcome != "nothing to do" {
+			t.Errorf("%+v, %v", rep, err)
+		}
+	})
+}
+
+// TestUpgradeKubernetesNeedsEveryControlPlane: one that is in etcd and has no Node
+// object is not left behind.
+func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")
+		without(store.Nodes(), "", "cp3")(lab)
+		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		requireRefused(t, err, "etcd member cp3: its machine is no control plane that Kubernetes shows")
+	})
+}

@@ -1,0 +1,54 @@
+package talos
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"reflect"
+
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// readPending compares the active configuration with the stored one. A machine
+// that has booted with a configuration of its disk shows no stored one until
+// another is applied (controllers/config/acquire.go, Run): one that is tried
+// before that can't be told.
+func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	stored, err := readConfigID(ctx, s, config.PersistentID)
+	if state.IsNotFoundError(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the stored %s: %w", config.MachineConfigType, answer(err))
+	}
+	active, err := readConfigID(ctx, s, config.ActiveID)
+	if err != nil {
+		return fmt.Errorf("read the active %s: %w", config.MachineConfigType, answer(err))
+	}
+	k.Pending = !sameConfig(active, stored)
+	return nil
+}
+
+// sameConfig says whether two configurations say the same, however they are
+// written. What can't be read is the same only byte by byte.
+func sameConfig(a, b cluster.Secret) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	x, errX := parseDocuments(a)
+	y, errY := parseDocuments(b)
+	return errX == nil && errY == nil && reflect.DeepEqual(contents(x), contents(y))
+}
+
+// contents are the documents that are not empty, as they were decoded.
+func contents(docs []*document) (out []any) {
+	for _, d := range docs {
+		if d.node != nil {
+			out = append(out, d.orig)
+		}
+	}
+	return out
+}
