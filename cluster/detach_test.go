@@ -37,13 +37,13 @@ func TestForeignDisks(t *testing.T) {
 	before := map[string]string{"scsi0": "fast:vm-9031-disk-0,size=10G", "ide2": "none,media=cdrom", "name": "wk1"}
 	cases := map[string]struct {
 		now  map[string]string
-		want []string
+		want string
 	}{
-		"as before":               {before, nil},
-		"a pod's, by its name":    {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-pvc-0b5f"}, []string{"scsi7 (fast:vm-9999-pvc-0b5f)"}},
-		"named otherwise":         {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-data-1"}, []string{"scsi7 (fast:vm-9999-data-1)"}},
-		"under the VM's own name": {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9031-disk-9"}, []string{"scsi7 (fast:vm-9031-disk-9)"}},
-		"a CD":                    {map[string]string{"scsi0": before["scsi0"], "ide0": "isos:iso/talos.iso,media=cdrom"}, nil},
+		"as before":               {before, ""},
+		"a pod's, by its name":    {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-pvc-0b5f"}, "scsi7 (fast:vm-9999-pvc-0b5f)"},
+		"named otherwise":         {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-data-1"}, "scsi7 (fast:vm-9999-data-1)"},
+		"under the VM's own name": {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9031-disk-9"}, "scsi7 (fast:vm-9031-disk-9)"},
+		"a CD":                    {map[string]string{"scsi0": before["scsi0"], "ide0": "isos:iso/talos.iso,media=cdrom"}, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestForeignDisks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
+			if diff := cmp.Diff(c.want, diskNames(got)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -108,6 +109,64 @@ func TestEvictBacksOutOfACordon(t *testing.T) {
 			err := drainedNode(k).evict(t.Context(), "take-down/drain", Mark{}, empty, func() error { backs = true; return nil })
 			if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
 				t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
+			}
+		})
+	}
+}
+
+// TestAwaitDetached: volumes of pods that a drain leaves on purpose are not waited for.
+func TestAwaitDetached(t *testing.T) {
+	t.Parallel()
+	stays := AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "csi/agent", Driver: "csi.example.com", User: "DaemonSet pod csi/agent-x"}
+	goes := AttachedVolume{Attachment: "csi-2b", Volume: "pv-2", Claim: "shop/data", Driver: "csi.example.com"}
+	for name, c := range map[string]struct {
+		attached []AttachedVolume
+		want     string // "": it is not waited
+	}{
+		"none":        {nil, ""},
+		"one stays":   {[]AttachedVolume{stays}, ""},
+		"one is left": {[]AttachedVolume{stays, goes}, "last seen: still attached: PersistentVolume pv-2 (claim shop/data, driver csi.example.com): "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				err := drainedNode(&drainedKube{attached: c.attached}).awaitDetached(t.Context(), "take-down/drain", time.Minute)
+				if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+					t.Errorf("err = %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestDisksStay names the pod that keeps a disk, and only for what no pod keeps
+// says that its driver lost track.
+func TestDisksStay(t *testing.T) {
+	t.Parallel()
+	used := AttachedVolume{Attachment: "csi-1a", Volume: "pvc-0b5f", Driver: "csi.proxmox.sinextra.dev", Handle: "cluster-1/pve1/fast/vm-9999-pvc-0b5f", User: "DaemonSet pod csi/agent-x"}
+	other := used
+	other.Handle = "0001-0009-rook-ceph-0000000000000001-0b5f"
+	disk := func(key, volid string) Disk { return Disk{Key: key, Volid: volid} }
+	const keep, lost = "which DaemonSet pod csi/agent-x uses", "its driver lost track"
+	for name, c := range map[string]struct {
+		attached []AttachedVolume
+		disks    []Disk
+		keep     bool
+		lost     bool
+	}{
+		"nobody's":            {nil, []Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"a DaemonSet's":       {[]AttachedVolume{used}, []Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, false},
+		"in a file":           {[]AttachedVolume{used}, []Disk{disk("scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")}, true, false},
+		"one of each":         {[]AttachedVolume{used}, []Disk{disk("scsi6", "fast:vm-9999-pvc-77"), disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, true},
+		"of another storage":  {[]AttachedVolume{other}, []Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"of who goes as told": {[]AttachedVolume{{Handle: used.Handle}}, []Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := drainedNode(&drainedKube{attached: c.attached}).disksStay(t.Context(), c.disks, errors.New("still there"))
+			hints := strings.Join(fault.Hints(err), "\n")
+			if strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost {
+				t.Errorf("hints %q", fault.Hints(err))
 			}
 		})
 	}

@@ -253,7 +253,8 @@ type Kube interface {
 type KubeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
-	// AttachedVolumes lists what is attached to the node, or still being detached, by name.
+	// AttachedVolumes lists what is attached to the node, or still being detached, by
+	// name, and which pod that a drain leaves uses it.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// LocalData lists what is bound to be on this very node: local and hostPath
 	// PersistentVolumes in use with affinity to it, directories of Longhorn and Rook.

@@ -93,7 +93,9 @@ func TestCordonGivesUp(t *testing.T) {
 			}, time.Second, "not during trading hours", 1,
 		},
 		"the API is away": {
-			func(l *lab) { l.calls.Hooks(func(record.Call) error { return errors.New("connection reset by peer") }, nil) },
+			func(l *lab) {
+				l.calls.Hooks(func(record.Call) error { return errors.New("connection reset by peer") }, nil)
+			},
 			62 * time.Second, "cordon node wk1: gave up after 1m0s; last seen: no answer from https://127.42.7.10:6443", 1,
 		},
 	} {

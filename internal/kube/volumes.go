@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -25,11 +26,53 @@ func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.At
 			continue
 		}
 		v := attachedVolume(a)
-		v.Claim = c.claimOf(ctx, v.Volume)
+		c.bind(ctx, &v)
 		attached = append(attached, v)
+	}
+	if len(attached) == 0 {
+		return nil, nil
+	}
+	users, err := c.stayingUsers(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	for i := range attached {
+		attached[i].User = users[attached[i].Claim] // none for "", which no pod names
 	}
 	slices.SortFunc(attached, func(a, b cluster.AttachedVolume) int { return cmp.Compare(a.Attachment, b.Attachment) })
 	return attached, nil
+}
+
+// stayingUsers are the pods that a drain leaves on the node, by the claims that they use.
+func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]string, error) {
+	pods, err := c.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of node %s: %w", node, c.translate(err))
+	}
+	users := map[string]string{}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if kind := stays(p); kind != "" {
+			for _, claim := range claimsOf(p) {
+				users[p.Namespace+"/"+claim] = kind + " pod " + p.Namespace + "/" + p.Name
+			}
+		}
+	}
+	return users, nil
+}
+
+// claimsOf names the claims that a pod uses, those made for it alone too.
+func claimsOf(p *corev1.Pod) []string {
+	var claims []string
+	for _, v := range p.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			claims = append(claims, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			claims = append(claims, p.Name+"-"+v.Name) // VolumeClaimName in component-helpers/storage/ephemeral
+		}
+	}
+	return claims
 }
 
 func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
@@ -46,15 +89,20 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// claimOf is the claim that a PersistentVolume is bound to; "" if there is none,
-// or if it can't be read: the volume counts without it, too.
-func (c *Client) claimOf(ctx context.Context, volume string) string {
-	if volume == "" {
-		return ""
+// bind adds what its PersistentVolume tells. If there is none, or it can't be read,
+// the volume counts without it, too.
+func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
+	if v.Volume == "" {
+		return
 	}
-	pv, err := c.api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
-	if err != nil || pv.Spec.ClaimRef == nil {
-		return ""
+	pv, err := c.api.CoreV1().PersistentVolumes().Get(ctx, v.Volume, metav1.GetOptions{})
+	if err != nil {
+		return
 	}
-	return pv.Spec.ClaimRef.Namespace + "/" + pv.Spec.ClaimRef.Name
+	if pv.Spec.CSI != nil {
+		v.Handle = pv.Spec.CSI.VolumeHandle
+	}
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		v.Claim = ref.Namespace + "/" + ref.Name
+	}
 }

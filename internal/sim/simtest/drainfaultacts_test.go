@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -212,6 +213,39 @@ func attached(s *talosScene) {
 			Attached: true, DetachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = disk is busy"},
 		},
 	})
+}
+
+// agent is a DaemonSet whose pod has a volume attached, of a driver that shares it
+// among nodes.
+func agent(s *talosScene) {
+	s.put(store.Volumes(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "pv-2"},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			ClaimRef:               &corev1.ObjectReference{Namespace: corev1.NamespaceDefault, Name: "agent"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "cephfs.csi.ceph.com", VolumeHandle: "0001-0009-agent"}},
+		},
+	})
+	s.put(store.Claims(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-2"},
+	})
+	pods := podsOf("agent")
+	pods.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "agent"},
+	}}}
+	s.put(store.DaemonSets(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault},
+		Spec:       appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agent"}}, Template: pods},
+	})
+	time.Sleep(20 * time.Second)
+	c, err := s.Client().connect(s.t.Context())
+	must(s.t, err)
+	defer c.end()
+	volumes, err := c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls)
+	must(s.t, err)
+	if len(volumes) != 1 || !strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-") {
+		s.t.Errorf("attached: %+v", volumes)
+	}
 }
 
 func detached(s *talosScene) { s.drop(store.Attachments(), "", "stuck") }

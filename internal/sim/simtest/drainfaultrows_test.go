@@ -147,6 +147,7 @@ func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 		"a disk of a pod that leaves the VM late": {
 			first: podDisk, at: atDrain, begins: meanwhile(20*time.Second, podDiskGone), mends: podDiskFreed, stands: untouched,
 		},
+		"a volume of a pod that the drain leaves": {first: agent, stands: untouched},
 		"a volume that is never detached": {
 			first: attached, mends: detached,
 			says: []string{
