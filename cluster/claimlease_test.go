@@ -256,6 +256,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 				}
 				if !alive {
 					kill()
+					synctest.Wait() // a heartbeat of this very moment is over
 				}
 				l.fail(nil)
 				var errs [2]error
