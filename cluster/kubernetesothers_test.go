@@ -71,9 +71,12 @@ func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus
 	return EtcdStatus{}, errors.New("no answer from " + addr.String())
 }
 
-func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error)                     { return p.nodes, nil }
-func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error)               { return p.pods, p.podsErr }
-func (p *threePlanes) ProxySet(context.Context) (ProxySet, error)                    { return ProxySet{}, nil }
+func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error) { return p.nodes, nil }
+
+func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error) { return p.pods, p.podsErr }
+
+func (p *threePlanes) ProxySet(context.Context) (ProxySet, error) { return ProxySet{}, nil }
+
 func (p *threePlanes) PendingCertificates(context.Context, string) ([]string, error) { return nil, nil }
 
 func (p *threePlanes) APIServer(_ context.Context, addr netip.AddrPort) (string, error) {
@@ -92,8 +95,10 @@ func (p *threePlanes) pod(node string, c Component) *StaticPod {
 }
 
 // talosOf and kubeOf tell the two apart where both have a method of one name.
-type talosOf struct{ *threePlanes }
-type kubeOf struct{ *threePlanes }
+type (
+	talosOf struct{ *threePlanes }
+	kubeOf  struct{ *threePlanes }
+)
 
 func (p *threePlanes) upgrade() *KubernetesUpgrade {
 	plan := KubernetesPlan{From: "v1.35.4", To: "v1.36.1"}
