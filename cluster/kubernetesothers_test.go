@@ -26,6 +26,20 @@ type threePlanes struct {
 	servers  map[netip.Addr]error // why an API server does not serve
 	members  []EtcdMember
 	sets     []string // what was made to run
+	at       time.Time
+	happens  func() // then
+}
+
+// after has something happen by and by, before the next question.
+func (p *threePlanes) after(d time.Duration, happens func()) {
+	p.at, p.happens = time.Now().Add(d), happens
+}
+
+func (p *threePlanes) tick() {
+	if p.happens != nil && !time.Now().Before(p.at) {
+		p.happens()
+		p.happens = nil
+	}
 }
 
 func newThreePlanes() *threePlanes {
@@ -51,6 +65,7 @@ func imagesAt(version string) (images KubernetesImages) {
 }
 
 func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (MachineKubernetes, error) {
+	p.tick()
 	m, found := p.machines[addr]
 	if !found {
 		return m, errors.New("no answer from " + addr.String())
@@ -73,7 +88,10 @@ func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus
 
 func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error) { return p.nodes, nil }
 
-func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error) { return p.pods, p.podsErr }
+func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error) {
+	p.tick()
+	return p.pods, p.podsErr
+}
 
 func (p *threePlanes) ProxySet(context.Context) (ProxySet, error) { return ProxySet{}, nil }
 
@@ -174,7 +192,7 @@ func TestAwaitOthers(t *testing.T) {
 				p := newThreePlanes()
 				p.pod("cp1", ControllerManager).Ready = false // it lost its API server, and starts anew
 				if back {
-					time.AfterFunc(time.Minute, func() { p.pod("cp1", ControllerManager).Ready = true })
+					p.after(time.Minute, func() { p.pod("cp1", ControllerManager).Ready = true })
 				}
 				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", Scheduler})
 				if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
@@ -194,7 +212,7 @@ func TestSetAsksTwice(t *testing.T) {
 		m.Images = imagesAt("v1.35.4")
 		p.machines[addrsOfThree[0]] = m
 		p.pod("cp2", Scheduler).Ready = false
-		time.AfterFunc(time.Minute, func() {
+		p.after(time.Minute, func() {
 			p.pod("cp2", Scheduler).Ready = true
 			m.Pending = true
 			p.machines[addrsOfThree[0]] = m
@@ -217,7 +235,7 @@ func TestSettle(t *testing.T) {
 	}{
 		"a fresh API server knows no rights yet": {func(p *threePlanes) {
 			p.podsErr = fault.Refusedf("pods is forbidden")
-			time.AfterFunc(20*time.Second, func() { p.podsErr = nil })
+			p.after(20*time.Second, func() { p.podsErr = nil })
 		}, "", time.Minute},
 		"it is never ready to serve": {func(p *threePlanes) { p.servers[addrsOfThree[0]] = errors.New("127.0.0.1:6443 is not ready: etcd") }, "is not ready: etcd", 11 * time.Minute},
 		"another machine answers": {func(p *threePlanes) {
