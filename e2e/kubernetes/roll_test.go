@@ -9,6 +9,7 @@ import (
 // control plane has, with a claim in Proxmox and with one in Kubernetes, and
 // brings their Kubernetes to the next version.
 func TestRoll(t *testing.T) {
+	t.Parallel() // most of either is waiting
 	plane := startControlPlane(t)
 	u := startLab(t, plane, "--control-planes", "3", "--talos-version", "v1.14.1", "--kubernetes-version", before)
 	s := &scene{user: u, t: t, plane: plane}

@@ -20,10 +20,12 @@ const before, after = "v1.36.1", "v1.37.1"
 
 // upgradeRefused are upgrades that end before anything restarts.
 func (s *scene) upgradeRefused() {
+	s.settled()
+	s.until("kube-proxy runs everywhere", func() bool { return s.running()["kube-proxy"] == proxies(before) })
 	was := s.running()
 	s.must(4, "upgrade-k8s --to v1.38.0 --yes", "Kubernetes is upgraded one minor version at a time, and "+before+" → v1.38.0 skips v1.37")
 	s.must(4, "upgrade-k8s --to v1.35.4 --yes", "Kubernetes goes to no version before")
-	s.must(4, "upgrade-k8s --to v1.37.99 --yes", "can't fetch registry.k8s.io/kube-apiserver:v1.37.99", "nothing was restarted")
+	s.must(4, "upgrade-k8s --to v1.37.9 --yes", "can't fetch registry.k8s.io/kube-apiserver:v1.37.9", "nothing was restarted")
 	s.must(0, "upgrade-k8s --to "+after+" --dry-run", "cluster lab: Kubernetes "+before+" → "+after, "kube-proxy:"+after)
 	if diff := cmp.Diff(was, s.running()); diff != "" {
 		s.t.Errorf("it changed what runs (-was +is):\n%s", diff)
@@ -70,9 +72,7 @@ func (s *scene) wantsKubernetes(version string) {
 
 // upgraded is what runs afterwards.
 func upgraded() map[string]string {
-	want := map[string]string{
-		"kube-proxy": "registry.k8s.io/kube-proxy:" + after + ", 5 of 5 pods",
-	}
+	want := map[string]string{"kube-proxy": proxies(after)}
 	for _, node := range []string{"cp1", "cp2", "cp3", "wk1", "wk2"} {
 		want["kubelet "+node] = after
 	}
@@ -83,6 +83,9 @@ func upgraded() map[string]string {
 	}
 	return want
 }
+
+// proxies is a kube-proxy of that version that runs on every node.
+func proxies(version string) string { return "registry.k8s.io/kube-proxy:" + version + ", 5 of 5 pods" }
 
 var staticPods = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
@@ -98,13 +101,13 @@ func (s *scene) running() map[string]string {
 	if err != nil {
 		return is // the API server is away
 	}
-	proxies := map[string]int{}
+	ready := map[string]int{}
 	for _, p := range pods.Items {
 		switch {
 		case slices.ContainsFunc(staticPods, func(c string) bool { return strings.HasPrefix(p.Name, c+"-") }):
 			is["pod "+p.Name] = p.Spec.Containers[0].Image
 		case p.Labels["k8s-app"] == "kube-proxy" && podReady(p):
-			proxies[p.Spec.Containers[0].Image]++
+			ready[p.Spec.Containers[0].Image]++
 		}
 	}
 	set, err := s.plane.client.AppsV1().DaemonSets("kube-system").Get(s.t.Context(), "kube-proxy", metav1.GetOptions{})
@@ -112,8 +115,8 @@ func (s *scene) running() map[string]string {
 		return is
 	}
 	var shown []string
-	for _, image := range slices.Sorted(maps.Keys(proxies)) {
-		shown = append(shown, fmt.Sprintf("%s, %d of %d pods", image, proxies[image], set.Status.DesiredNumberScheduled))
+	for _, image := range slices.Sorted(maps.Keys(ready)) {
+		shown = append(shown, fmt.Sprintf("%s, %d of %d pods", image, ready[image], set.Status.DesiredNumberScheduled))
 	}
 	is["kube-proxy"] = strings.Join(shown, "; ")
 	return is
