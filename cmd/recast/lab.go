@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,6 +90,7 @@ kubeconfig and env, which is to be sourced.`,
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
 	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
 	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "what the machines run: a `version` of Talos 1.12, 1.13 or 1.14")
+	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "what the machines' configuration names at first: a `version` of Kubernetes")
 	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that runs the cluster's objects (see e2e/kubernetes)")
 	f.register(c, 5, 1)
 	return c
@@ -159,6 +161,11 @@ func (f *labFlags) check() error {
 	}
 	if v := f.o.TalosVersion; v != "" && !labVersion.MatchString(v) {
 		return errUsage{fmt.Errorf("--talos-version %s: a lab's machines run Talos 1.12, 1.13 or 1.14, as in %s", v, sim.TalosVersion)}
+	}
+	if v := f.o.KubernetesVersion; v != "" {
+		if err := sim.CheckKubernetes(cmp.Or(f.o.TalosVersion, sim.TalosVersion), v); err != nil {
+			return errUsage{fmt.Errorf("--kubernetes-version %s: %w", v, err)}
+		}
 	}
 	if f.o.Speed <= 0 {
 		return errUsage{errors.New("--speed must be more than 0: time in a lab does not stand still")}

@@ -44,6 +44,7 @@ const (
 // TestTroubles has each trouble end as it says, and the same command finish the
 // roll once the trouble is over.
 func TestTroubles(t *testing.T) {
+	t.Parallel() // most of either is waiting
 	plane := startControlPlane(t)
 	u := startLab(t, plane)
 	for _, c := range troubles() {

@@ -11,7 +11,7 @@ import (
 // manifests are what Talos puts into the lab's cluster when it is new. Since 1.13 it
 // keeps an inventory of them.
 func (l *Lab) manifests() ([]map[string]any, error) {
-	c := manifests.Of(KubernetesVersion)
+	c := manifests.Of(l.Talos.KubernetesVersion)
 	c.TokenID, c.TokenSecret, _ = strings.Cut(l.Talos.Secrets.Secrets.BootstrapToken, ".")
 	all, err := manifests.Render(c)
 	if err != nil {

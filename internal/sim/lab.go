@@ -141,7 +141,7 @@ func (l *Lab) factoryURL() string { return "http://" + l.o.Factory }
 
 func (l *Lab) startTalos(ctx context.Context) (err error) {
 	if l.Talos = l.o.Talos; l.Talos == nil {
-		l.Talos, err = talosapi.NewCluster(ClusterName, l.kubernetesURL(), l.o.TalosVersion, KubernetesVersion)
+		l.Talos, err = talosapi.NewCluster(ClusterName, l.kubernetesURL(), l.o.TalosVersion, l.o.KubernetesVersion)
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 		return err
 	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
-		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
+		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: l.Talos.KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
 		Storage: l.machines.KubernetesStorage, Upstream: upstream, Refused: l.refused, Manifests: planted,
 	})
 	if err != nil {

@@ -30,6 +30,8 @@ type Options struct {
 	DiskBus       string  // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
 	TalosVersion  string  // what the machines run at first; "" means TalosVersion
 	NextTalos     string  // another version that there are images of; "": none
+	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
+	KubernetesVersion string
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster
@@ -63,6 +65,7 @@ func (o Options) withDefaults() Options {
 	o.Speed = cmp.Or(o.Speed, 1)
 	o.DiskBus = cmp.Or(o.DiskBus, "scsi")
 	o.TalosVersion = cmp.Or(o.TalosVersion, TalosVersion)
+	o.KubernetesVersion = cmp.Or(o.KubernetesVersion, KubernetesVersion)
 	return o
 }
 
@@ -89,7 +92,7 @@ func (o Options) check() error {
 	if _, err := netip.ParseAddr(o.addr(firstHost)); err != nil {
 		return fmt.Errorf("prefix %q: %w", o.Prefix, err)
 	}
-	return nil
+	return CheckKubernetes(o.TalosVersion, o.KubernetesVersion)
 }
 
 // talosVersions are those that the lab has extensions of.

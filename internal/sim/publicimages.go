@@ -4,9 +4,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/compatibility"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -21,6 +25,23 @@ var kubernetesReleases = []string{
 var kubernetesImages = []string{
 	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
 	"ghcr.io/siderolabs/kubelet",
+}
+
+// CheckKubernetes says why a lab can't begin with a version of Kubernetes on
+// machines with that version of Talos; nil if it can.
+func CheckKubernetes(talos, kubernetes string) error {
+	if !slices.Contains(kubernetesReleases, kubernetes) {
+		return fmt.Errorf("the lab has no images of Kubernetes %s, but of %s", kubernetes, strings.Join(kubernetesReleases, ", "))
+	}
+	k, err := compatibility.ParseKubernetesVersion(kubernetes)
+	if err != nil {
+		return fmt.Errorf("read Kubernetes version: %w", err)
+	}
+	t, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
+	if err != nil {
+		return fmt.Errorf("read Talos version: %w", err)
+	}
+	return k.SupportedWith(t)
 }
 
 // publicImages are those of registries that the lab has nobody serve.

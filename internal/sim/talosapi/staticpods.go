@@ -106,24 +106,25 @@ func (b *boot) renderPod(id string, from resource.Resource) resource.Resource {
 		constants.AnnotationStaticPodSecretsVersion: "1",
 	}
 	container := map[string]any{"name": id}
-	probe := map[string]any{"httpGet": map[string]any{"path": "/healthz", "host": "localhost", "scheme": "HTTPS"}}
+	ask := map[string]any{"path": "/healthz", "host": "localhost", "scheme": "HTTPS"}
+	probe := map[string]any{"httpGet": ask}
 	switch c := from.(type) {
 	case *k8s.APIServerConfig:
 		image, extra = c.TypedSpec().Image, c.TypedSpec().ExtraArgs
 		annotations[constants.AnnotationStaticPodConfigFileVersion] = "1"
 		if c.TypedSpec().StartupProbesEnabled {
-			probe["httpGet"].(map[string]any)["path"] = "/readyz"
+			ask["path"], ask["port"] = "/readyz", int64(c.TypedSpec().LocalPort)
 			container["readinessProbe"], container["startupProbe"] = probe, probe
 		}
 	case *k8s.ControllerManagerConfig:
 		image, extra = c.TypedSpec().Image, c.TypedSpec().ExtraArgs
-		container["startupProbe"] = probe
+		ask["port"], container["startupProbe"] = int64(10257), probe
 		if !c.TypedSpec().Enabled {
 			return nil
 		}
 	case *k8s.SchedulerConfig:
 		image, extra = c.TypedSpec().Image, c.TypedSpec().ExtraArgs
-		container["startupProbe"] = probe
+		ask["port"], container["startupProbe"] = int64(10259), probe
 		if !c.TypedSpec().Enabled {
 			return nil
 		}
