@@ -34,7 +34,7 @@ type trouble struct {
 }
 
 const (
-	soon     = "drain: {timeout: 6s}\n  timeouts: {stop: 1m, boot: 2m, join: 2m}"
+	soon     = "drain: {timeout: 10s}\n  timeouts: {stop: 1m, boot: 2m, join: 2m}"
 	briefly  = "timeouts: {stop: 1m, boot: 2m, join: 15s}"
 	patient  = "timeouts: {stop: 1m, boot: 2m, join: 2m}"
 	target   = "wk1"
