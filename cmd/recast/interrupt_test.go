@@ -22,7 +22,7 @@ func TestInterrupt(t *testing.T) {
 	code := exitCode(roll.Wait())
 	story := term.read("roll.err")
 	has(t, story,
-		"\nstopping: a node that is out is finished first; press Ctrl-C again to stop at once",
+		"\nstopping: the node that is out is finished first; press Ctrl-C again to stop at once",
 		"✓ recreate wk1", "\nrun ", ": interrupted after ", "\n  wk1 recreated as build ", "\nerror: stopped; not started: roll/",
 	)
 	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {
