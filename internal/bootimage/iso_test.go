@@ -99,6 +99,9 @@ func TestISORefused(t *testing.T) {
 
 // TestESP: what lies beside the UKI is told.
 func TestESP(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	uefi := goldenISO(t, "uefi")
 	for name, tt := range map[string]struct {

@@ -81,6 +81,9 @@ func TestClaim(t *testing.T) {
 // TestClaimTakenOver: a process that has stopped for long loses the claim, and
 // changes nothing any more; the one that has taken it goes on.
 func TestClaimTakenOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	run(t, 0, func(t *testing.T, s *server) {
 		id, x, px := s.freeID(), s.newPlainNode(), s.newClient()
 		beating, stopBeating := context.WithCancel(t.Context())

@@ -39,6 +39,9 @@ func TestExchange(t *testing.T) {
 // TestExchangeAgain does so three times in a row, with one parking VM: the old
 // system disks add up, and the last but one comes back.
 func TestExchangeAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	run(t, 0, func(t *testing.T, s *server) {
 		x, px := s.newNode(mixed()), s.newClient()
 		var systems []driveIs
@@ -132,6 +135,9 @@ func TestPutBack(t *testing.T) {
 // TestExchangeGrows: a system disk that is to be larger is so, also where the
 // exchange is finished by another process.
 func TestExchangeGrows(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	run(t, 0, func(t *testing.T, s *server) {
 		x := s.newNode(mixed())
 		px := s.newClient()

@@ -71,6 +71,9 @@ func arounds() map[string]around {
 // TestExchangeAround: that is there again as well, whether the exchange is
 // finished or given up.
 func TestExchangeAround(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	var chosen slice
 	for name, a := range inOrder(arounds()) {
 		for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}} {

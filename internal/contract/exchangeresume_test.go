@@ -29,6 +29,9 @@ func unfinishedOnes() []unfinished {
 // TestExchangeResume kills an exchange after each of its changes. Another process,
 // which knows nothing of it but what Proxmox tells, finishes it or gives it up.
 func TestExchangeResume(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	for i, u := range unfinishedOnes() {
 		t.Run(u.String(), func(t *testing.T) {
 			n, first, each := u.changes(t), 0, 1
@@ -151,6 +154,9 @@ func (x *exchanged) replacement(run string) driveIs {
 // TestExchangeCutOff has Proxmox itself end between the parts of each hand-over of
 // a disk, when no configuration names the volume.
 func TestExchangeCutOff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	moves := map[cluster.Strategy]int{cluster.Recreate: 3, cluster.Reimage: 1, cluster.Rollback: 2}
 	stages := map[string]world.MoveStage{"once it is renamed": world.AfterRename, "once the source is written": world.AfterSource}
 	var chosen slice

@@ -54,6 +54,9 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 }
 
 func TestClientUpload(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with what begins a boundary
 	t.Run("stores an ISO", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {

@@ -223,6 +223,9 @@ func TestLostAnswer(t *testing.T) {
 		"worker killed":     {loss{then: killWorker}, func(c lostChange) (bool, bool) { return c.atOnce, !c.atOnce }},
 	}
 	for way, w := range ways {
+		if testing.Short() && way != "after it was done" {
+			continue
+		}
 		for name, tc := range lostChanges() {
 			t.Run(way+"/"+name, func(t *testing.T) {
 				t.Parallel()

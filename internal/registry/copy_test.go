@@ -80,6 +80,9 @@ func TestCopyWithoutAttachments(t *testing.T) {
 
 // TestCopyResumes cuts a copy off at each request that writes, and copies again.
 func TestCopyResumes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for title, referrersAPI := range map[string]bool{"referrers API": true, "fallback tag": false} {
 		t.Run(title, func(t *testing.T) {

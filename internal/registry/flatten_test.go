@@ -125,6 +125,9 @@ func TestFlattenThreeLayers(t *testing.T) {
 
 // TestFlattenIsBounded: an image that is small on the wire can't make us remember much.
 func TestFlattenIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	long := strings.Repeat("a", 4000)
 	names := make([]string, maxNamesBytes/4000+1)

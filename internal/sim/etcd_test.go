@@ -94,6 +94,9 @@ func memberNames(lab *sim.Lab) string {
 }
 
 func TestEtcdIsThereFromTheStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for n := 1; n <= 5; n++ {
 		for _, onData := range []bool{false, true} {

@@ -18,6 +18,9 @@ import (
 // TestKubeletInTrouble: a kubelet that does not come back leaves its Node to be lost,
 // and what it had running goes on; the old image mends it.
 func TestKubeletInTrouble(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for name, c := range map[string]struct {
 		version string
@@ -82,6 +85,9 @@ func nodeState(t *testing.T, k *kubernetes.Clientset, name string) (version stri
 // TestAPIServerNeverReady: one that starts and never answers leaves the cluster with
 // the others; before 1.14 nobody asks its container, which counts as ready.
 func TestAPIServerNeverReady(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	const image = "registry.k8s.io/kube-apiserver:v1.36.1"
 	for talos, ready := range map[string]string{"v1.13.9": "True", "v1.14.1": "False"} {

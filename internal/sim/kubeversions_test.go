@@ -81,6 +81,9 @@ func mirror(t *testing.T, c *kubernetes.Clientset, component string) (*corev1.Po
 // TestKubernetesVersionsFollowTheConfiguration: each component is the one that the
 // machine configuration names, a while after that has changed, and without a reboot.
 func TestKubernetesVersionsFollowTheConfiguration(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for _, talos := range []string{"v1.12.9", "v1.13.9", "v1.14.1"} {
 		t.Run(talos, func(t *testing.T) {
@@ -170,6 +173,9 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 // TestKubernetesImagesInTrouble: what becomes of a component whose image is not as
 // it should be, and that it mends when the configuration names the old one again.
 func TestKubernetesImagesInTrouble(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	const fresh = "registry.k8s.io/kube-scheduler:v1.36.1"
 	for name, c := range map[string]struct {

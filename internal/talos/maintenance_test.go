@@ -14,6 +14,9 @@ import (
 // Maintenance mode is another service before 1.13, and its ways differ. What has
 // to be known of a blank machine is known of each.
 func TestMaintenanceOfEachRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for version, want := range map[string]struct {
 		arch   string

@@ -309,6 +309,10 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 func TestErrorsHideValues(t *testing.T) {
 	t.Parallel()
 	const canary = "S3cr3t-C4nary/Value+1=="
+	every := 1 // of the lines
+	if testing.Short() {
+		every = 5
+	}
 	for _, version := range []string{"v1.12", "v1.14"} {
 		config := generated(t, version, machineconf.TypeControlPlane, false)
 		var secretLines []string
@@ -324,7 +328,7 @@ func TestErrorsHideValues(t *testing.T) {
 		lines := strings.SplitAfter(string(config), "\n")
 		for i, line := range lines {
 			key, _, ok := strings.Cut(line, ":")
-			if !ok || strings.HasPrefix(strings.TrimSpace(key), "-") {
+			if !ok || strings.HasPrefix(strings.TrimSpace(key), "-") || i%every != 0 {
 				continue
 			}
 			indent := key[:len(key)-len(strings.TrimLeft(key, " "))]
@@ -350,7 +354,7 @@ func TestErrorsHideValues(t *testing.T) {
 				}
 			}
 		}
-		if failed < 40 {
+		if failed < 40/every {
 			t.Errorf("%s: only %d of the broken configurations were refused", version, failed)
 		}
 	}

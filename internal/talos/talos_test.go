@@ -24,6 +24,9 @@ import (
 // A blank machine with a data disk is configured and becomes a node: everything
 // that it says on the way.
 func TestBlankMachineBecomesNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

@@ -106,6 +106,9 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // TestLargeUpload goes through a file, not through memory.
 func TestLargeUpload(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		const size = 192 << 20

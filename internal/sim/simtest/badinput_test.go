@@ -91,6 +91,9 @@ func badInputs() map[string]badInput {
 func TestBadInput(t *testing.T) {
 	for name, bad := range badInputs() {
 		t.Run(name, func(t *testing.T) {
+			if name != "no quorum" {
+				long(t)
+			}
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(sim.PatchedExtension)
 				c := lab.Client()

@@ -16,10 +16,9 @@ func TestRecreateOnEveryBus(t *testing.T) {
 	for name, tc := range map[string]struct {
 		bus    string
 		bring  edit
-		short  bool
 		system string // its drive afterwards
 	}{
-		"virtio-scsi-single": {bus: "scsi", short: true, system: "scsi0"},
+		"virtio-scsi-single": {bus: "scsi", system: "scsi0"},
 		"virtio-scsi-pci":    {bus: "scsi", system: "scsi0", bring: whileOff(change("scsihw=virtio-scsi-pci"))},
 		"two disks of one size, no system serial": {bus: "scsi", system: "scsi0", bring: whileOff(change(
 			"scsi0="+wk1System, "scsi2=fast:20,serial=other"))},
@@ -30,9 +29,7 @@ func TestRecreateOnEveryBus(t *testing.T) {
 		"IDE":        {bus: "ide", system: "ide0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !tc.short {
-				long(t)
-			}
+			long(t)
 			inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: tc.bus}, func(t *testing.T, lab *Lab) {
 				if tc.bring != nil {
 					tc.bring(lab)

@@ -25,7 +25,7 @@ func faultsOfBudgets() map[string]*talosFault {
 			stands: untouched,
 		},
 		"a budget that never allows it, and deletion after that": {
-			short: true, roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
 			told: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
 		},
 		"a budget that allows it after a while": {
@@ -92,7 +92,7 @@ func faultsOfPods() map[string]*talosFault {
 	return map[string]*talosFault{
 		"a pod that ignores SIGTERM": {first: deployed(stubborn), told: "pod default/shop-", stands: untouched},
 		"a pod with a finalizer": {
-			short: true, first: deployed(guarded), mends: unguarded,
+			first: deployed(guarded), mends: unguarded,
 			says: []string{"default/shop-", "(still terminating, waiting for finalizers example.com/guard)", "whoever set the finalizers of a pod has to remove them"}, stands: untouched,
 		},
 		"a pod without a controller": {first: bare, mends: gone("bare"), kind: fault.Refused, says: []string{lost, "set roll.drain.force: true"}, stands: untouched},

@@ -131,7 +131,7 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 // taken back the exchange ends as it should.
 func TestForeignHands(t *testing.T) {
 	for i, way := range foreignWays() {
-		if testing.Short() && i%7 != 0 {
+		if testing.Short() && i > 0 {
 			continue
 		}
 		t.Run(way.String(), func(t *testing.T) {

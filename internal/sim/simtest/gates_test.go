@@ -65,6 +65,7 @@ func notes(suffix string, into *[]string) func(step.Event) {
 }
 
 func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
 		lab.volume("pvc-1", "degraded")

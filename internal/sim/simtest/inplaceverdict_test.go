@@ -41,6 +41,7 @@ func (l *Lab) cutOffAt(call string, only cluster.Policy) {
 // first, and what is cut off there installs nothing. The next run does it again,
 // and does not take the old system, which it would boot, for one that came back.
 func TestOldUpgradeCutOffInItsPull(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)

@@ -28,6 +28,7 @@ func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 
 // TestUpgradeKubernetesFetchesFirst: where an image can't be pulled nothing is restarted.
 func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct{ node, image string }{
 		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
 		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
@@ -123,6 +124,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 
 // TestUpgradeKubernetesNeedsHealth: with a control plane's etcd down it does not begin.
 func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
 		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
@@ -193,6 +195,7 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 // TestUpgradeKubernetesLooksAgain: what changes while somebody reads the plan is not
 // gone over.
 func TestUpgradeKubernetesLooksAgain(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		meanwhile func(l *Lab)
 		want      string // "": it goes on

@@ -19,6 +19,7 @@ import (
 // TestUpgradeKubernetesLeavesStagedConfigurations: what somebody has staged for the
 // next boot, or is trying, does not go live with the image of a component.
 func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
 		over func(l *Lab)
@@ -55,6 +56,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 // TestUpgradeKubernetesWaitsForWhatIsDown: with every image as wanted, a component
 // that does not run is work, which is to wait for it.
 func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
 		lab.brokenImage("cp1", image, talosapi.Loops)

@@ -31,9 +31,7 @@ func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 func TestRollWithLostAnswers(t *testing.T) {
 	for _, k := range []int64{1, 2, 3, 7} {
 		t.Run("every "+strconv.FormatInt(k, 10), func(t *testing.T) {
-			if k > 1 {
-				long(t)
-			}
+			long(t)
 			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 				before := lab.Disks()
 				lab.Patch(sim.PatchedExtension)

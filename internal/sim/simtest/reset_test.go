@@ -29,20 +29,17 @@ func TestResetMachine(t *testing.T) {
 		node   string
 		labels []string
 		files  bool // talos.machineConfigs
-		short  bool
 	}{
-		"a worker":                                {"wk1", []string{"STATE"}, true, true},
-		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true, false},
-		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false, false},
-		"a control plane":                         {"cp2", []string{"STATE"}, true, false},
-		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true, false},
-		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false, false},
+		"a worker":                                {"wk1", []string{"STATE"}, true},
+		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true},
+		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false},
+		"a control plane":                         {"cp2", []string{"STATE"}, true},
+		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true},
+		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if !c.short {
-				long(t)
-			}
+			long(t)
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				configs := lab.machineConfigs()
 				lab.Patch(everywhere)

@@ -345,9 +345,7 @@ func TestSilence(t *testing.T) {
 	}
 	for name, read := range silentReads() {
 		t.Run(name, func(t *testing.T) {
-			if name != "drift" {
-				long(t)
-			}
+			long(t)
 			inBubble(t, func(t *testing.T) { silenced.Add(readSilently(t, read)) })
 		})
 	}

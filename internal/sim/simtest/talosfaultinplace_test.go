@@ -37,7 +37,7 @@ func faultsInPlace() map[string]*talosFault {
 			kind: fault.Refused, says: []string{"talos-v1.13.9~1.efi is installed and waits for a reboot", "reboot it first, or use recreate or reimage"}, stands: untouched,
 		},
 		"the talosconfig expires while it reboots": {
-			short: true, roll: []string{"bootFailure: reimage"}, first: published, begins: expiring(45 * time.Second),
+			roll: []string{"bootFailure: reimage"}, first: published, begins: expiring(45 * time.Second),
 			kind: fault.Config, says: []string{"its certificate expired on 2000-01-01", "talosctl config new"}, stands: "on, cordoned",
 		},
 		"only we do not reach the new system": {

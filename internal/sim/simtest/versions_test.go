@@ -34,7 +34,7 @@ func TestVersions(t *testing.T) {
 		node     string
 		short    bool
 	}{
-		"1.12, recreate":              {talos12, "", cluster.Recreate, "wk1", true},
+		"1.12, recreate":              {talos12, "", cluster.Recreate, "wk1", false},
 		"1.12, reimage":               {talos12, "", cluster.Reimage, "cp2", false},
 		"1.12 to 1.13, recreate":      {talos12, sim.TalosVersion, cluster.Recreate, "cp2", false},
 		"1.12 to 1.14, reimage":       {talos12, talos14, cluster.Reimage, "wk1", false},

@@ -19,6 +19,9 @@ import (
 // TestDisksHoldWhatTheInstallerHad: whoever wrote it there, a boot entry is the file of the
 // installer, byte for byte; and a large one is on no disk itself.
 func TestDisksHoldWhatTheInstallerHad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, cp, c := upgradeLab(t)

@@ -53,6 +53,9 @@ func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 }
 
 func TestUpgradeToASystemThatNeverComesUp(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	for name, defect := range map[string]talosapi.Defect{"hangs": talosapi.Hangs, "loops": talosapi.Loops} {
 		t.Run(name, func(t *testing.T) {

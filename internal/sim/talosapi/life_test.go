@@ -304,6 +304,9 @@ func TestRecreateFindsItsVolumesAgain(t *testing.T) {
 }
 
 func TestKillAtAnyTime(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

@@ -29,6 +29,9 @@ func version(build, talos string) artefact.Image {
 // holds two entries, and what the firmware's variables say that boots next may
 // have been written for another system disk.
 func TestSystemDiskUnderOtherVariables(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	tests := map[string]struct {
 		upgraded, variables artefact.Image // to which the disk was upgraded; whose install wrote the variables

@@ -193,6 +193,9 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 }
 
 func TestPowerLossDuringAnUpgrade(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		builds := map[string]int{}
