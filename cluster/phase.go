@@ -92,6 +92,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 		return p, false
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })
+	p.arrange()
 	return p, true
 }
 

@@ -20,6 +20,10 @@ type Plan struct {
 	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
+	// WorkersBeside says that control planes and workers are rolled at the same time.
+	WorkersBeside bool           `json:"workersBeside,omitempty"`
+	Batches       []Batch        `json:"batches,omitempty"` // the nodes that something is done to, as they are rolled
+	Room          map[string]int `json:"room,omitempty"`    // how many nodes may hold a slot at a time
 	Warn           []string   `json:"warnings,omitempty"`
 	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
 	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
@@ -38,6 +42,7 @@ type NodePlan struct {
 	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
 	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string   `json:"notes,omitempty"`
+	Slots    []string   `json:"slots,omitempty"` // what it holds for as long as it is out: see Plan.Room
 	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID     VMID       `json:"vmid"`
 	Host     string     `json:"host"`
@@ -78,6 +83,7 @@ type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
 	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
 	Only           []string              // nodes to look at; empty: all
@@ -110,7 +116,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, controlPlanes: o.controlPlanes()}
 	if err := p.check(wanted); err != nil {
 		return Plan{}, err
 	}
@@ -133,6 +139,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	plan.order(p)
+	plan.arrange()
 	plan.space(o)
 	plan.warn(o)
 	if p.DrainDeletes && len(plan.Work()) > 0 {

@@ -83,6 +83,7 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 		plan.Nodes = append(plan.Nodes, n)
 	}
 	plan.order(p)
+	plan.arrange()
 	return plan, nil
 }
 

@@ -36,7 +36,7 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
-	asked.KeepDisks = r.KeepDisks
+	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked

@@ -165,6 +165,8 @@ type Roll struct {
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
 	// MaxUnavailable bounds how many nodes are out at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
+	// WorkersBeside rolls control planes and workers at the same time, each within its own bounds, instead of one kind after the other; perHost holds for both together.
+	WorkersBeside bool `yaml:"workersBeside"`
 	// Canary rolls one node before any other.
 	Canary bool `yaml:"canary"`
 	// Drain says how pods leave a node.
