@@ -35,6 +35,7 @@ func (p *Plan) arrange() {
 		b := &p.Batches[len(p.Batches)-1]
 		b.Nodes = append(b.Nodes, n.Node)
 	}
+	p.TotalSeconds = int(p.Estimate().Seconds())
 }
 
 func (p *Plan) batch(phase Phase) Batch {

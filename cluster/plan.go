@@ -22,6 +22,7 @@ type Plan struct {
 	PerHost        int        `json:"perHost"`
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool           `json:"workersBeside,omitempty"`
+	TotalSeconds  int            `json:"totalSeconds,omitempty"` // that all of it is expected to take
 	Batches       []Batch        `json:"batches,omitempty"` // the nodes that something is done to, as they are rolled
 	Room          map[string]int `json:"room,omitempty"`    // how many nodes may hold a slot at a time
 	Warn           []string   `json:"warnings,omitempty"`
@@ -56,6 +57,8 @@ type NodePlan struct {
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
+	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
+	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
 	wanted        Wanted
 	found         Found
@@ -82,6 +85,7 @@ type DiskPlan struct {
 type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
+	CanaryNode     string // which; "", or none that is to change: a worker if there is one
 	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
 	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
@@ -140,6 +144,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	}
 	plan.order(p)
 	plan.arrange()
+	plan.tellShared()
 	plan.space(o)
 	plan.warn(o)
 	if p.DrainDeletes && len(plan.Work()) > 0 {
@@ -183,6 +188,9 @@ func (p *Plan) warn(o Observation) {
 	}
 	if o.Away != nil {
 		p.Warn = append(p.Warn, o.Away.Error())
+	}
+	if len(p.Work()) > 0 {
+		p.Warn = append(p.Warn, o.quorumOnOneHost()...)
 	}
 	for _, n := range p.Work() {
 		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {

@@ -34,7 +34,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 // policy completes what was asked for on the command line with the configuration.
 func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
-	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
+	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
 	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)

@@ -167,8 +167,8 @@ type Roll struct {
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
 	// WorkersBeside rolls control planes and workers at the same time, each within its own bounds, instead of one kind after the other; perHost holds for both together.
 	WorkersBeside bool `yaml:"workersBeside"`
-	// Canary rolls one node before any other.
-	Canary bool `yaml:"canary"`
+	// Canary rolls one node before any other, unless one runs the new build already: true takes a worker if there is one, the name of a node that one.
+	Canary Canary `yaml:"canary"`
 	// Drain says how pods leave a node.
 	Drain Drain `yaml:"drain"`
 	// Settle is how long a node has to stay healthy before the next one goes.
