@@ -71,6 +71,8 @@ func (p *Plan) pickCanary(named string) {
 	pick := -1
 	for i, n := range p.Nodes {
 		switch {
+		case n.Paused != "":
+			continue
 		case n.Strategy == "" && n.found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.tidy():
 			return // it runs the new build, or is about to
 		case n.Strategy == "":

@@ -43,6 +43,7 @@ type NodePlan struct {
 	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
 	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string   `json:"notes,omitempty"`
+	Paused   string     `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
 	Slots    []string   `json:"slots,omitempty"` // what it holds for as long as it is out: see Plan.Room
 	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID     VMID       `json:"vmid"`
@@ -92,6 +93,7 @@ type Policy struct {
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
 	Only           []string              // nodes to look at; empty: all
 	Exclude        []string
+	Labels         Selector // of their Nodes
 	BootFailure    BootFailure
 	DrainDeletes   bool // pods that are refused until the end of a drain
 	KeepDisks      int  // old system disks of a node that stay parked; 0: 1
@@ -121,12 +123,12 @@ const longOutage = 8 * time.Minute
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, controlPlanes: o.controlPlanes()}
-	if err := p.check(wanted); err != nil {
+	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
 	for i, w := range wanted {
-		if !p.selects(w.Name) && !o.Found[i].unfinished() {
+		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].unfinished() {
 			continue
 		}
 		n := planNode(w, o.Found[i], o, past, p)
@@ -219,6 +221,8 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		n.Why = "it could not be read"
 	case !n.Drift.rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, short(w.Build.ID))
+	case f.pause() != "":
+		n.Paused, n.Why = f.pause(), "paused: "+f.pause()
 	case n.Drift.tidy():
 		n.Strategy, n.Why = InPlace, "runs the wanted build: only what is beside it is put right"
 		n.etcdKept = true

@@ -105,6 +105,11 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		}
 		return nil
 	}
+	if why := n.found.pause(); why != "" {
+		n.Paused, n.Why = why, "paused: "+why
+		n.Refused = []string{n.Why + ": " + unpause(n.Node)}
+		return nil
+	}
 	machine := *n.found.Machine
 	n.Strategy, n.restore = Rollback, &kept
 	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, cmpNone(kept.Talos), cmpNone(short(kept.Build)))

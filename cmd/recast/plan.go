@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -14,6 +15,18 @@ import (
 func selection(c *cobra.Command, p *cluster.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
+	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
+}
+
+// labels is the flag that chooses nodes by their labels.
+type labels struct{ chosen *cluster.Selector }
+
+func (l labels) Type() string   { return "labels" }
+func (l labels) String() string { return "" }
+
+func (l labels) Set(text string) (err error) {
+	*l.chosen, err = kube.ParseSelector(text)
+	return err
 }
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
@@ -30,6 +43,7 @@ between two nodes. It does not ask them: recast doctor does. Changes nothing.
 What the plan shows is what a roll runs.`,
 		Example: `  recast plan
   recast plan --only wk1 -o json
+  recast plan -l zone=a
   recast plan --exit-code      # 2 if a roll would do something`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -65,7 +65,7 @@ func typeCases() map[string]problemCase {
 		"octal":                 {withNode("vmid: 0144"), `16:5: nodes[0].vmid: "0144" is not a plain decimal number`},
 		"enormous":              {withNode("vmid: 99999999999999999999"), "16:5: nodes[0].vmid: must be a whole number, not the number 99999999999999999999"},
 		"yes for true":          {withRoll("workersBeside: yes"), "17:3: roll.workersBeside: must be true or false, not text"},
-		"number as canary":      {withRoll("canary: 1"), "17:3: roll.canary: must be true, false or the name of a node, not a number"},
+		"number as canary":      {withRoll("canary: 1"), "17:3: roll.canary: must be true, false or the name of a node, not the number 1"},
 		"unknown canary":        {withRoll("canary: wk9"), `17:3: roll.canary: "wk9" is not in nodes (line 13): write true, false or the name of a node`},
 		"duration, no unit":     {withRoll("settle: 30"), `17:3: roll.settle: "30" is not a duration: write it like 30s, 10m or 1h30m`},
 		"duration, words":       {withRoll("settle: a while"), `17:3: roll.settle: "a while" is not a duration: write it like 30s, 10m or 1h30m`},

@@ -155,17 +155,23 @@ func fateOfSystem(s cluster.Strategy) string {
 func drawIdle(p *page, n cluster.NodePlan) {
 	state := p.paint(green, "in sync")
 	switch {
+	case n.Paused != "":
+		state = p.paint(yellow, "paused")
 	case len(n.Drift.Unread) > 0:
 		state = p.paint(yellow, "later")
 	case n.Drift.Stale:
 		state = p.paint(yellow, "stays")
 	}
-	p.line("%s  %s: %s", state, n.Node, n.Why)
+	p.line("%s  %s: %s", state, n.Node, strings.TrimPrefix(n.Why, "paused: "))
 	for _, u := range n.Drift.Unread {
 		p.wrapped("      unread: ", "        ", u)
 	}
 	for _, r := range n.Drift.Reasons {
-		p.wrapped("      no roll changes it: ", "        ", r.Text)
+		label := "no roll changes it: "
+		if n.Paused != "" {
+			label = "stale: "
+		}
+		p.wrapped("      "+label, "        ", r.Text)
 	}
 }
 
