@@ -15,6 +15,13 @@ import (
 // Plan says what a roll will do, in order. It is data: steps are derived from
 // it and from nothing else.
 type Plan struct {
+	Version int    `json:"version,omitempty"` // of this format
+	ID      string `json:"id,omitempty"`      // hash of the content
+	Lock    string `json:"lock,omitempty"`    // hash of what recast.lock pins
+	Config  string `json:"config,omitempty"`  // hash of recast.yaml
+	// AcceptOutage says that the outage of etcd with two control planes was accepted.
+	AcceptOutage bool `json:"acceptOutage,omitempty"`
+
 	Cluster        string     `json:"cluster"`
 	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
 	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
@@ -122,7 +129,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes()}
 	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}

@@ -28,6 +28,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	}
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
 	plan.Gates = p.gates()
+	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, err
 }
 

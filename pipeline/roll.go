@@ -18,6 +18,8 @@ import (
 // RollOptions choose what a roll does and whom it asks.
 type RollOptions struct {
 	Policy cluster.Policy
+	// Saved is a plan that was made before; nil: whatever is found stale is rolled.
+	Saved *cluster.Plan
 	// Confirm is shown every plan before anything is taken down. Its error, or
 	// false, ends the roll.
 	Confirm func(cluster.Plan) (bool, error)
@@ -241,7 +243,11 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 }
 
 func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool, err error) {
-	w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	if w.o.Saved != nil {
+		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
+	} else {
+		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	}
 	if err == nil {
 		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
 	}
@@ -283,12 +289,17 @@ func (w *work) leaseServes(inLease bool, plan cluster.Plan) error {
 	return nil
 }
 
-// newRunID makes the ID of a run.
+// newRunID makes the ID of a run, which ends as the saved plan has it if there is one.
 func (o RollOptions) newRunID() (string, error) {
-	if o.RunID != nil {
-		return o.RunID()
+	newID := o.RunID
+	if newID == nil {
+		newID = func() (string, error) { return journal.NewRunID(time.Now(), rand.Reader) }
 	}
-	return journal.NewRunID(time.Now(), rand.Reader)
+	id, err := newID()
+	if err == nil && o.Saved != nil {
+		id += o.Saved.RunSuffix()
+	}
+	return id, err
 }
 
 // carryOut asks, and runs the plan under the journal of its run: that of the

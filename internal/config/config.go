@@ -40,6 +40,7 @@ type Config struct {
 	Dir string `yaml:"-"`
 
 	file   string
+	sum    string // SHA-256 of the file
 	places map[string]place
 }
 
@@ -223,6 +224,9 @@ func (c *Config) Marshal() ([]byte, error) {
 	}
 	return b, nil
 }
+
+// Hash tells one content of the file from another, wherever it lies: "sha256-…".
+func (c *Config) Hash() string { return c.sum }
 
 // Place says where in the file the value of a path such as "nodes[2].vmid" is,
 // as file:line:column. A path that is not in the file is at its nearest parent.
