@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -12,7 +13,8 @@ const PauseMark = "recast.dev/pause"
 
 // Pause reads the mark among a Node's annotations; "" without one.
 func Pause(annotations map[string]string) string {
-	why, paused := annotations[PauseMark]
+	text, paused := annotations[PauseMark]
+	why := strings.Join(strings.Fields(text), " ")
 	if paused && why == "" {
 		return "no reason given"
 	}
@@ -40,4 +42,6 @@ func (n *nodeRoll) requireUnpaused(ctx context.Context) error {
 	return fault.WithHint(fault.Refusedf("%s was paused since the plan was made: %s", n.plan.Node, k.Pause), "recast roll leaves it out from now on; %s", unpause(n.plan.Node))
 }
 
-func unpause(node string) string { return "kubectl annotate node " + node + " " + PauseMark + "- lifts that" }
+func unpause(node string) string {
+	return "kubectl annotate node " + node + " " + PauseMark + "- lifts that"
+}

@@ -30,11 +30,11 @@ type Plan struct {
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool           `json:"workersBeside,omitempty"`
 	TotalSeconds  int            `json:"totalSeconds,omitempty"` // that all of it is expected to take
-	Batches       []Batch        `json:"batches,omitempty"` // the nodes that something is done to, as they are rolled
-	Room          map[string]int `json:"room,omitempty"`    // how many nodes may hold a slot at a time
-	Warn           []string   `json:"warnings,omitempty"`
-	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
-	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
+	Batches       []Batch        `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
+	Room          map[string]int `json:"room,omitempty"`         // how many nodes may hold a slot at a time
+	Warn          []string       `json:"warnings,omitempty"`
+	Gates         []UserGate     `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Kubernetes    []string       `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint
 }
@@ -51,7 +51,7 @@ type NodePlan struct {
 	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string   `json:"notes,omitempty"`
 	Paused   string     `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
-	Slots    []string   `json:"slots,omitempty"` // what it holds for as long as it is out: see Plan.Room
+	Slots    []string   `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
 	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID     VMID       `json:"vmid"`
 	Host     string     `json:"host"`
@@ -65,6 +65,8 @@ type NodePlan struct {
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
+	// OutageFrom is how that is known: "assumed", "3 earlier rolls of it".
+	OutageFrom string `json:"outageFrom,omitempty"`
 	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
 	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
@@ -93,7 +95,7 @@ type DiskPlan struct {
 type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
-	CanaryNode     string // which; "", or none that is to change: a worker if there is one
+	CanaryNode     string                // which; "", or none that is to change: a worker if there is one
 	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
 	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
@@ -236,7 +238,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 	default:
 		planStale(&n, o, p)
 	}
-	n.OutageSeconds = int(expectedOutage[n.Strategy].Seconds())
+	n.estimate(o.Took)
 	return n
 }
 

@@ -113,7 +113,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	machine := *n.found.Machine
 	n.Strategy, n.restore = Rollback, &kept
 	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, cmpNone(kept.Talos), cmpNone(short(kept.Build)))
-	n.OutageSeconds = int(expectedOutage[Rollback].Seconds())
+	n.estimate(o.Took)
 	config, err := talos.MachineConfig(ctx, n.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine configuration: %w", err)

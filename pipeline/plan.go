@@ -26,7 +26,12 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, err
 	}
+	var errTook error
+	o.Took, errTook = p.took()
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
+	if errTook != nil {
+		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
+	}
 	plan.Gates = p.gates()
 	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, err

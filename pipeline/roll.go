@@ -98,6 +98,7 @@ func single(ctx context.Context, p Project, m Machines, run *step.Runner, o Roll
 		if err != nil {
 			return err
 		}
+		seen.Took, _ = p.took() // of a rollback nothing but an expectation depends on it
 		if w.rep.Plan, err = makePlan(wanted, seen); err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
 			return err
 		}
@@ -333,7 +334,10 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	r := w.roller(id, j, past)
 	err = j.Put("plan", w.rep.Plan)
 	if err == nil {
+		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
+		unwatch()
+		err = errors.Join(err, watch.err)
 	}
 	w.rep.Outcome = outcome(err)
 	return errors.Join(err, j.Finish(w.rep.Outcome))

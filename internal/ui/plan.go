@@ -12,6 +12,9 @@ import (
 
 // WritePlan prints what a roll would do.
 func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
+	if format == "markdown" {
+		return write(w, format, plan, func(p *page) { writeMarkdown(p, plan) })
+	}
 	return write(w, format, plan, func(p *page) {
 		rest := plan.Nodes
 		for _, phase := range phases(plan) {
@@ -83,6 +86,9 @@ func beside(plan cluster.Plan, phase cluster.Phase) string {
 func drawNode(p *page, n cluster.NodePlan) {
 	what := p.paint(yellow, string(n.Strategy))
 	away := ", away for about " + minutes(outage(n))
+	if n.OutageFrom != "" && n.OutageFrom != "assumed" {
+		away += ", as in " + n.OutageFrom
+	}
 	if len(n.Refused) > 0 {
 		what, away = p.paint(red, "refused"), ""
 	}

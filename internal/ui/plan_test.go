@@ -83,7 +83,14 @@ func TestWritePlan(t *testing.T) {
 	unread := inSync("wk7")
 	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
 
+	left := inSync("wk8")
+	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale
+
 	for name, plan := range map[string]cluster.Plan{
+		"plan-paused": {
+			Cluster: "c1", ID: "0123456789abcdef", Nodes: []cluster.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
+			Batches: []cluster.Batch{{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: cluster.Workers, Nodes: []string{"wk2"}, Limit: 1}},
+		},
 		"plan-nothing": {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
 		"plan-every-phase": {
 			Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
@@ -103,6 +110,7 @@ func TestWritePlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			drawn(t, name, func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
+			drawn(t, name+".md", func(b *bytes.Buffer) error { return WritePlan(b, "markdown", plan) })
 		})
 	}
 }
