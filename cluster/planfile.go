@@ -133,7 +133,9 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 		switch {
 		case !known:
 			moved = append(moved, n.Node+": the plan says nothing of it")
-		case begun && old.Strategy != "" && n.Strategy == "" && n.Paused == "" && n.done():
+		case old.Strategy != "" && n.doneBy(saved, begun):
+		case old.Strategy != n.Strategy: // all else follows from that
+			moved = append(moved, differ(n.Node+": ", fate(old), fate(n))...)
 		default:
 			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
 		}
@@ -146,8 +148,15 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 	return moved
 }
 
-// done says that the node was read and a roll has nothing to do to it.
-func (n NodePlan) done() bool { return len(n.Drift.Unread) == 0 && !n.Drift.rollable() }
+// doneBy says that a run of a saved plan has done to the node what there was to do.
+// Where such a run began here, by its journal, that is believed of every node;
+// elsewhere of one whose VM has the run in its description.
+func (n NodePlan) doneBy(saved Plan, begun bool) bool {
+	if n.found.VM != nil && strings.HasSuffix(n.found.VM.MadeBy(), saved.RunSuffix()) {
+		begun = true
+	}
+	return begun && n.Strategy == "" && n.Paused == "" && len(n.Drift.Unread) == 0 && !n.Drift.rollable()
+}
 
 // trait is one property by which plans are compared.
 type trait struct {
@@ -164,13 +173,17 @@ func limitsOf(p Plan) []trait {
 	}
 }
 
+// fate is what is done to a node, or why nothing is.
+func fate(n NodePlan) []trait {
+	return []trait{{"what is done", cmpNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
+}
+
 // essence is what of a node must be as planned. Of one that stays as it is, that it does.
 func essence(n NodePlan) []trait {
-	traits := []trait{{"what is done", cmpNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
 	if n.Strategy == "" {
-		return traits
+		return fate(n)
 	}
-	return append(traits,
+	return append(fate(n),
 		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
 		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
 		trait{"build", n.Drift.Build}, trait{"Talos now", n.Drift.Talos}, trait{"stale because", n.Drift.Reasons},
@@ -181,10 +194,7 @@ func essence(n NodePlan) []trait {
 
 // differ tells each trait that is not as it was.
 func differ(of string, was, is []trait) (moved []string) {
-	for i := range max(len(was), len(is)) {
-		if i >= len(was) || i >= len(is) {
-			break // another strategy, which is told already
-		}
+	for i := range min(len(was), len(is)) {
 		if a, b := asText(was[i].value), asText(is[i].value); a != b {
 			moved = append(moved, fmt.Sprintf("%s%s: %s → %s", of, was[i].name, a, b))
 		}
