@@ -42,6 +42,9 @@ type Observation struct {
 	// replacement is finished with the build that it was begun with.
 	PastBuilds map[string]Build
 
+	// Took is how long earlier rolls of nodes took, newest first.
+	Took []Took
+
 	reserved func(VMID) bool
 }
 

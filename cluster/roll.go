@@ -74,15 +74,6 @@ const (
 	ReimageOnBootFailure  BootFailure = "reimage"
 )
 
-// Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
-func (p Plan) Slots() map[string]int {
-	slots := map[string]int{controlPlane: 1}
-	for _, n := range p.Nodes {
-		slots["host/"+n.Host] = max(1, p.PerHost)
-	}
-	return slots
-}
-
 // Steps derives the tree of a roll from its plan: a branch per phase, in it one
 // per node, in the plan's order.
 func (r *Roller) Steps(p Plan) step.Step {
@@ -96,11 +87,8 @@ func (r *Roller) Steps(p Plan) step.Step {
 			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}
-			for len(work) > 0 {
-				phase := work[0].Phase
-				nodes := slices.DeleteFunc(slices.Clone(work), func(n NodePlan) bool { return n.Phase != phase })
-				work = work[len(nodes):]
-				branch, err := r.phase(p, phase, nodes)
+			for _, b := range p.Batches {
+				branch, err := r.phase(p, b)
 				if err != nil {
 					return nil, err
 				}
@@ -111,22 +99,18 @@ func (r *Roller) Steps(p Plan) step.Step {
 	}
 }
 
-func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error) {
+func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
 	var steps []step.Step
-	for _, n := range nodes {
+	for _, n := range p.of(b) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(b.Phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
 		steps = append(steps, roll.step())
 	}
-	limit := 1
-	if phase == Workers {
-		limit = max(1, p.MaxUnavailable)
-	}
 	return step.Step{
-		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit,
+		ID: string(b.Phase), Title: b.Phase.title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
 }
@@ -152,11 +136,7 @@ func (n *nodeRoll) step() step.Step {
 	if n.plan.run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	uses := []string{"host/" + n.plan.Host}
-	if n.plan.Role == controlPlane {
-		uses = append(uses, controlPlane)
-	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Skip: n.finished}
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if n.plan.Strategy != InPlace {
 		s = n.explained(s)

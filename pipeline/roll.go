@@ -18,6 +18,8 @@ import (
 // RollOptions choose what a roll does and whom it asks.
 type RollOptions struct {
 	Policy cluster.Policy
+	// Saved is a plan that was made before; nil: whatever is found stale is rolled.
+	Saved *cluster.Plan
 	// Confirm is shown every plan before anything is taken down. Its error, or
 	// false, ends the roll.
 	Confirm func(cluster.Plan) (bool, error)
@@ -96,6 +98,7 @@ func single(ctx context.Context, p Project, m Machines, run *step.Runner, o Roll
 		if err != nil {
 			return err
 		}
+		seen.Took, _ = p.took() // of a rollback nothing but an expectation depends on it
 		if w.rep.Plan, err = makePlan(wanted, seen); err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
 			return err
 		}
@@ -241,7 +244,11 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 }
 
 func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool, err error) {
-	w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	if w.o.Saved != nil {
+		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
+	} else {
+		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+	}
 	if err == nil {
 		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
 	}
@@ -283,12 +290,17 @@ func (w *work) leaseServes(inLease bool, plan cluster.Plan) error {
 	return nil
 }
 
-// newRunID makes the ID of a run.
+// newRunID makes the ID of a run, which ends as the saved plan has it if there is one.
 func (o RollOptions) newRunID() (string, error) {
-	if o.RunID != nil {
-		return o.RunID()
+	newID := o.RunID
+	if newID == nil {
+		newID = func() (string, error) { return journal.NewRunID(time.Now(), rand.Reader) }
 	}
-	return journal.NewRunID(time.Now(), rand.Reader)
+	id, err := newID()
+	if err == nil && o.Saved != nil {
+		id += o.Saved.RunSuffix()
+	}
+	return id, err
 }
 
 // carryOut asks, and runs the plan under the journal of its run: that of the
@@ -322,7 +334,10 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	r := w.roller(id, j, past)
 	err = j.Put("plan", w.rep.Plan)
 	if err == nil {
+		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
+		unwatch()
+		err = errors.Join(err, watch.err)
 	}
 	w.rep.Outcome = outcome(err)
 	return errors.Join(err, j.Finish(w.rep.Outcome))

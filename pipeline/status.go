@@ -38,6 +38,8 @@ type RunStatus struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished,omitzero"`
 	Outcome  string    `json:"outcome,omitempty"` // "": still running, or killed
+	// Took is how long its nodes were away, and were expected to be.
+	Took []cluster.Took `json:"took,omitempty"`
 }
 
 // Advice is what to type, and what that does.
@@ -111,7 +113,9 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	runs, err := journal.Runs(p.runs())
 	res.problem(err)
 	if len(runs) > 0 {
-		res.LastRun = new(RunStatus(runs[0]))
+		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
+		res.LastRun.Took, err = p.tookIn(runs[0].ID)
+		res.problem(err)
 	}
 	nodes, err := askNodes(ctx, src)
 	if err != nil {

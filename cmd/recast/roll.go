@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 
 func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
+	var file string
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
@@ -30,6 +32,12 @@ Conditions of your own, roll.gates in recast.yaml, are asked before each node go
 and once it is back. One that does not hold within its timeout ends the roll there;
 the next one asks it again.
 
+With --plan a plan that recast plan -o json has saved is carried out: these nodes,
+by these strategies, in this order, and nothing else. The plan is made again, and
+refused where the world has moved since: another recast.yaml or recast.lock, a
+changed VM, a node that is not as it was. What a run of the same plan has done
+already is no such change: the same command again goes on where it stopped.
+
 A roll that was interrupted is finished first, whatever --only says: run the same
 command again, here or on another machine; recast status explains what is half
 done. Only one run per cluster is possible at a time. A machine that was reset and
@@ -39,9 +47,15 @@ The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
+  recast roll --plan plan.json # of recast plan -o json
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			saved, err := savedPlan(c, file)
+			if err != nil {
+				return err
+			}
+			f.saved = saved
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				var cl closers
 				defer cl.close()
@@ -55,13 +69,27 @@ stops at once.`,
 	}
 	selection(c, &f.policy)
 	f.add(c)
-	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+	c.Flags().StringVar(&file, "plan", "", "carry out the plan in this `file`, and nothing else")
 	return c
+}
+
+// savedPlan reads the plan that --plan names; nil without it.
+func savedPlan(c *cobra.Command, file string) (*cluster.Plan, error) {
+	if !c.Flags().Changed("plan") {
+		return nil, nil
+	}
+	for _, name := range []string{"only", "exclude", "selector", "accept-outage"} {
+		if c.Flags().Changed(name) {
+			return nil, errUsage{fmt.Errorf("--%s chooses what is planned, --plan names a plan that is made: choose one", name)}
+		}
+	}
+	return pipeline.ReadPlan(file)
 }
 
 // rollFlags are what every command that changes nodes takes.
 type rollFlags struct {
 	policy cluster.Policy
+	saved  *cluster.Plan
 	yes    bool
 	out    string
 }
@@ -84,7 +112,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Holder: holder(), Dead: dead,
+			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err

@@ -40,6 +40,7 @@ type Config struct {
 	Dir string `yaml:"-"`
 
 	file   string
+	sum    string // SHA-256 of the file
 	places map[string]place
 }
 
@@ -165,8 +166,10 @@ type Roll struct {
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
 	// MaxUnavailable bounds how many nodes are out at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
-	// Canary rolls one node before any other.
-	Canary bool `yaml:"canary"`
+	// WorkersBeside rolls control planes and workers at the same time, each within its own bounds, instead of one kind after the other; perHost holds for both together.
+	WorkersBeside bool `yaml:"workersBeside"`
+	// Canary rolls one node before any other, unless one runs the new build already: true takes a worker if there is one, the name of a node that one.
+	Canary Canary `yaml:"canary"`
 	// Drain says how pods leave a node.
 	Drain Drain `yaml:"drain"`
 	// Settle is how long a node has to stay healthy before the next one goes.
@@ -221,6 +224,9 @@ func (c *Config) Marshal() ([]byte, error) {
 	}
 	return b, nil
 }
+
+// Hash tells one content of the file from another, wherever it lies: "sha256-…".
+func (c *Config) Hash() string { return c.sum }
 
 // Place says where in the file the value of a path such as "nodes[2].vmid" is,
 // as file:line:column. A path that is not in the file is at its nearest parent.

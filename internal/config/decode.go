@@ -118,13 +118,16 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 
 // oneValue says whether a struct is written as a single value.
 func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[ImageRef]()
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]()
 }
 
 // textual says whether a type that reads itself from text takes this node:
 // numbers only where they are meant, or lack a unit, so that its own message says so.
 func textual(n *yaml.Node, out reflect.Value) bool {
 	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]()
+	if out.Type() == reflect.TypeFor[Canary]() {
+		return tag == "!!str" || tag == "!!bool"
+	}
 	return tag == "!!str" || number && (tag == "!!int" || tag == "!!float")
 }
 

@@ -24,7 +24,7 @@ func defaults() Config {
 			Strategy:       "auto",
 			Order:          "control-planes-first",
 			MaxUnavailable: MaxUnavailable{Workers: Share{Count: 1}, PerHost: 1},
-			Canary:         true,
+			Canary:         Canary{On: true},
 			Drain:          Drain{Timeout: Duration(10 * time.Minute), OnTimeout: "stop"},
 			Settle:         Duration(30 * time.Second),
 			Poll:           Duration(2 * time.Second),

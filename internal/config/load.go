@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -76,7 +77,7 @@ func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, 
 	if err := r.err(); err != nil {
 		return nil, fault.As(fault.Config, err)
 	}
-	c.file, c.places = name, r.places
+	c.file, c.sum, c.places = name, fmt.Sprintf("sha256-%x", sha256.Sum256(data)), r.places
 	return &c, nil
 }
 

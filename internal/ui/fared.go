@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // Fared is how a run went, as its events told it.
@@ -64,7 +65,7 @@ func (t *tracker) see(e step.Event) {
 	switch {
 	case e.Status == step.Started && below[0] == "ask-gates-again":
 		n.back(t.away)
-	case e.Status == step.Started && takes(below):
+	case e.Status == step.Started && pipeline.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}
@@ -75,18 +76,6 @@ func (t *tracker) see(e step.Event) {
 	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
-}
-
-// takes says whether a step below a node's branch takes it away. While the node
-// is looked at, fetches its installer and is drained, it still serves.
-func takes(below []string) bool {
-	switch below[0] {
-	case "ask-gates", "gate", "pull":
-		return false
-	case "take-down", "upgrade":
-		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
-	}
-	return true
 }
 
 // node notes what happens to the branch of a node itself.

@@ -57,12 +57,21 @@ var done = map[cluster.Strategy]string{
 func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
-		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String())
+		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
 	}
 	if n.Kept != "" {
 		parts = append(parts, n.Kept)
 	}
 	p.wrapped("  "+n.Node+" ", "      ", strings.Join(parts, ", "))
+}
+
+// expected is what the plan had expected of a node's outage; "" where it knew none.
+func expected(n NodeFared, plan cluster.Plan) string {
+	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node && string(w.Phase) == n.Phase })
+	if i < 0 || plan.Work()[i].OutageFrom == "" {
+		return ""
+	}
+	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
 }
 
 // achieved tells the build where the plan knows it: not for what an earlier run

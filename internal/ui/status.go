@@ -70,6 +70,13 @@ func drawLastRun(p *page, r *pipeline.RunStatus) {
 	default:
 		p.wrapped("journal   ", "    ", fmt.Sprintf("last run %s: %s, at %s", r.ID, r.Outcome, clock(r.Finished)))
 	}
+	if r == nil {
+		return
+	}
+	for _, t := range r.Took {
+		seconds := func(n int) string { return (time.Duration(n) * time.Second).String() }
+		p.line("    %s was away for %s (%s expected)", t.Node, seconds(t.OutageSeconds), seconds(t.Expected))
+	}
 }
 
 func drawHalf(p *page, h pipeline.Half) {

@@ -34,6 +34,7 @@ type Client struct {
 	Dir string // its working directory
 	Run string // ID of the run that a roll begins
 
+	Saved   *cluster.Plan                    // of its roll; nil: none
 	Runner  step.Runner                      // of its roll; Emit is that of the client
 	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
 	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
@@ -302,7 +303,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
-		Policy: policy, Confirm: c.Confirm,
+		Policy: policy, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	}
