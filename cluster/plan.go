@@ -22,6 +22,7 @@ type Plan struct {
 	PerHost        int        `json:"perHost"`
 	Warn           []string   `json:"warnings,omitempty"`
 	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Hooks          Hooks      `json:"hooks,omitzero"`       // programs that run on the way
 	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint

@@ -60,6 +60,8 @@ type Roller struct {
 	MachineConfig func(node string) (config Secret, found bool, err error)
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
+	// Hooked is told how each hook fared; nil: nobody is.
+	Hooked func(HookRun)
 
 	out outNodes // what this roll has out at the moment
 }
@@ -117,7 +119,7 @@ func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error)
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: "roll/" + string(phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
 		steps = append(steps, roll.step())
 	}
@@ -125,6 +127,7 @@ func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error)
 	if phase == Workers {
 		limit = max(1, p.MaxUnavailable)
 	}
+	steps = r.withBatchHooks(p, phase, nodes, steps)
 	return step.Step{
 		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
@@ -137,6 +140,7 @@ type nodeRoll struct {
 	plan  NodePlan
 	want  Wanted
 	gates []UserGate
+	hooks Hooks
 	path  string // of its branch in the tree
 
 	rebooted   bool  // it was told to, by this very process
@@ -165,7 +169,7 @@ func (n *nodeRoll) step() step.Step {
 }
 
 func (n *nodeRoll) branches() []step.Step {
-	return slices.Concat(n.askBefore(), n.work(), n.askAfter())
+	return slices.Concat(n.askBefore(), n.hookBefore(), n.work(), n.hookAfter(), n.askAfter())
 }
 
 func (n *nodeRoll) work() []step.Step {

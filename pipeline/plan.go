@@ -27,7 +27,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 		return cluster.Plan{}, err
 	}
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
-	plan.Gates = p.gates()
+	plan.Gates, plan.Hooks = p.gates(), p.hooks()
 	return plan, err
 }
 

@@ -79,11 +79,9 @@ func typeCases() map[string]problemCase {
 	}
 }
 
-func unservedCases() map[string]problemCase {
-	const unserved = "not served by this version of recast: "
+func enumCases() map[string]problemCase {
 	return map[string]problemCase{
 		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
-		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
 		"unknown builder":  {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory, imager`},

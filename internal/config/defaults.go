@@ -51,6 +51,11 @@ func (c *Config) complete(o Options) {
 		c.Roll.Gates[i].When = cmp.Or(g.When, "both")
 		c.Roll.Gates[i].Timeout = cmp.Or(g.Timeout, Duration(10*time.Minute))
 	}
+	for _, list := range c.Roll.Hooks.lists() {
+		for i, h := range list.hooks {
+			list.hooks[i].Timeout = cmp.Or(h.Timeout, Duration(time.Minute))
+		}
+	}
 	for i, e := range c.Proxmox.Endpoints {
 		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")
 	}

@@ -25,6 +25,8 @@ type NodeFared struct {
 	// Gates is where it ended in a wait for the user's gates: "before" the node was
 	// touched, or "after" it was back and done.
 	Gates string `json:"gates,omitempty"`
+	// Hooks is the same of a hook that failed or was cut off.
+	Hooks string `json:"hooks,omitempty"`
 	// AwaySeconds is from the end of its drain to when it was back, or its branch
 	// ended; 0 if it never was away.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
@@ -62,7 +64,7 @@ func (t *tracker) see(e step.Event) {
 	}
 	n := t.find(name, e.Path)
 	switch {
-	case e.Status == step.Started && below[0] == "ask-gates-again":
+	case e.Status == step.Started && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again"):
 		n.back(t.away)
 	case e.Status == step.Started && takes(below):
 		if _, gone := t.away[name]; !gone {
@@ -72,6 +74,10 @@ func (t *tracker) see(e step.Event) {
 		n.Gates = "before"
 	case below[0] == "ask-gates-again" && e.Status == step.Failed:
 		n.Gates = "after"
+	case below[0] == "run-hooks" && e.Status == step.Failed:
+		n.Hooks = "before"
+	case below[0] == "run-hooks-again" && e.Status == step.Failed:
+		n.Hooks = "after"
 	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
@@ -81,7 +87,7 @@ func (t *tracker) see(e step.Event) {
 // is looked at, fetches its installer and is drained, it still serves.
 func takes(below []string) bool {
 	switch below[0] {
-	case "ask-gates", "gate", "pull":
+	case "ask-gates", "run-hooks", "gate", "pull":
 		return false
 	case "take-down", "upgrade":
 		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"

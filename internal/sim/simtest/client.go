@@ -44,6 +44,11 @@ type Client struct {
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 
+	// Commands runs the programs of gates and hooks; nil: this machine does.
+	Commands cluster.CommandRunner
+	// Notify is told of its runs; nil: nobody is.
+	Notify cluster.Notifier
+
 	// Imager builds what no factory can; nil: nothing.
 	Imager images.Imager
 
@@ -158,6 +163,9 @@ func (c *Client) connectMachines(s *session) error {
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
 	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
+	if c.Commands != nil {
+		s.machines.Commands = c.Commands
+	}
 	return nil
 }
 
@@ -303,7 +311,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
 		Policy: policy, Confirm: c.Confirm,
-		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
+		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	}
 	if o.Confirm == nil {
