@@ -94,7 +94,7 @@ type HookCall struct {
 	Batch    Phase
 	Node     string
 	Env      []string
-	Say      func(text string)        // is told what they print
+	Say      func(text string)             // is told what they print
 	Keep     func(hr HookRun, i int) error // of the i-th hook, once it has ended; nil: nobody does
 }
 

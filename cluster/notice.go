@@ -16,10 +16,10 @@ type Notice struct {
 	Error   string      `json:"error"` // "" unless it failed
 	Hints   []string    `json:"hints"`
 	Started time.Time   `json:"started"`
-	Ended   *time.Time  `json:"ended"` // nil at the start
-	Host    string      `json:"host"`  // that recast runs on
-	User    string      `json:"user"`  // who runs it there
-	Text    string      `json:"text"`  // all of it on a line
+	Ended   time.Time   `json:"ended,omitzero"` // zero at the start
+	Host    string      `json:"host"`           // that recast runs on
+	User    string      `json:"user"`           // who runs it there; the notifier knows
+	Text    string      `json:"text"`           // all of it on a line
 }
 
 // NoticeEvent is what a notice is sent for.

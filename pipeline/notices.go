@@ -65,7 +65,7 @@ func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 		Nodes: w.tally.fates(w.planned()), Hints: append([]string{}, fault.Hints(err)...), Started: w.rep.Started, Host: w.o.Holder.Host,
 	}
 	if event != cluster.NoticeStart {
-		n.Ended, n.Outcome = new(w.rep.Ended), outcomeWord(err)
+		n.Ended, n.Outcome = w.rep.Ended, outcomeWord(err)
 	}
 	if err != nil {
 		n.Error = err.Error()

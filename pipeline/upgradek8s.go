@@ -51,6 +51,9 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 		return rep, err
 	}
 	w := &work{Project: p, machines: m, run: run, o: o.Claim, command: upgradeKey, rep: Report{Started: rep.Started}}
+	if o.DryRun {
+		w.command = "" // there is nothing to tell of
+	}
 	done, err := w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
 	rep.Unsent = done.Unsent
 	rep.Ended = time.Now()

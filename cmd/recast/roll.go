@@ -83,8 +83,12 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		defer cl.close()
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
+		tell, err := notifier(s, p, &cl)
+		if err != nil {
+			return err
+		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Holder: holder(), Dead: dead,
+			Policy: f.policy, Holder: holder(), Dead: dead, Notify: tell,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err

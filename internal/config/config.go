@@ -35,6 +35,8 @@ type Config struct {
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
 	Roll Roll `yaml:"roll"`
+	// Notify lists webhooks that are told when a run begins, fails and ends.
+	Notify []Webhook `yaml:"notify,omitempty"`
 
 	// Dir is the directory of the file; relative paths were resolved against it.
 	Dir string `yaml:"-"`

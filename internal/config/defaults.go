@@ -59,6 +59,13 @@ func (c *Config) complete(o Options) {
 	for i, e := range c.Proxmox.Endpoints {
 		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")
 	}
+	for i, w := range c.Notify {
+		if w.On == nil {
+			c.Notify[i].On = []string{"start", "failure", "end"}
+		}
+		c.Notify[i].ContentType = cmp.Or(w.ContentType, "application/json")
+		c.Notify[i].CAFile = o.resolve(w.CAFile)
+	}
 	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
 	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)
 	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)

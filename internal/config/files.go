@@ -47,6 +47,9 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 			program(fmt.Sprintf("%s[%d]", list.path, i), h.Command)
 		}
 	}
+	for i, w := range c.Notify {
+		check(fmt.Sprintf("notify[%d].caFile", i), w.CAFile, "file")
+	}
 	ifThere := func(path, file, what string) {
 		if _, err := stat(file); !errors.Is(err, fs.ErrNotExist) {
 			check(path, file, what)

@@ -39,9 +39,12 @@ type hookList struct {
 
 func (h *Hooks) lists() []hookList {
 	return []hookList{
-		{"roll.hooks.beforeRun", h.BeforeRun}, {"roll.hooks.afterRun", h.AfterRun},
-		{"roll.hooks.beforeBatch", h.BeforeBatch}, {"roll.hooks.afterBatch", h.AfterBatch},
-		{"roll.hooks.beforeNode", h.BeforeNode}, {"roll.hooks.afterNode", h.AfterNode},
+		{"roll.hooks.beforeRun", h.BeforeRun},
+		{"roll.hooks.afterRun", h.AfterRun},
+		{"roll.hooks.beforeBatch", h.BeforeBatch},
+		{"roll.hooks.afterBatch", h.AfterBatch},
+		{"roll.hooks.beforeNode", h.BeforeNode},
+		{"roll.hooks.afterNode", h.AfterNode},
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/network"
@@ -91,7 +92,7 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr})
+	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	return pipeline.Project{Config: conf}, err
 }
 
