@@ -49,3 +49,16 @@ func notifier(s *streams, p pipeline.Project, cl *closers) (cluster.Notifier, er
 	}
 	return c, nil
 }
+
+// webhooks are how they stand, for doctor.
+func webhooks(s *streams, p pipeline.Project, cl *closers) ([]pipeline.Webhook, error) {
+	c, err := connectNotify(s, p, cl)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	var out []pipeline.Webhook
+	for _, state := range c.States() {
+		out = append(out, pipeline.Webhook(state))
+	}
+	return out, nil
+}

@@ -28,7 +28,9 @@ asks for one strategy and that is impossible, nothing is touched.
 
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;
-the next one asks it again.
+the next one asks it again. Programs of your own, roll.hooks, run before and after
+the run, each batch of nodes and each node; one that fails ends the roll there, too.
+Webhooks, notify, are told of its start, its failure and its end.
 
 A roll that was interrupted is finished first, whatever --only says: run the same
 command again, here or on another machine; recast status explains what is half

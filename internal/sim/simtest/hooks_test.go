@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // everyHook has one hook at each point.
@@ -329,5 +330,29 @@ func TestAHookThatHangs(t *testing.T) {
 		}
 		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun")
 		requireDrift(t, lab, "wk1")
+	})
+}
+
+// Doctor looks for the programs and runs none.
+func TestDoctorLooksForHooks(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-program]}]}")
+		var said []string
+		res := doctor(t, lab.Client())
+		for _, c := range res.Checks {
+			if c.Group == pipeline.GroupHooks {
+				said = append(said, string(c.State)+" "+c.What+": "+c.Seen)
+			}
+		}
+		if diff := cmp.Diff([]string{
+			"ok drain the balancer: a roll runs it before each node",
+			`problem no-such-program: exec: "no-such-program": executable file not found in $PATH`,
+		}, said); diff != "" {
+			t.Error(diff)
+		}
+		if err := res.Err(); fault.KindOf(err) != fault.Refused {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
 	})
 }
