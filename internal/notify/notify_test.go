@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -303,6 +304,35 @@ func TestCheckTemplate(t *testing.T) {
 		err := CheckTemplate(text)
 		if got := message(err); want == "" && err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// The templates in the notes make JSON of whatever text, or are for none.
+func TestTemplatesOfTheNotes(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/notes/notify.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
+	if len(found) < 5 {
+		t.Fatalf("found %q", found)
+	}
+	n := aNotice
+	n.Text = "a \"b\"\n\\ <c>"
+	for _, f := range found {
+		if err := CheckTemplate(string(f[1])); err != nil {
+			t.Error(err)
+			continue
+		}
+		body, err := parse(string(f[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := (&webhook{body: body}).render(n)
+		if err != nil || !json.Valid(got) && string(got) != n.Text {
+			t.Errorf("%s: %s, %v", f[1], got, err)
 		}
 	}
 }
