@@ -43,6 +43,9 @@ func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate)
 	name := c.Args[0]
 	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
 		name = filepath.Join(c.Dir, name)
+		if !filepath.IsAbs(name) { // without its dot, ./check.sh would be looked for in PATH
+			name = "." + string(filepath.Separator) + name
+		}
 	}
 	if _, err := exec.LookPath(name); err != nil {
 		d.refuse(group, what, "command in "+key+" has to name a program that can be run here", "%v", err)
