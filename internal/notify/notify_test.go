@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +42,12 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if r.answer != nil {
 		r.answer(w, req)
 	}
+}
+
+func (r *receiver) requests() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.got)
 }
 
 // serve runs a real net/http server in memory.
@@ -101,11 +108,11 @@ func TestNotify(t *testing.T) {
 		if _, warned, err := sends(t, r.serve(t, nil), Webhook{}, nil); err != nil || warned != nil {
 			t.Fatal(err, warned)
 		}
-		body, ok := strings.CutPrefix(r.got[0], "POST /s3cret/path ")
+		body, ok := strings.CutPrefix(r.requests()[0], "POST /s3cret/path ")
 		const want = `{"event":"failure","command":"roll","cluster":"lab","run":"r1","outcome":"failed","nodes":{"done":["wk1"],"failed":["wk2"],"left":[]},` +
 			`"error":"it is \"broken\" <here>","hints":["mend it"],"started":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:05:05Z","host":"ci","user":"alice","text":"recast roll of lab: failed"}`
 		if !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast" {
-			t.Errorf("it got %q with %v", r.got, r.header)
+			t.Errorf("it got %q with %v", r.requests(), r.header)
 		}
 	})
 }
@@ -118,8 +125,8 @@ func TestHeadersAndTemplate(t *testing.T) {
 			Headers: map[string]string{"Authorization": "AUTH"}, ContentType: "text/x-test",
 			Template: `{"text": {{json .Error}}, "of": "{{join .Nodes.Done ","}}{{.Ended.Sub .Started}}"}`,
 		}, map[string]string{"AUTH": "Bearer s3cret"})
-		if err != nil || r.got[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}` {
-			t.Errorf("%q, %v", r.got, err)
+		if err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}` {
+			t.Errorf("%q, %v", r.requests(), err)
 		}
 		if r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test" {
 			t.Errorf("headers %v", r.header)
@@ -190,8 +197,8 @@ func TestTrouble(t *testing.T) {
 				if got != want || (len(warned) == 1) != (want != "") {
 					t.Errorf("%q, want %q; warned %q", got, want, warned)
 				}
-				if len(r.got) != c.asked || took != c.took {
-					t.Errorf("asked %d times in %s, want %d in %s", len(r.got), took, c.asked, c.took)
+				if len(r.requests()) != c.asked || took != c.took {
+					t.Errorf("asked %d times in %s, want %d in %s", len(r.requests()), took, c.asked, c.took)
 				}
 			})
 		})
@@ -226,8 +233,8 @@ func TestCancelled(t *testing.T) {
 		defer cancel(nil)
 		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
 		start := time.Now()
-		if err := c.Notify(ctx, aNotice); err == nil || time.Since(start) != 500*time.Millisecond || len(r.got) != 1 {
-			t.Errorf("%v after %s, asked %d times", err, time.Since(start), len(r.got))
+		if err := c.Notify(ctx, aNotice); err == nil || time.Since(start) != 500*time.Millisecond || len(r.requests()) != 1 {
+			t.Errorf("%v after %s, asked %d times", err, time.Since(start), len(r.requests()))
 		}
 	})
 }
@@ -356,15 +363,15 @@ func TestCertificates(t *testing.T) {
 	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.got) != 1 {
-		t.Errorf("%v; it got %q", err, r.got)
+	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.requests()) != 1 {
+		t.Errorf("%v; it got %q", err, r.requests())
 	}
 	h, err := newWebhook(Webhook{URL: s.URL}, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.got) != 1 {
-		t.Errorf("%v; it got %q", err, r.got)
+	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
+		t.Errorf("%v; it got %q", err, r.requests())
 	}
 	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no certificate") {
 		t.Errorf("err = %v", err)

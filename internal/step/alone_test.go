@@ -31,9 +31,9 @@ func TestAlone(t *testing.T) {
 			err:    "r/a: no quorum", kind: fault.Refused,
 		},
 		"it is not started behind a failure": {
-			root: limit(2, branch("r", leaf("a", refuses), leaf("b", lasts(1*second)), alone(leaf("c", work)))),
+			root: limit(2, branch("r", leaf("a", then(lasts(1*second), refuses)), leaf("b", lasts(2*second)), alone(leaf("c", work)))),
 			events: []string{
-				"0s failed r/a: r/a: no quorum", "0s started r", "0s started r/a", "0s started r/b", "1s done r/b", "1s failed r: r/a: no quorum", "1s not started r/c",
+				"0s started r", "0s started r/a", "0s started r/b", "1s failed r/a: r/a: no quorum", "2s done r/b", "2s failed r: r/a: no quorum", "2s not started r/c",
 			},
 			err: "r/a: no quorum", kind: fault.Refused,
 		},
