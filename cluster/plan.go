@@ -34,6 +34,7 @@ type Plan struct {
 	Room          map[string]int `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string       `json:"warnings,omitempty"`
 	Gates         []UserGate     `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Hooks         Hooks          `json:"hooks,omitzero"`       // programs that run on the way
 	Kubernetes    []string       `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint

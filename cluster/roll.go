@@ -60,6 +60,8 @@ type Roller struct {
 	MachineConfig func(node string) (config Secret, found bool, err error)
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
+	// Hooked is told how each hook fared; nil: nobody is.
+	Hooked func(HookRun)
 
 	out outNodes // what this roll has out at the moment
 }
@@ -105,10 +107,11 @@ func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(b.Phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: "roll/" + string(b.Phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
 		steps = append(steps, roll.step())
 	}
+	steps = r.withBatchHooks(p, b, steps)
 	return step.Step{
 		ID: string(b.Phase), Title: b.Phase.title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
@@ -121,6 +124,7 @@ type nodeRoll struct {
 	plan  NodePlan
 	want  Wanted
 	gates []UserGate
+	hooks Hooks
 	path  string // of its branch in the tree
 
 	rebooted   bool  // it was told to, by this very process
@@ -145,7 +149,7 @@ func (n *nodeRoll) step() step.Step {
 }
 
 func (n *nodeRoll) branches() []step.Step {
-	return slices.Concat(n.askBefore(), n.work(), n.askAfter())
+	return slices.Concat(n.askBefore(), n.hookBefore(), n.work(), n.hookAfter(), n.askAfter())
 }
 
 func (n *nodeRoll) work() []step.Step {

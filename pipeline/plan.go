@@ -32,7 +32,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
 	}
-	plan.Gates = p.gates()
+	plan.Gates, plan.Hooks = p.gates(), p.hooks()
 	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, err
 }

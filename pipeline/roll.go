@@ -27,6 +27,8 @@ type RollOptions struct {
 	RunID func() (string, error)
 	// JournalSync is journal.Options.Sync; nil in production.
 	JournalSync func(point string) error
+	// Notify is told when the run begins and ends; nil: nobody is.
+	Notify cluster.Notifier
 	// Holder is this process, for the claim; Dead says whether another holder was
 	// a process of this machine and has ended, nil: never known.
 	Holder cluster.Holder
@@ -41,6 +43,9 @@ type Report struct {
 	Ended   time.Time    `json:"ended"`
 	Plan    cluster.Plan `json:"plan"`    // the last one
 	Outcome string       `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
+
+	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // that ran, in the order in which they ended
+	Unsent []string          `json:"unsent,omitempty"` // what kept notices from arriving
 }
 
 // Roll brings every selected node to the lock:
@@ -48,7 +53,7 @@ type Report struct {
 // What an earlier run left unfinished comes first, by itself; then everything
 // is looked at anew.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w := &work{Project: p, machines: m, run: run, o: o, command: "roll", rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
 	w.wayOut = "recast plan shows every node; --exclude leaves one out"
 	return w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
@@ -65,25 +70,25 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 
 // Rollback boots nodes from the system disks that they had before.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
+	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
 		plan, err := cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
-		plan.Gates = p.gates()
+		plan.Gates, plan.Hooks = p.gates(), p.hooks()
 		return plan, err
 	})
 }
 
 // Recover gives up the unfinished replacement of one node: its old system disk is put back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return single(ctx, p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
+	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
 		return cluster.PlanRecover(p.Config.Cluster, wanted, seen, node)
 	})
 }
 
 // single carries out one plan that needs no images.
-func single(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions,
+func single(ctx context.Context, command string, p Project, m Machines, run *step.Runner, o RollOptions,
 	makePlan func([]cluster.Wanted, cluster.Observation) (cluster.Plan, error),
 ) (Report, error) {
-	w := &work{Project: p, machines: m, run: run, o: o, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
 	w.wayOut = "nothing was changed; recast status shows what is parked where, and other nodes can be named by themselves"
 	return w.end(ctx, func() error {
 		lock, err := p.lock()
@@ -117,14 +122,23 @@ type work struct {
 	o        RollOptions
 	held     *cluster.Held
 	id       string // of the run that holds the claim
+	command  string // "roll"
 	rep      Report
 	wayOut   string // what to do about a plan with refusals
 	inLease  *bool  // the claim is kept in Kubernetes; nil: not found out yet
+
+	began   bool          // a confirmed plan is being carried out, or was
+	hooks   cluster.Hooks // of the first one
+	journal string        // that was written last
+	tally   tally
+	told    notices
 }
 
-// end runs do, gives the claim back whatever happened, and completes the report.
+// end runs do and the hooks after it, gives the claim back whatever happened,
+// completes the report and sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
-	err := do()
+	defer w.tally.listen(w.run)()
+	err := w.afterRun(ctx, do())
 	if w.held != nil {
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
@@ -134,6 +148,7 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	if err != nil {
 		w.rep.Outcome = outcome(err)
 	}
+	w.tellEnd(ctx, err)
 	return w.rep, err
 }
 
@@ -334,6 +349,9 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	r := w.roller(id, j, past)
 	err = j.Put("plan", w.rep.Plan)
 	if err == nil {
+		err = w.begin(ctx, j)
+	}
+	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
 		unwatch()
@@ -362,7 +380,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note,
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked,
 	}
 	for vmid := range w.Config.Proxmox.VMIDs.All() {
 		if id := cluster.VMID(vmid); id != w.claimID() {

@@ -15,7 +15,7 @@ import (
 // is looked at, fetches its installer and is drained, it still serves.
 func TakesAway(below []string) bool {
 	switch below[0] {
-	case "ask-gates", "gate", "pull":
+	case "ask-gates", "run-hooks", "gate", "pull":
 		return false
 	case "take-down", "upgrade":
 		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/talos"
@@ -25,7 +26,7 @@ import (
 
 // open reads the configuration.
 func (g *globals) open() (pipeline.Project, error) {
-	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr})
+	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	if err != nil {
 		return pipeline.Project{}, err
 	}

@@ -30,6 +30,8 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
   Kubernetes   kubeconfig, its certificate, the API, versions
   gates        whether the objects that roll.gates names are there, and satisfy it now;
                whether its programs can be run, without running them
+  hooks        whether the programs of roll.hooks can be run; whether the environment
+               has what the webhooks of notify take from it. Nothing is run or sent
   images       the lock, the Image Factory, the registry of extensions
   nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
                which of them it would get
@@ -52,6 +54,9 @@ wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			var cl closers
 			defer cl.close()
 			src := doctorSources(s, p, &cl)
+			if src.Webhooks, err = webhooks(s, p, &cl); err != nil {
+				return err
+			}
 			var progress slow
 			src.Say = func(text string) { progress.say(s, text) }
 			res := pipeline.Doctor(c.Context(), p, src)

@@ -30,7 +30,9 @@ asks for one strategy and that is impossible, nothing is touched.
 
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;
-the next one asks it again.
+the next one asks it again. Programs of your own, roll.hooks, run before and after
+the run, each batch of nodes and each node; one that fails ends the roll there, too.
+Webhooks, notify, are told of its start, its failure and its end.
 
 With --plan a plan that recast plan -o json has saved is carried out: these nodes,
 by these strategies, in this order, and nothing else. The plan is made again, and
@@ -111,8 +113,12 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		defer cl.close()
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
+		tell, err := notifier(s, p, &cl)
+		if err != nil {
+			return err
+		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead,
+			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err

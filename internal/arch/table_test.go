@@ -79,6 +79,7 @@ var table = []row{
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
+	{pkg: "internal/notify", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", ggcr, yaml}},
 

@@ -35,6 +35,8 @@ type Config struct {
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
 	Roll Roll `yaml:"roll"`
+	// Notify lists webhooks that are told when a run begins, fails and ends.
+	Notify []Webhook `yaml:"notify,omitempty"`
 
 	// Dir is the directory of the file; relative paths were resolved against it.
 	Dir string `yaml:"-"`
@@ -184,6 +186,8 @@ type Roll struct {
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
 	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
 	Gates []Gate `yaml:"gates,omitempty"`
+	// Hooks are programs of your own that run before and after the run, each batch of nodes, and each node.
+	Hooks Hooks `yaml:"hooks,omitempty"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }

@@ -12,7 +12,7 @@ import (
 
 // decoder fills the structs of this package from YAML nodes. Unlike the YAML
 // library's own strict decoding it knows the path and the column of everything
-// that is wrong, and tells unknown keys from those that are not served yet.
+// that is wrong.
 type decoder struct{ *report }
 
 // value decodes n into out.
@@ -83,10 +83,6 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	text := n.Value
 	if n.ShortTag() == "!!bool" {
 		text = strings.ToLower(text) // True and TRUE are true
-	}
-	if why, ok := unserved(at.pattern + "=" + text); ok {
-		d.add(at.path, "%s is %s", quote(text), why)
-		return
 	}
 	if u, ok := out.Addr().Interface().(encoding.TextUnmarshaler); ok && textual(n, out) {
 		if err := u.UnmarshalText([]byte(n.Value)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -162,16 +163,32 @@ func (t *tree) children(ctx context.Context, limit int, steps []Step, at place) 
 		}
 		return merge(outs)
 	}
-	var g errgroup.Group
-	g.SetLimit(limit)
-	for i, child := range steps {
-		g.Go(func() error {
-			outs[i] = t.run(ctx, child, below(child))
-			return nil
-		})
+	for from := 0; from < len(steps); {
+		to := from + beside(steps[from:])
+		var g errgroup.Group
+		g.SetLimit(limit)
+		for i, child := range steps[from:to] {
+			g.Go(func() error {
+				outs[from+i] = t.run(ctx, child, below(child))
+				return nil
+			})
+		}
+		_ = g.Wait() // outcomes carry the errors
+		from = to
 	}
-	_ = g.Wait() // outcomes carry the errors
 	return merge(outs)
+}
+
+// beside is how many of the first steps may run beside each other.
+func beside(steps []Step) int {
+	next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone })
+	switch next {
+	case -1:
+		return len(steps)
+	case 0:
+		return 1
+	}
+	return next
 }
 
 // finish asks the world whether the goal of a step that reports success is met.

@@ -48,6 +48,10 @@ type Step struct {
 	// Yields says that Do only waits and may be cut off: its context ends as soon
 	// as no further branch may start, within a Whole one too.
 	Yields bool
+
+	// Alone keeps siblings from running beside it, whatever the Limit above says:
+	// those before it in the list have ended, those after it have not begun.
+	Alone bool
 }
 
 // Status is how a step stands.

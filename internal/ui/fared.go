@@ -26,6 +26,8 @@ type NodeFared struct {
 	// Gates is where it ended in a wait for the user's gates: "before" the node was
 	// touched, or "after" it was back and done.
 	Gates string `json:"gates,omitempty"`
+	// Hooks is the same of a hook that failed or was cut off.
+	Hooks string `json:"hooks,omitempty"`
 	// AwaySeconds is from the end of its drain to when it was back, or its branch
 	// ended; 0 if it never was away.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
@@ -63,7 +65,7 @@ func (t *tracker) see(e step.Event) {
 	}
 	n := t.find(name, e.Path)
 	switch {
-	case e.Status == step.Started && below[0] == "ask-gates-again":
+	case e.Status == step.Started && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again"):
 		n.back(t.away)
 	case e.Status == step.Started && pipeline.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
@@ -73,6 +75,10 @@ func (t *tracker) see(e step.Event) {
 		n.Gates = "before"
 	case below[0] == "ask-gates-again" && e.Status == step.Failed:
 		n.Gates = "after"
+	case below[0] == "run-hooks" && e.Status == step.Failed:
+		n.Hooks = "before"
+	case below[0] == "run-hooks-again" && e.Status == step.Failed:
+		n.Hooks = "after"
 	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}

@@ -33,6 +33,7 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 			p.line("")
 		}
 		drawGates(p, plan)
+		drawHooks(p, plan)
 		for _, text := range plan.Warn {
 			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 		}

@@ -41,6 +41,10 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		for _, n := range fared.Nodes {
 			drawFared(p, n, rep.Plan)
 		}
+		drawHooked(p, rep.Hooks)
+		for _, text := range rep.Unsent {
+			p.wrapped(p.paint(yellow, "  not notified: "), "      ", text)
+		}
 		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 			p.line("next: recast status says where every disk is; recast roll goes on where this one stopped")
 		}
@@ -78,15 +82,21 @@ func expected(n NodeFared, plan cluster.Plan) string {
 // had left, which is finished with the build that it was begun with.
 // fate is how a node's branch ended.
 func fate(p *page, n NodeFared, plan cluster.Plan) string {
-	colour, gates := red, "its gates do not hold"
+	colour, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
-		colour, gates = yellow, "stopped while its gates were asked"
+		colour, gates, hooks = yellow, "stopped while its gates were asked", "stopped while its hooks ran"
 	}
 	switch {
 	case n.Gates == "before":
 		return p.paint(colour, "not touched: "+gates)
 	case n.Gates == "after":
 		return achieved(n, plan) + ", " + p.paint(colour, gates)
+	case n.Hooks == "before" && n.Phase == string(cluster.Unfinished):
+		return p.paint(colour, "as it was left: "+hooks)
+	case n.Hooks == "before":
+		return p.paint(colour, "not touched: "+hooks)
+	case n.Hooks == "after":
+		return achieved(n, plan) + ", " + p.paint(colour, hooks)
 	case n.Outcome == NodeDone:
 		return achieved(n, plan)
 	case n.Outcome == NodeNotNeeded:

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/network"
@@ -44,6 +45,11 @@ type Client struct {
 
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
+
+	// Commands runs the programs of gates and hooks; nil: this machine does.
+	Commands cluster.CommandRunner
+	// Notify is told of its runs; nil: nobody is.
+	Notify cluster.Notifier
 
 	// Imager builds what no factory can; nil: nothing.
 	Imager images.Imager
@@ -87,7 +93,7 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr})
+	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	return pipeline.Project{Config: conf}, err
 }
 
@@ -159,6 +165,9 @@ func (c *Client) connectMachines(s *session) error {
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
 	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
+	if c.Commands != nil {
+		s.machines.Commands = c.Commands
+	}
 	return nil
 }
 
@@ -304,7 +313,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
 		Policy: policy, Saved: c.Saved, Confirm: c.Confirm,
-		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
+		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	}
 	if o.Confirm == nil {
