@@ -41,6 +41,7 @@ What the plan shows is what a roll runs.`,
 				if err != nil {
 					return err
 				}
+				s.telemetry.Planned(plan)
 				if err := ui.WritePlan(s.out, out, plan); err != nil {
 					return err
 				}

@@ -83,8 +83,9 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		defer cl.close()
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
+		s.telemetry.Watch(run)
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Holder: holder(), Dead: dead,
+			Policy: f.policy, Holder: holder(), Dead: dead, Began: s.telemetry.Began,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
@@ -100,6 +101,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				return ok, err
 			},
 		})
+		s.telemetry.Rolled(rep, progress.Fared())
 		if rep.Run != "" || err == nil {
 			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
 		}
