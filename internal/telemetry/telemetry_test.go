@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -155,6 +156,42 @@ func TestWantsTraces(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSpansAreSentAfterCtrlC: a context that has ended ends no span early.
+func TestSpansAreSentAfterCtrlC(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	kept := &keeping{InMemoryExporter: spans}
+	parent, cancel := context.WithCancelCause(t.Context())
+	tele, ctx, err := Start(parent, Options{Command: "recast roll", Exporter: kept, Warn: func(text string) { t.Errorf("warned: %s", text) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := &step.Runner{}
+	tele.Watch(run)
+	stopped := errors.New("Ctrl-C")
+	err = run.Run(ctx, step.Step{ID: "roll", Do: func(ctx context.Context) error { cancel(stopped); return context.Cause(ctx) }})
+	tele.End(ctx, 130, err)
+	var got []string
+	for _, s := range kept.spans {
+		got = append(got, s.Name+": "+s.Status.Description)
+	}
+	want := []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("spans (-want +got):\n%s", diff)
+	}
+}
+
+// keeping keeps its spans when it is shut down.
+type keeping struct {
+	*tracetest.InMemoryExporter
+	spans tracetest.SpanStubs
+}
+
+func (k *keeping) Shutdown(ctx context.Context) error {
+	k.spans = k.GetSpans()
+	return k.InMemoryExporter.Shutdown(ctx)
 }
 
 type answers func(*http.Request) (*http.Response, error)

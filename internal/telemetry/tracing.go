@@ -71,8 +71,18 @@ func startTracing(ctx context.Context, o Options) (*tracing, error) {
 		return nil, err
 	}
 	e := &forgiving{SpanExporter: inner, warn: o.Warn, over: make(chan struct{})}
-	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(e), sdktrace.WithResource(described))
+	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(e, queue(o.Env)), sdktrace.WithResource(described))
 	return &tracing{provider: p, tracer: p.Tracer("github.com/recast-sh/recast"), exporter: e}, nil
+}
+
+// queue makes room for the spans of a drift over hundreds of nodes, which come
+// within seconds; an option would win over the environment.
+func queue(env func(string) string) sdktrace.BatchSpanProcessorOption {
+	return func(b *sdktrace.BatchSpanProcessorOptions) {
+		if env == nil || env("OTEL_BSP_MAX_QUEUE_SIZE") == "" {
+			b.MaxQueueSize = 1 << 14
+		}
+	}
 }
 
 // wantsTraces says whether the environment asks for traces, in a way that we speak.
