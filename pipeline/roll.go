@@ -29,6 +29,9 @@ type RollOptions struct {
 	JournalSync func(point string) error
 	// Notify is told when the run begins and ends; nil: nobody is.
 	Notify cluster.Notifier
+	// Began is told each run whose journal is opened, its own and those that it
+	// finishes first, with the journal's directory. May be nil.
+	Began func(run, dir string)
 	// Holder is this process, for the claim; Dead says whether another holder was
 	// a process of this machine and has ended, nil: never known.
 	Holder cluster.Holder
@@ -318,6 +321,12 @@ func (o RollOptions) newRunID() (string, error) {
 	return id, err
 }
 
+func (o RollOptions) began(j *journal.Journal) {
+	if o.Began != nil {
+		o.Began(j.Run(), j.Dir())
+	}
+}
+
 // carryOut asks, and runs the plan under the journal of its run: that of the
 // run which left it unfinished, else a new one.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
@@ -345,6 +354,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		return err
 	}
 	defer j.Close()
+	w.o.began(j)
 	w.run.Slots = w.rep.Plan.Slots()
 	r := w.roller(id, j, past)
 	err = j.Put("plan", w.rep.Plan)

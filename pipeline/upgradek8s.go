@@ -161,6 +161,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan)
 		return err
 	}
 	defer j.Close()
+	w.o.began(j)
 	if err := j.Put(upgradeKey, plan); err != nil {
 		return err
 	}

@@ -61,6 +61,7 @@ wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			src.Say = func(text string) { progress.say(s, text) }
 			res := pipeline.Doctor(c.Context(), p, src)
 			progress.end()
+			s.telemetry.Examined(res)
 			if err := c.Context().Err(); err != nil {
 				return err
 			}
@@ -82,7 +83,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	} else {
 		src.Proxmox, src.Endpoints = px, endpoints(s, p, cl)
 	}
-	if t, err := connectTalos(p, cl); err != nil {
+	if t, err := connectTalos(s, p, cl); err != nil {
 		src.ErrTalos = err
 	} else {
 		src.Talos, src.Files = t, t
@@ -90,7 +91,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.TalosExpires = talos.Expires(b)
 	}
-	if k, err := connectKube(p, cl); err != nil {
+	if k, err := connectKube(s, p, cl); err != nil {
 		src.ErrKube = err
 	} else {
 		src.Kube, src.Objects = k, k

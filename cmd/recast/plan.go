@@ -59,6 +59,7 @@ recast.dev/pause is left as it is.`,
 				if err != nil {
 					return err
 				}
+				s.telemetry.Planned(plan)
 				if err := ui.WritePlan(s.out, out, plan); err != nil {
 					return err
 				}

@@ -113,12 +113,13 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		defer cl.close()
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
+		s.telemetry.Watch(run)
 		tell, err := notifier(s, p, &cl)
 		if err != nil {
 			return err
 		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell,
+			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
@@ -134,6 +135,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				return ok, err
 			},
 		})
+		s.telemetry.Rolled(rep, progress.Fared())
 		if rep.Run != "" || err == nil {
 			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
 		}

@@ -25,6 +25,7 @@ const requestTimeout = 30 * time.Second
 // Options are what a client takes from outside.
 type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
+	Wrap func(http.RoundTripper) http.RoundTripper                         // put around what carries each request; nil: nothing
 	Poll time.Duration                                                     // pause before asking again; 0: 5 s
 }
 
@@ -50,6 +51,9 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 			"fetch a fresh one with \"talosctl kubeconfig\"")
 	}
 	cfg.Dial = o.Dial
+	if o.Wrap != nil {
+		cfg.Wrap(o.Wrap)
+	}
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}

@@ -34,6 +34,7 @@ type Options struct {
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Poll        time.Duration                                                     // pause between two looks at a task or a VM, shorter at the beginning of a task; 0: 1 s
+	Wrap        func(http.RoundTripper) http.RoundTripper                         // put around what carries each attempt at a request; nil: nothing
 	Warn        func(text string)                                                 // told what tasks warn about that succeed all the same; may be nil
 }
 

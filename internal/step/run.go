@@ -15,6 +15,10 @@ type Runner struct {
 	// Emit is told everything that happens, one event at a time; it must not
 	// block for long, since the steps wait for it. May be nil.
 	Emit func(Event)
+	// Context returns what the step at a path works in, from before it is asked
+	// whether it is needed; its next event that ends a step ends that. It may be
+	// called for several steps at the same time. May be nil.
+	Context func(ctx context.Context, path string) context.Context
 	// Slots says how many steps may hold a slot at the same time; a slot that is
 	// not listed has room for one.
 	Slots map[string]int
@@ -106,6 +110,9 @@ func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 	defer t.slots.release(taken)
 	at.held = append(at.held[:len(at.held):len(at.held)], taken...)
 
+	if t.Context != nil {
+		ctx = t.Context(ctx, at.path)
+	}
 	reason, err := ask(ctx, s)
 	switch {
 	case err != nil:

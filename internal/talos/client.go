@@ -12,6 +12,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
+	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -26,9 +27,10 @@ type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 // Options are what a client takes from outside.
 type Options struct {
 	Talosconfig []byte
-	Context     string        // of the talosconfig; "": its current one
-	Dial        DialFunc      // nil: the machine's network, through the talosconfig's or the environment's proxy
-	Timeout     time.Duration // of one call to one machine; 0: 15 s
+	Context     string            // of the talosconfig; "": its current one
+	Dial        DialFunc          // nil: the machine's network, through the talosconfig's or the environment's proxy
+	Timeout     time.Duration     // of one call to one machine; 0: 15 s
+	GRPC        []grpc.DialOption // for every connection, besides our own
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use
@@ -38,6 +40,7 @@ type Client struct {
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
+	grpc      []grpc.DialOption
 	expires   time.Time // the certificate; zero: it has none
 }
 
@@ -63,7 +66,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {

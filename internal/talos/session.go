@@ -116,9 +116,9 @@ func (c *Client) with(
 		ctx, cancel = context.WithTimeout(parent, limit)
 		defer cancel()
 	}
-	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(
+	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(append([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
-	))
+	}, c.grpc...)...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}

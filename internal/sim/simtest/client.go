@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -50,6 +51,8 @@ type Client struct {
 	Commands cluster.CommandRunner
 	// Notify is told of its runs; nil: nobody is.
 	Notify cluster.Notifier
+	// Telemetry tells of the commands that are typed next; nil: nothing.
+	Telemetry *telemetry.Telemetry
 
 	// Imager builds what no factory can; nil: nothing.
 	Imager images.Imager
@@ -130,11 +133,11 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 func (c *Client) connectImages(s *session) error {
 	transport := &http.Transport{DialContext: c.dialer.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport})
+	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.Telemetry.HTTP("factory")})
 	if err != nil {
 		return err
 	}
-	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport})
+	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
 	if err != nil {
 		return err
 	}
@@ -147,18 +150,18 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(pve.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("proxmox"),
 	})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial})
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos")})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
-	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll)})
+	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("kubernetes")})
 	if err != nil {
 		return err
 	}
@@ -262,6 +265,7 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
+	c.Telemetry.Watch(&c.Runner)
 	return told[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
@@ -315,6 +319,7 @@ func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 		Policy: policy, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Began: c.Telemetry.Began,
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }
