@@ -39,6 +39,7 @@ type Client struct {
 	dial      DialFunc
 	timeout   time.Duration
 	expires   time.Time // the certificate; zero: it has none
+	configs   factsRead
 }
 
 var (

@@ -33,7 +33,8 @@ func (e silentError) Error() string {
 // is read through it comes from the same boot of the same machine.
 type session struct {
 	*client.Client
-	blank bool // in maintenance mode: no credentials, no secrets
+	blank   bool // in maintenance mode: no credentials, no secrets
+	configs *factsRead
 	// fingerprint is that of the certificate which the machine has shown; nil unless it is blank.
 	fingerprint *atomic.Pointer[string]
 }
@@ -122,7 +123,7 @@ func (c *Client) with(
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}
-	err = do(ctx, session{Client: tc, blank: blank})
+	err = do(ctx, session{Client: tc, blank: blank, configs: &c.configs})
 	_ = tc.Close() // all it had to say has been read
 	switch {
 	case err == nil:
