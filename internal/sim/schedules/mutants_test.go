@@ -95,6 +95,9 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 			c.schedules++
 			c.nodeRolls += r.NodeRolls
 			if len(r.Problems) > 0 {
+				if failed, err := Parse(r.Case); err == nil { // it was under way
+					c.nodeRolls += failed.nodes()
+				}
 				c.by = plain(r.Problems[0])
 				t.Logf("%s\n%s\n%s", m.says, r.Case, strings.Join(r.Problems, "\n"))
 				return c

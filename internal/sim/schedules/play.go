@@ -42,6 +42,7 @@ type play struct {
 	first map[int]world.VM // the VMs of the nodes at the beginning
 
 	beside sync.WaitGroup // what faults do beside calls
+	others others
 
 	mu       sync.Mutex
 	res      Result
@@ -80,7 +81,8 @@ type process struct {
 func Play(t testing.TB, c Case) Result {
 	p := &play{
 		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{},
-		res: Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
+		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}},
+		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
 	}
 	p.lab = simtest.New(t, c.options())
 	p.prepare()

@@ -41,6 +41,7 @@ func (p *play) look(after string) {
 	}
 	p.lookAtEtcd(after)
 	p.lookAtCordons(after)
+	p.lookAtTheirs(after)
 	p.lookAtOutages(vms, open, after)
 }
 

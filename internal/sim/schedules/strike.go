@@ -121,6 +121,7 @@ func (p *play) before(call record.Call) error {
 	}
 	p.mu.Unlock()
 	p.lookBefore(call)
+	p.lookAtCall(call)
 	if away {
 		return errStruck
 	}
