@@ -93,6 +93,7 @@ func TestSchedules(t *testing.T) {
 					tally.Add(Draw(s), r)
 					if len(r.Problems) > 0 {
 						failed = append(failed, failure{s, r})
+						fmt.Printf("seed %#x: %s\n  %s\n", s, r.Problems[0], r.Case)
 					}
 					mu.Unlock()
 				}
