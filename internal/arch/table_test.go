@@ -112,7 +112,7 @@ var table = []row{
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
 	{pkg: "internal/sim/schedules", allow: []string{
 		"cluster", "pipeline", "internal/config", "internal/fault", "internal/sim", "internal/sim/record", "internal/sim/simtest", "internal/sim/talosapi", "internal/sim/world",
-		"internal/sim/kubeapi/store", k8sAPI,
+		k8sAPI,
 	}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},

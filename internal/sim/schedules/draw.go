@@ -38,7 +38,7 @@ func some[T any](d drawer, from ...T) []T {
 func Draw(seed uint64) Case {
 	d := drawer{rand.New(rand.NewPCG(seed, 0))}
 	c := Case{
-		ControlPlanes: pick(d, 1, 1, 2, 3, 3, 3, 3, 4, 5), Workers: d.workers(), Hosts: pick(d, 1, 1, 2, 2, 3, 3, 4, 5),
+		ControlPlanes: pick(d, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5), Workers: d.workers(), Hosts: pick(d, 1, 1, 2, 2, 3, 3, 4, 5),
 		Shared: d.oneOf(4), EtcdOnData: d.oneOf(2), WorkersFirst: d.oneOf(3), NoCanary: d.oneOf(3),
 		Out: pick(d, "", "", "2", "3", "25%", "50%"), PerHost: pick(d, 0, 0, 2, 3), Keep: pick(d, 0, 0, 2),
 		BootFailure: pick(d, "", "rollback", "reimage"), DrainTimeout: pick(d, "", "", "delete"),
@@ -62,7 +62,7 @@ func (d drawer) workers() int {
 	case n < 5:
 		return 0
 	case n < 85:
-		return 1 + d.IntN(5)
+		return pick(d, 1, 1, 1, 2, 2, 3, 4, 5)
 	case n < 98:
 		return 6 + d.IntN(10)
 	}

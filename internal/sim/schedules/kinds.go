@@ -3,6 +3,7 @@ package schedules
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ var errStruck = errors.New("struck by a fault")
 
 // kinds are all faults that there are.
 func kinds() []kind {
-	return append(append(processKinds(), serverKinds()...), append(machineKinds(), foreignKinds()...)...)
+	return slices.Concat(processKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds())
 }
 
 // processKinds are about recast's own process and its answers.

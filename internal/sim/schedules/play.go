@@ -136,7 +136,7 @@ func (p *play) change(what string) {
 }
 
 // tries is how often somebody runs recast again before they help, and after that.
-const tries = 4
+const tries = 2
 
 // round rolls until recast says that all is done, and looks at what there is then.
 func (p *play) round() bool {

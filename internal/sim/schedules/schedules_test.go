@@ -87,15 +87,16 @@ func TestSchedules(t *testing.T) {
 				if count <= 0 {
 					return
 				}
-				for i, r := range inProcess(t, seed, from, count) {
-					s := Seed(seed, from+i)
+				inProcess(t, seed, from, count, func(i int, r Result) {
+					s := Seed(seed, i)
 					mu.Lock()
+					defer mu.Unlock()
 					tally.Add(Draw(s), r)
 					if len(r.Problems) > 0 {
 						failed = append(failed, failure{s, r})
+						fmt.Printf("schedule %d, seed %#x: %s\n  %s\n", i, s, r.Problems[0], r.Case)
 					}
-					mu.Unlock()
-				}
+				})
 			}
 		})
 	}
@@ -125,46 +126,54 @@ func tell(r Result) {
 
 // inProcess plays some cases of a run in a process of their own. One that kills
 // its process has failed, and the others are played in another.
-func inProcess(t *testing.T, seed uint64, from, count int) (results []Result) {
-	for len(results) < count {
-		at := from + len(results)
-		got, said := spawn(t.Context(), "-schedules.seed", fmt.Sprintf("%#x", seed), "-schedules.first", strconv.Itoa(at), "-schedules.n", strconv.Itoa(count-len(results)))
-		results = append(results, got...)
-		if len(results) < count {
-			results = append(results, Result{Case: Draw(Seed(seed, at+len(got))).String(), Problems: []string{"its process died: " + said}})
+func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
+	for at := from; at < from+count; at++ {
+		said := spawn(t.Context(), func(r Result) {
+			each(at, r)
+			at++
+		}, "-schedules.seed", fmt.Sprintf("%#x", seed), "-schedules.first", strconv.Itoa(at), "-schedules.n", strconv.Itoa(from+count-at))
+		if at < from+count {
+			each(at, Result{Case: Draw(Seed(seed, at)).String(), Problems: []string{"its process died: " + said}})
 		}
 	}
-	return results
 }
 
 // longestProcess is how long a process may take, of the wall's clock.
 const longestProcess = 30 * time.Minute
 
-// spawn runs this test binary again and returns the results that it prints, and the end of what it said else.
-func spawn(ctx context.Context, args ...string) (results []Result, said string) {
+// spawn runs this test binary again, hands on each result that it prints, and
+// returns what it said after the last.
+func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
 	ctx, cancel := context.WithTimeout(ctx, longestProcess)
 	defer cancel()
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err.Error()
+		return err.Error()
 	}
 	cmd := exec.CommandContext(ctx, self, append([]string{"-test.run", "^TestSchedules$|^TestReplay$", "-test.timeout", "0", "-schedules.child"}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
-	out, err := cmd.CombinedOutput()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err.Error()
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		return err.Error()
+	}
 	var last []string
-	lines := bufio.NewScanner(strings.NewReader(string(out)))
+	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
 		text, found := strings.CutPrefix(lines.Text(), resultMark)
 		var r Result
 		if found && json.Unmarshal([]byte(text), &r) == nil {
-			results = append(results, r)
+			each(r)
 			last = nil
 			continue
 		}
 		last = append(last, lines.Text())
 	}
-	return results, strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", err)
+	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait()))
 }
 
 // failure is a case that failed.
@@ -183,8 +192,9 @@ func (f failure) tell(t *testing.T) {
 // fails plays a case in a process of its own.
 func fails(ctx context.Context) func(Case) bool {
 	return func(c Case) bool {
-		results, _ := spawn(ctx, "-schedules.replay", c.String())
-		return len(results) == 0 || len(results[0].Problems) > 0
+		failed := true // unless it says otherwise: it may die
+		spawn(ctx, func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
+		return failed
 	}
 }
 
