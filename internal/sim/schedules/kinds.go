@@ -17,7 +17,7 @@ var errStruck = errors.New("struck by a fault")
 
 // kinds are all faults that there are.
 func kinds() []kind {
-	return slices.Concat(processKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds())
+	return slices.Concat(processKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
 }
 
 // processKinds are about recast's own process and its answers.
