@@ -7,6 +7,7 @@ PKG ?= ./...
 SLICE ?= 10
 SEED ?= 1
 SCHEDULES ?= 200
+BOUND ?= 2000
 N ?= 200
 REPLAY ?=
 
@@ -17,7 +18,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill schedules e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -48,6 +49,9 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
+
+mutants: ## take ten guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
+	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(SEED) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
 
 e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e

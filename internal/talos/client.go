@@ -6,6 +6,9 @@ package talos
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"net"
 	"time"
 
@@ -40,6 +43,7 @@ type Client struct {
 	timeout   time.Duration
 	expires   time.Time // the certificate; zero: it has none
 	configs   factsRead
+	as        client.OptionFunc // with the cluster's credentials
 }
 
 var (
@@ -74,7 +78,36 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
-	return c, nil
+	c.as, err = credentials(c.config, own)
+	return c, err
+}
+
+// keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
+const keptSessions = 1024
+
+// credentials are read once where a certificate is all there is to them. A
+// machine that was spoken to before takes up its TLS session then, for every call
+// has a connection of its own; one that has booted since knows nothing of it, and
+// shakes hands anew.
+func credentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
+	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
+		return client.WithConfig(config), nil
+	}
+	pair, err := client.CertificateFromConfigContext(&own)
+	if err != nil {
+		return nil, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", config.Context)
+	}
+	roots := x509.NewCertPool()
+	ca, err := base64.StdEncoding.DecodeString(own.CA)
+	switch {
+	case own.CA == "":
+		roots = nil // those of this machine
+	case err != nil || !roots.AppendCertsFromPEM(ca):
+		return nil, fault.Configf("context %q of the talosconfig: its CA can't be read", config.Context)
+	}
+	return client.WithTLSConfig(&tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
+	}), nil
 }
 
 // checkContext finds what would make every call fail.
