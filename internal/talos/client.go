@@ -78,18 +78,18 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
-	c.as, err = credentials(c.config, own)
+	c.as, err = withCredentials(c.config, own)
 	return c, err
 }
 
 // keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
 const keptSessions = 1024
 
-// credentials are read once where a certificate is all there is to them. A
-// machine that was spoken to before takes up its TLS session then, for every call
-// has a connection of its own; one that has booted since knows nothing of it, and
-// shakes hands anew.
-func credentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
+// withCredentials reads those of a context once, where a certificate is all there
+// is to them. A machine that was spoken to before takes up its TLS session then,
+// for every call has a connection of its own; one that has booted since knows
+// nothing of it, and shakes hands anew.
+func withCredentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return client.WithConfig(config), nil
 	}
