@@ -78,8 +78,10 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
-	c.as, err = withCredentials(c.config, own)
-	return c, err
+	if c.as, err = withCredentials(c.config, own); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
