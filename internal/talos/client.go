@@ -41,8 +41,7 @@ type Client struct {
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
-	expires   time.Time // the certificate; zero: it has none
-	configs   factsRead
+	expires   time.Time         // the certificate; zero: it has none
 	as        client.OptionFunc // with the cluster's credentials
 }
 

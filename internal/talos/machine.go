@@ -229,7 +229,9 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return err
 	}
-	facts, err := s.configs.facts(raw)
-	m.Encryption, m.InstallImage = facts.encryption, facts.installImage
-	return err
+	if m.Encryption, err = encryption(raw); err != nil {
+		return fmt.Errorf("its configuration: %w", err)
+	}
+	m.InstallImage = installImage(raw)
+	return nil
 }

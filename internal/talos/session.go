@@ -33,8 +33,7 @@ func (e silentError) Error() string {
 // is read through it comes from the same boot of the same machine.
 type session struct {
 	*client.Client
-	blank   bool // in maintenance mode: no credentials, no secrets
-	configs *factsRead
+	blank bool // in maintenance mode: no credentials, no secrets
 	// fingerprint is that of the certificate which the machine has shown; nil unless it is blank.
 	fingerprint *atomic.Pointer[string]
 }
@@ -123,7 +122,7 @@ func (c *Client) with(
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}
-	err = do(ctx, session{Client: tc, blank: blank, configs: &c.configs})
+	err = do(ctx, session{Client: tc, blank: blank})
 	_ = tc.Close() // all it had to say has been read
 	switch {
 	case err == nil:
