@@ -214,8 +214,9 @@ func (n *nodeRoll) stopMismatch(ctx context.Context, mismatch error) error {
 func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
-	if m.UUID != n.plan.UUID {
-		refuse("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
+		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
 	b := n.want.Build
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {

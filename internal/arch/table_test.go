@@ -94,7 +94,7 @@ var table = []row{
 
 	// the lab knows nothing of recast, and no client of what it simulates
 	{pkg: "internal/sim", allow: []string{
-		"internal/sim/...", "!internal/sim/simtest", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
+		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
 	{pkg: "internal/sim/record"},
@@ -120,6 +120,10 @@ var table = []row{
 		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
 	}},
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
+	{pkg: "internal/sim/schedules", allow: []string{
+		"cluster", "pipeline", "internal/config", "internal/fault", "internal/sim", "internal/sim/record", "internal/sim/simtest", "internal/sim/talosapi", "internal/sim/world",
+		k8sAPI,
+	}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},

@@ -17,19 +17,21 @@ import (
 // Options shape a lab.
 type Options struct {
 	Network       *network.Network
-	Prefix        string  // first three bytes of every address: "127.42.7"
-	Registry      string  // where the OCI registry listens: "127.0.0.1:5000"
-	Factory       string  // where the Image Factory listens: "127.0.0.1:8080"
-	ControlPlanes int     // 0 means 1
-	Workers       int     // 0 means 2
-	Hosts         int     // Proxmox nodes; 0 means 1
-	Speed         float64 // how many simulated seconds pass in one; 0 means 1
-	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
-	Holder        bool    // persistent disks belong to data VMs, one per host
-	SharedDisks   bool    // DiskStorage is shared by all hosts
-	DiskBus       string  // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
-	TalosVersion  string  // what the machines run at first; "" means TalosVersion
-	NextTalos     string  // another version that there are images of; "": none
+	Prefix        string   // first three bytes of every address: "127.42.7"
+	Registry      string   // where the OCI registry listens: "127.0.0.1:5000"
+	Factory       string   // where the Image Factory listens: "127.0.0.1:8080"
+	ControlPlanes int      // 0 means 1
+	Workers       int      // 0 means 2, None none
+	Hosts         int      // Proxmox nodes; 0 means 1
+	Speed         float64  // how many simulated seconds pass in one; 0 means 1
+	EtcdOnData    bool     // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
+	Holder        bool     // persistent disks belong to data VMs, one per host
+	SharedDisks   bool     // DiskStorage is shared by all hosts
+	DiskBus       string   // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
+	DiskType      string   // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
+	Layouts       []Layout // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
+	TalosVersion  string   // what the machines run at first; "" means TalosVersion
+	NextTalos     string   // another version that there are images of; "": none
 	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
 	KubernetesVersion string
 	// Talos is the cluster whose secrets the machines have, from another lab with
@@ -42,10 +44,19 @@ type Options struct {
 	Console io.Writer
 }
 
+// Layout is what disks a node has.
+type Layout struct {
+	Bus  string // "" means Options.DiskBus
+	Data int    // persistent disks of a worker
+}
+
 const (
 	// TalosVersion and KubernetesVersion are what a new lab runs.
 	TalosVersion      = "v1.13.9"
 	KubernetesVersion = "v1.35.4"
+
+	// None is no workers at all.
+	None = -1
 
 	// ClusterName is the name of the lab's Talos cluster.
 	ClusterName = "lab"
@@ -60,10 +71,11 @@ const (
 
 func (o Options) withDefaults() Options {
 	o.ControlPlanes = cmp.Or(o.ControlPlanes, 1)
-	o.Workers = cmp.Or(o.Workers, 2)
+	o.Workers = max(cmp.Or(o.Workers, 2), 0)
 	o.Hosts = cmp.Or(o.Hosts, 1)
 	o.Speed = cmp.Or(o.Speed, 1)
 	o.DiskBus = cmp.Or(o.DiskBus, "scsi")
+	o.DiskType = cmp.Or(o.DiskType, "dir")
 	o.TalosVersion = cmp.Or(o.TalosVersion, TalosVersion)
 	o.KubernetesVersion = cmp.Or(o.KubernetesVersion, KubernetesVersion)
 	return o

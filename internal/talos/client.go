@@ -6,6 +6,9 @@ package talos
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"net"
 	"time"
 
@@ -41,7 +44,8 @@ type Client struct {
 	dial      DialFunc
 	timeout   time.Duration
 	grpc      []grpc.DialOption
-	expires   time.Time // the certificate; zero: it has none
+	expires   time.Time         // the certificate; zero: it has none
+	as        client.OptionFunc // with the cluster's credentials
 }
 
 var (
@@ -76,7 +80,38 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
+	if c.as, err = withCredentials(c.config, own); err != nil {
+		return nil, err
+	}
 	return c, nil
+}
+
+// keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
+const keptSessions = 1024
+
+// withCredentials reads those of a context once, where a certificate is all there
+// is to them. A machine that was spoken to before takes up its TLS session then,
+// for every call has a connection of its own; one that has booted since knows
+// nothing of it, and shakes hands anew.
+func withCredentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
+	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
+		return client.WithConfig(config), nil
+	}
+	pair, err := client.CertificateFromConfigContext(&own)
+	if err != nil {
+		return nil, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", config.Context)
+	}
+	roots := x509.NewCertPool()
+	ca, err := base64.StdEncoding.DecodeString(own.CA)
+	switch {
+	case own.CA == "":
+		roots = nil // those of this machine
+	case err != nil || !roots.AppendCertsFromPEM(ca):
+		return nil, fault.Configf("context %q of the talosconfig: its CA can't be read", config.Context)
+	}
+	return client.WithTLSConfig(&tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
+	}), nil
 }
 
 // checkContext finds what would make every call fail.
