@@ -110,7 +110,7 @@ nodes:
 `, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
 	for _, n := range l.Nodes {
 		holder := ""
-		if n.Holder != 0 {
+		if n.Holder != 0 && n.Persistent {
 			holder = fmt.Sprintf(", holder: %d", n.Holder)
 		}
 		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d%s}\n", n.Name, n.Schematic, n.VMID, holder)

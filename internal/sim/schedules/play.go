@@ -55,6 +55,7 @@ type play struct {
 	away     bool // the next process is on another machine
 	members  map[string]string
 	problems map[string]bool // all that were seen
+	calm     bool            // no trouble begins any more, and those that end by themselves have
 	over     bool
 	busy     bool
 }
@@ -63,11 +64,11 @@ type play struct {
 type struck struct {
 	Fault
 	kind
-	begun, ended bool
-	call         record.Call
-	end          func()
-	since        time.Time // it has struck
-	timer        *time.Timer
+	begun bool
+	call  record.Call
+	end   func() // nil: it is over, or needs no end
+	since time.Time
+	timer *time.Timer // begins it, and then ends it
 }
 
 // process is one recast.

@@ -55,7 +55,7 @@ func (p *play) await(moment func() bool) bool {
 		}
 		sleep(p.ctx, time.Second)
 		p.mu.Lock()
-		over := p.over
+		over := p.over || p.calm
 		p.mu.Unlock()
 		if over {
 			return false

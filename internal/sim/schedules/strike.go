@@ -17,11 +17,13 @@ func (p *play) aim() {
 		s := &struck{Fault: f, kind: k}
 		p.list = append(p.list, s)
 		if f.Call == 0 {
+			p.mu.Lock()
 			s.timer = time.AfterFunc(f.After, func() {
 				if p.begin(s) {
 					p.strike(s)
 				}
 			})
+			p.mu.Unlock()
 		}
 	}
 }
@@ -52,9 +54,13 @@ func (p *play) strike(s *struck) {
 	}
 	p.mu.Lock()
 	s.end, s.since = end, time.Now()
-	p.mu.Unlock()
-	if s.For > 0 {
+	late := p.calm && !s.foreign || p.over
+	if s.For > 0 && !late {
 		s.timer = time.AfterFunc(s.For, func() { p.finish(s) })
+	}
+	p.mu.Unlock()
+	if late {
+		p.finish(s)
 	}
 }
 
@@ -71,7 +77,7 @@ func (p *play) came(s *struck, err error) {
 func (p *play) finish(s *struck) {
 	p.mu.Lock()
 	end := s.end
-	s.end, s.ended = nil, true
+	s.end = nil
 	p.mu.Unlock()
 	if end != nil {
 		end()
@@ -84,14 +90,14 @@ func (p *play) finish(s *struck) {
 func (p *play) endAll(people bool) {
 	p.mu.Lock()
 	list := slices.Clone(p.list)
+	p.calm = true
 	for _, s := range list {
-		s.begun = true
+		if s.begun = true; s.timer != nil {
+			s.timer.Stop()
+		}
 	}
 	p.mu.Unlock()
 	for _, s := range list {
-		if s.timer != nil && s.timer.Stop() && s.end == nil && s.Call == 0 && !s.ended {
-			continue // it has not begun
-		}
 		if people || !s.foreign {
 			p.finish(s)
 		}
