@@ -217,7 +217,13 @@ func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 	if m.UUID != n.plan.UUID {
 		refuse("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
-	b := n.want.Build
+	problems = append(problems, n.want.Build.checkBooted(m)...)
+	problems = append(problems, checkBlankDisks(m, mem)...)
+	return errors.Join(problems...)
+}
+
+// checkBooted compares what a machine has booted from the ISO of a build with that build.
+func (b Build) checkBooted(m Machine) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
 			fault.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
@@ -225,10 +231,9 @@ func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
 	}
 	for _, r := range diffTarget(b, m) {
-		refuse("what it booted is not what is wanted: %s", r.Text)
+		problems = append(problems, fault.Refusedf("what it booted is not what is wanted: %s", r.Text))
 	}
-	problems = append(problems, checkBlankDisks(m, mem)...)
-	return errors.Join(problems...)
+	return problems
 }
 
 func cmpNone(s string) string {

@@ -29,6 +29,8 @@ type RollOptions struct {
 	// a process of this machine and has ended, nil: never known.
 	Holder cluster.Holder
 	Dead   func(cluster.Holder) bool
+	// Rehearse tries the boot ISOs out before the first node goes; nil: as roll.rehearse.enabled says.
+	Rehearse *bool
 }
 
 // Report is what a roll did.
@@ -37,8 +39,10 @@ type Report struct {
 	Resumed []string     `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
-	Plan    cluster.Plan `json:"plan"`    // the last one
-	Outcome string       `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
+	Plan    cluster.Plan `json:"plan"` // the last one
+	// Rehearsed are the boot ISOs that were tried out on scratch VMs.
+	Rehearsed []cluster.Rehearsed `json:"rehearsed,omitempty"`
+	Outcome   string              `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
 }
 
 // Roll brings every selected node to the lock:
@@ -258,7 +262,7 @@ func (w *work) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(cluster.NeedsOf(plan, inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
+	if err := errors.Join(w.needs(inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
 	if err := w.leaseServes(inLease, plan); err != nil {
@@ -324,6 +328,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err == nil {
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
 	}
+	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearsed()...)
 	w.rep.Outcome = outcome(err)
 	return errors.Join(err, j.Finish(w.rep.Outcome))
 }
@@ -347,7 +352,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note,
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Rehearse: w.rehearsal(),
 	}
 	for vmid := range w.Config.Proxmox.VMIDs.All() {
 		if id := cluster.VMID(vmid); id != w.claimID() {

@@ -15,6 +15,7 @@ import (
 
 func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
+	var rehearse bool
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
@@ -25,6 +26,10 @@ a blank system disk) or in-place (an upgrade as talosctl does it). Control plane
 go one at a time and only while etcd survives it; a snapshot of etcd is saved
 first. The old system disk stays parked: see recast rollback. Where recast.yaml
 asks for one strategy and that is impossible, nothing is touched.
+
+With --rehearse a scratch VM on each Proxmox host, one for each kind of firmware,
+boots the new ISO to maintenance mode before any node goes, is looked at, and is
+deleted. If that fails, nothing was touched.
 
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;
@@ -39,6 +44,7 @@ The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
+  recast roll --rehearse
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -49,12 +55,16 @@ stops at once.`,
 				if err != nil {
 					return pipeline.Report{}, err
 				}
+				if c.Flags().Changed("rehearse") {
+					o.Rehearse = &rehearse
+				}
 				return pipeline.Roll(ctx, p, images, m, run, o)
 			})
 		},
 	}
 	selection(c, &f.policy)
 	f.add(c)
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "try the boot ISOs out on scratch VMs first (default: roll.rehearse.enabled)")
 	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
 	return c
 }

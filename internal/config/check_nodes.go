@@ -85,6 +85,7 @@ func (k checker) roll() {
 	}
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
+	k.rehearse()
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
 		"roll.settle":        r.Settle,

@@ -41,6 +41,9 @@ type Client struct {
 	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
 	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
 
+	// Rehearse is the flag of a roll; nil: not given.
+	Rehearse *bool
+
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 
@@ -304,7 +307,8 @@ func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
 		Policy: policy, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
-		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Rehearse: c.Rehearse,
+		Holder:   cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }
