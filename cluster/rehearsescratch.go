@@ -83,7 +83,7 @@ func (r *Roller) deleteScratch(ctx context.Context, id VMID, uuid string) error 
 		host = " on " + s.VM.Host
 	}
 	return fault.WithHint(prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
-		"nothing on it is of any worth: qm stop %d; qm destroy %d deletes it, and so does the next recast roll or recast prune", id, id)
+		"nothing on it is of any worth: qm stop %d; qm destroy %d deletes it, and so does the next recast roll that has anything to do", id, id)
 }
 
 func (r *Roller) awaitOff(ctx context.Context, id VMID) error {
@@ -143,7 +143,7 @@ func (r *Roller) scratch(ctx context.Context, id VMID, uuid string) (Scratch, er
 func (r *Roller) clearScratch(left []Scratch) step.Step {
 	var steps []step.Step
 	for _, s := range left {
-		steps = append(steps, r.ClearScratchStep(s))
+		steps = append(steps, r.clearScratchStep(s))
 	}
 	return step.Step{
 		ID: "clear-scratch", Title: "delete scratch VMs that a run has left",
@@ -151,8 +151,8 @@ func (r *Roller) clearScratch(left []Scratch) step.Step {
 	}
 }
 
-// ClearScratchStep deletes one scratch VM that a killed run has left.
-func (r *Roller) ClearScratchStep(s Scratch) step.Step {
+// clearScratchStep deletes one scratch VM that a killed run has left.
+func (r *Roller) clearScratchStep(s Scratch) step.Step {
 	return step.Step{
 		ID: "delete-" + strconv.Itoa(int(s.VM.ID)), Title: fmt.Sprintf("delete %s, which run %s made to try a boot ISO out", s.VM, s.Run),
 		Skip: func(ctx context.Context) (string, error) {

@@ -67,3 +67,23 @@ func (d *checkup) agents(ctx context.Context) {
 	d.warn(GroupPrivileges, "guest agents", "grant "+missing+", or set roll.rehearse.addresses",
 		"the token may not ask them: what scratch VMs boot would not be seen")
 }
+
+// Left is a scratch VM, of no worth once its run has ended.
+type Left struct {
+	VMID cluster.VMID `json:"vmid"`
+	Name string       `json:"name"`
+	Host string       `json:"host"`
+	Run  string       `json:"run"`
+	Next []Advice     `json:"next"`
+}
+
+func scratchLeft(vms []cluster.VM, name string) []Left {
+	var out []Left
+	for _, s := range cluster.ScratchVMs(vms, name) {
+		out = append(out, Left{
+			VMID: s.VM.ID, Name: s.VM.Name, Host: s.VM.Host, Run: s.Run,
+			Next: []Advice{{"recast roll", "deletes it first, where it has anything to do and that run has ended"}},
+		})
+	}
+	return out
+}
