@@ -225,13 +225,13 @@ const scratchTimeout = 2 * time.Minute
 
 func (t *rehearsal) do(ctx context.Context) error {
 	was, err := t.boot(ctx)
-	clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchTimeout)
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchTimeout)
 	defer cancel()
 	if t.vmid != 0 {
-		if errors.Is(err, ErrLostAnswer) { // it may be in the making
-			err = errors.Join(err, AwaitOwnTasks(clear, t.Proxmox, t.Timing.Poll, func(seen string) { t.say(t.id, seen) }))
+		if errors.Is(err, ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to make it, or to start it
+			err = errors.Join(err, AwaitOwnTasks(after, t.Proxmox, t.Timing.Poll, func(seen string) { t.say(t.id, seen) }))
 		}
-		err = errors.Join(err, t.deleteScratch(clear, t.vmid, t.uuid))
+		err = errors.Join(err, t.deleteScratch(after, t.vmid, t.uuid))
 	}
 	if err != nil {
 		return err

@@ -223,6 +223,15 @@ func (t *rehearsal) memoryMiB() int {
 	return min(mib, scratchMiB)
 }
 
+// scratchCores are two where the node has as many: Proxmox starts no VM with more
+// than its host has.
+func scratchCores(node VM) string {
+	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 {
+		return "2"
+	}
+	return "1"
+}
+
 // asNode are the settings that a scratch VM has from the node, with what Proxmox
 // takes where there is none: those that decide how firmware and kernel begin.
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
@@ -236,7 +245,7 @@ func (t *rehearsal) config(id VMID, iso string) (map[string]string, error) {
 	}
 	cd := cdKey(node.Config, disks)
 	config := map[string]string{
-		"name": scratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": "2", "onboot": "0", "protection": "0",
+		"name": scratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "0",
 		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,
 		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + scratchMark(t.Run, t.Cluster, t.uuid),
 	}
