@@ -38,6 +38,7 @@ type Plan struct {
 	Kubernetes    []string       `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint
+	scratch       []Scratch // left by runs that were killed
 }
 
 // NodePlan is what happens to one node.
@@ -132,7 +133,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes(), scratch: ScratchVMs(o.VMs, cluster)}
 	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}

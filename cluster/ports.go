@@ -65,6 +65,11 @@ type Inventory interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
+	// FreeMemory is how many bytes of memory a host has that nothing uses.
+	FreeMemory(ctx context.Context, host string) (int64, error)
+	// GuestAddrs asks a VM's guest agent which addresses its network cards have.
+	// ErrNotYet where no agent answers; of kind fault.Refused where we may not ask.
+	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 	// OwnedVolumes lists the volids of the disk images on a storage, as that host
 	// sees it, whose name carries that VMID, sorted; whether or not any VM refers to them.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)

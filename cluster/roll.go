@@ -54,6 +54,7 @@ type Roller struct {
 	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string      // where snapshots of etcd are saved
 	History      History
+	Rehearse     *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 
 	// MachineConfig returns a node's configuration where the user keeps it in
 	// files; found is false where it has to be read from the node before it goes.
@@ -63,7 +64,8 @@ type Roller struct {
 	// Hooked is told how each hook fared; nil: nobody is.
 	Hooked func(HookRun)
 
-	out outNodes // what this roll has out at the moment
+	out       outNodes // what this roll has out at the moment
+	rehearsed rehearsedISOs
 }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
@@ -85,7 +87,7 @@ func (r *Roller) Steps(p Plan) step.Step {
 		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
 		Risk:  step.Destructive,
 		Steps: func(context.Context) ([]step.Step, error) {
-			var steps []step.Step
+			steps := r.rehearseSteps(p)
 			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}

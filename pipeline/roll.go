@@ -36,6 +36,8 @@ type RollOptions struct {
 	// a process of this machine and has ended, nil: never known.
 	Holder cluster.Holder
 	Dead   func(cluster.Holder) bool
+	// Rehearse tries the boot ISOs out before the first node goes; nil: as roll.rehearse.enabled says.
+	Rehearse *bool
 }
 
 // Report is what a roll did.
@@ -44,8 +46,11 @@ type Report struct {
 	Resumed []string     `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
-	Plan    cluster.Plan `json:"plan"`    // the last one
-	Outcome string       `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
+	Plan    cluster.Plan `json:"plan"` // the last one
+	// Rehearsed are the boot ISOs that were tried out on scratch VMs.
+	Rehearsed []cluster.Rehearsed `json:"rehearsed,omitempty"`
+
+	Outcome string `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
 
 	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // that ran, in the order in which they ended
 	Unsent []string          `json:"unsent,omitempty"` // what kept notices from arriving
@@ -283,7 +288,7 @@ func (w *work) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(cluster.NeedsOf(plan, inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
+	if err := errors.Join(w.needs(inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
 	if err := w.leaseServes(inLease, plan); err != nil {
@@ -367,6 +372,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		unwatch()
 		err = errors.Join(err, watch.err)
 	}
+	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearsed()...)
 	w.rep.Outcome = outcome(err)
 	return errors.Join(err, j.Finish(w.rep.Outcome))
 }
@@ -390,7 +396,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked,
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Rehearse: w.rehearsal(), Hooked: w.hooked,
 	}
 	for vmid := range w.Config.Proxmox.VMIDs.All() {
 		if id := cluster.VMID(vmid); id != w.claimID() {

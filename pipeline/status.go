@@ -21,6 +21,7 @@ type StatusResult struct {
 	Open       []Half     `json:"open"`                 // unfinished replacements, as Proxmox knows them
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are still there
+	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which a boot ISO is tried out, or was when its run was killed
 	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": it was
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
@@ -127,6 +128,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			res.Claim = &ClaimHeld{ClaimState: claim, Lease: claim.Lease.Name}
 		}
 	}
+	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
 	builds, err := p.lockedBuilds()

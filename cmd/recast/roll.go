@@ -17,6 +17,7 @@ import (
 func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
 	var file string
+	var rehearse bool
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
@@ -27,6 +28,10 @@ a blank system disk) or in-place (an upgrade as talosctl does it). Control plane
 go one at a time and only while etcd survives it; a snapshot of etcd is saved
 first. The old system disk stays parked: see recast rollback. Where recast.yaml
 asks for one strategy and that is impossible, nothing is touched.
+
+With --rehearse a scratch VM on each Proxmox host, one for each kind of firmware,
+boots the new ISO to maintenance mode before any node goes, is looked at, and is
+deleted. If that fails, nothing was touched.
 
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;
@@ -50,6 +55,7 @@ stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
   recast roll --plan plan.json # of recast plan -o json
+  recast roll --rehearse
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -65,6 +71,9 @@ stops at once.`,
 				if err != nil {
 					return pipeline.Report{}, err
 				}
+				if c.Flags().Changed("rehearse") {
+					o.Rehearse = &rehearse
+				}
 				return pipeline.Roll(ctx, p, images, m, run, o)
 			})
 		},
@@ -72,6 +81,7 @@ stops at once.`,
 	selection(c, &f.policy)
 	f.add(c)
 	c.Flags().StringVar(&file, "plan", "", "carry out the plan in this `file`, and nothing else")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "try the boot ISOs out on scratch VMs first (default: roll.rehearse.enabled)")
 	return c
 }
 

@@ -89,6 +89,7 @@ func (k checker) roll() {
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
 	k.hooks()
+	k.rehearse()
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
 		"roll.settle":        r.Settle,

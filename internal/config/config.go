@@ -188,8 +188,20 @@ type Roll struct {
 	Gates []Gate `yaml:"gates,omitempty"`
 	// Hooks are programs of your own that run before and after the run, each batch of nodes, and each node.
 	Hooks Hooks `yaml:"hooks,omitempty"`
+	// Rehearse tries the boot ISOs out before the first node goes.
+	Rehearse Rehearse `yaml:"rehearse"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
+}
+
+// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO to Talos' maintenance mode, is looked at, and is deleted.
+type Rehearse struct {
+	// Enabled has every roll do so; roll --rehearse and --rehearse=false decide for one.
+	Enabled bool `yaml:"enabled"`
+	// Addresses are fixed ones for scratch VMs whose images are of platform nocloud, each with the length of its network's prefix, such as 192.0.2.250/24: one in each network of nodes, that nobody has and that DHCP does not give out. With several in one network, hosts rehearse at the same time. Without one, DHCP has to give the scratch VM an address, and the image needs the extension qemu-guest-agent, which tells it.
+	Addresses []string `yaml:"addresses,omitempty"`
+	// Gateway of the scratch VM with a fixed address, if recast is in another network than that.
+	Gateway string `yaml:"gateway,omitempty"`
 }
 
 // MaxUnavailable is the section "roll.maxUnavailable". Control planes always go one at a time.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -34,6 +33,7 @@ type Lab struct {
 	Nodes    []Node
 
 	o        Options
+	leases   leases
 	machines *talosapi.Firmware
 	kubeCA   authority
 	public   publicImages
@@ -241,16 +241,6 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
-// lease is the DHCP server: the same MAC has the same address for ever.
-func (l *Lab) lease(mac string) (netip.Addr, bool) {
-	for _, n := range l.Nodes {
-		if n.MAC == mac {
-			return n.Addr, true
-		}
-	}
-	return netip.Addr{}, false
-}
-
 // agent is the QEMU guest agent of the machines.
 func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
 	for _, n := range l.Nodes {
@@ -258,5 +248,5 @@ func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
 			return []world.Interface{{Name: "eth0", MAC: n.MAC, Addresses: []string{n.Addr.String() + "/24"}}}, true
 		}
 	}
-	return nil, false
+	return l.machines.Agent(vmid)
 }

@@ -38,6 +38,9 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		if fared.Snapshot != "" {
 			p.line("  etcd was saved to %s", fared.Snapshot)
 		}
+		for _, r := range rep.Rehearsed {
+			p.wrapped("  ", "      ", fmt.Sprintf("tried out on %s with %s, %s: %s", r.Host, r.Firmware, r.ISO, r))
+		}
 		for _, n := range fared.Nodes {
 			drawFared(p, n, rep.Plan)
 		}

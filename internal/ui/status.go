@@ -30,6 +30,11 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 		for _, k := range res.Kept {
 			drawKept(p, k)
 		}
+		for _, s := range res.Scratch {
+			p.line("")
+			p.line("scratch  VM %d %q on %s: run %s tries, or tried, a boot ISO out on it", s.VMID, s.Name, s.Host, s.Run)
+			advise(p, s.Next)
+		}
 		if res.Kubernetes != "" {
 			p.line("")
 			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)

@@ -44,6 +44,9 @@ type Client struct {
 	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
 	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
 
+	// Rehearse is the flag of a roll; nil: not given.
+	Rehearse *bool
+
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 
@@ -316,7 +319,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
-		Policy: policy, Saved: c.Saved, Confirm: c.Confirm,
+		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Began: c.Telemetry.Began,

@@ -69,6 +69,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	if _, installed := systemDisk(m.devices()); installed && med.halts() {
 		return m.halt(ctx)
 	}
+	m.addr = m.address(med.image)
 	ctx, cancel := context.WithCancel(ctx)
 	b := &boot{
 		m: m, med: med, id: uuid.NewString(),
@@ -82,7 +83,9 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
+	m.fw.systems.begin(b)
 	end, err := b.run(ctx)
+	m.fw.systems.end(b)
 	cancel()
 	b.tasks.Wait() // one of them may start the API
 	b.stopAPI()

@@ -99,6 +99,7 @@ type Firmware struct {
 	defects  defects
 	troubles troubles
 	silences silences
+	systems  systems
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -117,6 +118,7 @@ func New(ctx context.Context, o Options) *Firmware {
 		boots:    bootImages{held: map[string]*world.Media{}},
 		images:   imageStore{volumes: map[string]map[imageName]cachedImage{}},
 		defects:  defects{what: map[string]Defect{}},
+		systems:  systems{up: map[int]*boot{}},
 		troubles: troubles{what: map[int]Trouble{}, changed: make(chan struct{})},
 	}
 }
@@ -125,7 +127,6 @@ func New(ctx context.Context, o Options) *Firmware {
 func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	ctx, cancel := fw.life()
 	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
-	m.addr = m.leased()
 	go func() {
 		off := m.run(ctx)
 		close(m.done)

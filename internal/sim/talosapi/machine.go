@@ -14,7 +14,7 @@ import (
 type machine struct {
 	fw     *Firmware
 	hw     *world.Hardware
-	addr   netip.Addr // invalid without a lease: the machine is not on the network
+	addr   netip.Addr // of the boot in progress; invalid without a lease: the machine is not on the network
 	cancel context.CancelFunc
 	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
 	done   chan struct{}
