@@ -135,7 +135,7 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 			moved = append(moved, n.Node+": the plan says nothing of it")
 		case old.Strategy != "" && n.doneBy(saved, begun):
 		case old.Strategy != n.Strategy: // all else follows from that
-			moved = append(moved, differ(n.Node+": ", fate(old), fate(n))...)
+			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:
 			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
 		}
@@ -173,17 +173,17 @@ func limitsOf(p Plan) []trait {
 	}
 }
 
-// fate is what is done to a node, or why nothing is.
-func fate(n NodePlan) []trait {
+// treatment is what is done to a node, or why nothing is.
+func treatment(n NodePlan) []trait {
 	return []trait{{"what is done", cmpNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
 }
 
 // essence is what of a node must be as planned. Of one that stays as it is, that it does.
 func essence(n NodePlan) []trait {
 	if n.Strategy == "" {
-		return fate(n)
+		return treatment(n)
 	}
-	return append(fate(n),
+	return append(treatment(n),
 		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
 		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
 		trait{"build", n.Drift.Build}, trait{"Talos now", n.Drift.Talos}, trait{"stale because", n.Drift.Reasons},
