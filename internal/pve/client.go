@@ -48,6 +48,7 @@ type Client struct {
 	poll      time.Duration
 	warn      func(string)
 	workers   knownTasks
+	lasted    durations
 	slots     slots
 }
 
