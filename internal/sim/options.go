@@ -24,12 +24,13 @@ type Options struct {
 	Workers       int     // 0 means 2
 	Hosts         int     // Proxmox nodes; 0 means 1
 	Speed         float64 // how many simulated seconds pass in one; 0 means 1
-	EtcdOnData    bool    // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
-	Holder        bool    // persistent disks belong to data VMs, one per host
-	SharedDisks   bool    // DiskStorage is shared by all hosts
-	DiskBus       string  // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
-	TalosVersion  string  // what the machines run at first; "" means TalosVersion
-	NextTalos     string  // another version that there are images of; "": none
+	Times         talosapi.Times
+	EtcdOnData    bool   // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
+	Holder        bool   // persistent disks belong to data VMs, one per host
+	SharedDisks   bool   // DiskStorage is shared by all hosts
+	DiskBus       string // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
+	TalosVersion  string // what the machines run at first; "" means TalosVersion
+	NextTalos     string // another version that there are images of; "": none
 	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
 	KubernetesVersion string
 	// Talos is the cluster whose secrets the machines have, from another lab with
