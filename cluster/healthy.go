@@ -80,8 +80,17 @@ func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (str
 // node that came back as its old system ends it.
 func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
-	name := fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle)
-	err := n.wait(ctx, id, name, within+n.Timing.Settle, func(ctx context.Context) (bool, string, error) {
+	w := wait.For{
+		Name: fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
+		Watches: []wait.Watch{n.watchMachine, n.watchNode},
+		Due: func() time.Duration {
+			if since.IsZero() {
+				return 0
+			}
+			return max(time.Nanosecond, n.Timing.Settle-time.Since(since))
+		},
+	}
+	err := n.watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		what, err := lacks(ctx)
 		switch {
 		case errors.Is(err, errRolledBack):
@@ -100,6 +109,9 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
+	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
+		return lacks, err
+	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
 		return "", err

@@ -85,6 +85,11 @@ func (p *Plan) pickCanary() {
 	}
 }
 
+// besides says whether two phases are those of which one can be rolled beside the other.
+func besides(a, b Phase) bool {
+	return a == Workers && b == ControlPlanes || a == ControlPlanes && b == Workers
+}
+
 // Unfinished is the part of the plan that an earlier run left, for one run, else
 // the machines that were reset; nothing else can be relied upon before that.
 func (p Plan) Unfinished() (Plan, bool) {

@@ -20,6 +20,7 @@ type Plan struct {
 	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
+	WorkersBeside  bool       `json:"workersBeside,omitempty"` // control planes and workers are rolled side by side
 	Warn           []string   `json:"warnings,omitempty"`
 	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
 	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
@@ -78,6 +79,7 @@ type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
 	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	WorkersBeside  bool                  // workers are rolled beside the control planes
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
 	Only           []string              // nodes to look at; empty: all
@@ -110,7 +112,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, controlPlanes: o.controlPlanes()}
 	if err := p.check(wanted); err != nil {
 		return Plan{}, err
 	}

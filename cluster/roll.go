@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Journal keeps what the world can no longer tell once a VM is gone. Every
@@ -90,12 +89,13 @@ func (r *Roller) Steps(p Plan) step.Step {
 	return step.Step{
 		ID:    "roll",
 		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
-		Risk:  step.Destructive,
+		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}
+			var before Phase
 			for len(work) > 0 {
 				phase := work[0].Phase
 				nodes := slices.DeleteFunc(slices.Clone(work), func(n NodePlan) bool { return n.Phase != phase })
@@ -104,6 +104,8 @@ func (r *Roller) Steps(p Plan) step.Step {
 				if err != nil {
 					return nil, err
 				}
+				branch.Beside = p.WorkersBeside && besides(phase, before)
+				before = phase
 				steps = append(steps, branch)
 			}
 			return steps, nil
@@ -111,22 +113,32 @@ func (r *Roller) Steps(p Plan) step.Step {
 	}
 }
 
+// maxAhead is how many nodes, beside those that are rolled, fetch their installer at a
+// time: more would only share the registry's line.
+const maxAhead = 10
+
 func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error) {
-	var steps []step.Step
-	for _, n := range nodes {
+	var steps, first []step.Step
+	limit := 1
+	if phase == Workers {
+		limit = max(1, p.MaxUnavailable)
+	}
+	ahead := min(limit+1, maxAhead)
+	for i, n := range nodes {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
 		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
-		steps = append(steps, roll.step())
-	}
-	limit := 1
-	if phase == Workers {
-		limit = max(1, p.MaxUnavailable)
+		branch := roll.step()
+		steps = append(steps, branch)
+		if i < ahead && len(branch.Ahead) > 0 {
+			early := branch.Ahead
+			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
+		}
 	}
 	return step.Step{
-		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit,
+		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit, LookAhead: ahead, Ahead: first,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
 }
@@ -139,6 +151,7 @@ type nodeRoll struct {
 	gates []UserGate
 	path  string // of its branch in the tree
 
+	pulled     bool  // it was made to fetch the installer
 	rebooted   bool  // it was told to, by this very process
 	answered   bool  // with the cluster's certificates, since it was made anew
 	renewed    bool  // it got another blank system disk, after its installation was cut off
@@ -156,7 +169,7 @@ func (n *nodeRoll) step() step.Step {
 	if n.plan.Role == controlPlane {
 		uses = append(uses, controlPlane)
 	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished, Ahead: n.pullSteps()}
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if n.plan.Strategy != InPlace {
 		s = n.explained(s)
@@ -178,7 +191,7 @@ func (n *nodeRoll) work() []step.Step {
 	case Configure:
 		return append([]step.Step{gate}, n.configureSteps()...)
 	}
-	return append(append([]step.Step{gate}, n.pullSteps()...), n.takeDown(), n.bringUp())
+	return []step.Step{gate, n.takeDown(), n.bringUp()}
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and
@@ -223,21 +236,6 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	}
 	n.out.remove(n.plan.Node)
 	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
-}
-
-// wait looks until it is so, telling the display what it sees under the step's ID.
-// What is wrong with our own credentials no waiting mends.
-func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
-	return wait.Until(ctx, wait.For{
-		Name: name, Every: n.Timing.Poll, Timeout: timeout,
-		Seen: func(seen string) { n.say(id, name+": "+seen) },
-	}, func(ctx context.Context) (bool, string, error) {
-		done, seen, err := look(ctx)
-		if fault.KindOf(err) == fault.Config {
-			err = wait.Stop(err)
-		}
-		return done, seen, err
-	})
 }
 
 func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }

@@ -35,7 +35,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
-	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
+	asked.MaxUnavailable, asked.PerHost, asked.WorkersBeside = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost, r.WorkersBeside
 	asked.KeepDisks = r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"

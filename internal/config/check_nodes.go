@@ -85,9 +85,11 @@ func (k checker) roll() {
 	}
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
+	if r.Settle < 0 {
+		k.add("roll.settle", "must not be negative")
+	}
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
-		"roll.settle":        r.Settle,
 		"roll.poll":          r.Poll,
 		"roll.timeouts.stop": r.Timeouts.Stop,
 		"roll.timeouts.boot": r.Timeouts.Boot,

@@ -163,6 +163,9 @@ type Roll struct {
 	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
 	// Order of control planes and workers.
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
+	// WorkersBeside rolls workers while control planes are rolled, one at a time as ever.
+	// The Kubernetes API must stay in reach while any of them is away.
+	WorkersBeside bool `yaml:"workersBeside"`
 	// MaxUnavailable bounds how many nodes are out at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
 	// Canary rolls one node before any other.
