@@ -164,7 +164,7 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 		return place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
 	}
 	outs := make([]outcome, len(steps))
-	if s.LookAhead > 0 {
+	if s.LookAhead > 0 || countBeside(steps) > 0 {
 		return merge(t.lookingAhead(ctx, s, steps, below))
 	}
 	if s.Limit <= 1 {

@@ -40,7 +40,7 @@ type For struct {
 	Timeout  time.Duration // 0: as long as the context lives
 
 	Watches []Watch       // are begun anew when they are lost
-	Watched time.Duration // longest pause while all of them are in place, for which Every is the shortest then; 0: Every
+	Watched time.Duration // longest pause while all of them are in place, the shortest being a quarter of it; 0: Every
 	// Due is the longest pause that a look which has begun to time something may
 	// bear, watches or not; 0: any. May be nil.
 	Due func() time.Duration
@@ -63,7 +63,7 @@ func (w For) pause(since time.Duration, watched bool) time.Duration {
 		}
 	}
 	if watched {
-		return max(w.Every, min(since, w.Watched))
+		return max(w.Every, min(max(since, w.Watched/part), w.Watched))
 	}
 	early := w.Expected - w.Expected/finePart
 	share := since / part
