@@ -125,7 +125,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
-	return unanswered(lost, n.inVain(ctx, n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return unanswered(lost, n.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
@@ -146,7 +146,7 @@ func unanswered(lost, waited error) error {
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
 // configuration already.
 func (n *nodeRoll) awaitBlank(ctx context.Context) (blank *Machine, err error) {
-	err = n.wait(ctx, "bring-up/configure", n.plan.Node+" in maintenance mode", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	err = n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
 		}

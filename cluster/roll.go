@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Journal keeps what the world can no longer tell once a VM is gone. Every
@@ -85,7 +84,7 @@ func (r *Roller) Steps(p Plan) step.Step {
 	return step.Step{
 		ID:    "roll",
 		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
-		Risk:  step.Destructive,
+		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := r.rehearseSteps(p)
 			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
@@ -103,19 +102,29 @@ func (r *Roller) Steps(p Plan) step.Step {
 	}
 }
 
+// maxAhead is how many nodes, beside those that are rolled, fetch their installer at a
+// time: more would only share the registry's line.
+const maxAhead = 10
+
 func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
-	var steps []step.Step
-	for _, n := range p.of(b) {
+	var steps, first []step.Step
+	ahead := min(b.Limit+1, maxAhead)
+	for i, n := range p.of(b) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
 		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: "roll/" + string(b.Phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
-		steps = append(steps, roll.step())
+		branch := roll.step()
+		steps = append(steps, branch)
+		if i < ahead && len(branch.Ahead) > 0 {
+			early := branch.Ahead
+			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
+		}
 	}
 	steps = r.withBatchHooks(p, b, steps)
 	return step.Step{
-		ID: string(b.Phase), Title: b.Phase.title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit,
+		ID: string(b.Phase), Title: b.Phase.title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
 }
@@ -129,6 +138,7 @@ type nodeRoll struct {
 	hooks Hooks
 	path  string // of its branch in the tree
 
+	pulled     bool  // it was made to fetch the installer
 	rebooted   bool  // it was told to, by this very process
 	answered   bool  // with the cluster's certificates, since it was made anew
 	renewed    bool  // it got another blank system disk, after its installation was cut off
@@ -142,7 +152,7 @@ func (n *nodeRoll) step() step.Step {
 	if n.plan.run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Skip: n.finished}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Skip: n.finished, Ahead: n.pullSteps()}
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if n.plan.Strategy != InPlace {
 		s = n.explained(s)
@@ -164,7 +174,7 @@ func (n *nodeRoll) work() []step.Step {
 	case Configure:
 		return append([]step.Step{gate}, n.configureSteps()...)
 	}
-	return append(append([]step.Step{gate}, n.pullSteps()...), n.takeDown(), n.bringUp())
+	return []step.Step{gate, n.takeDown(), n.bringUp()}
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and
@@ -209,21 +219,6 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	}
 	n.out.remove(n.plan.Node)
 	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
-}
-
-// wait looks until it is so, telling the display what it sees under the step's ID.
-// What is wrong with our own credentials no waiting mends.
-func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
-	return wait.Until(ctx, wait.For{
-		Name: name, Every: n.Timing.Poll, Timeout: timeout,
-		Seen: func(seen string) { n.say(id, name+": "+seen) },
-	}, func(ctx context.Context) (bool, string, error) {
-		done, seen, err := look(ctx)
-		if fault.KindOf(err) == fault.Config {
-			err = wait.Stop(err)
-		}
-		return done, seen, err
-	})
 }
 
 func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }

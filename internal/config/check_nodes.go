@@ -90,9 +90,11 @@ func (k checker) roll() {
 	k.gates()
 	k.hooks()
 	k.rehearse()
+	if r.Settle < 0 {
+		k.add("roll.settle", "must not be negative")
+	}
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
-		"roll.settle":        r.Settle,
 		"roll.poll":          r.Poll,
 		"roll.timeouts.stop": r.Timeouts.Stop,
 		"roll.timeouts.boot": r.Timeouts.Boot,

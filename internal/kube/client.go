@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// requestTimeout bounds one request. Nothing here watches, so it may bound all of them.
+// requestTimeout bounds one request that is no watch.
 const requestTimeout = 30 * time.Second
 
 // Options are what a client takes from outside.
@@ -31,7 +31,10 @@ type Options struct {
 
 // Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
 type Client struct {
-	api  kubernetes.Interface
+	api kubernetes.Interface
+	// streams is for watches, which last as long as they are wanted.
+	streams kubernetes.Interface
+
 	host string
 	poll time.Duration
 	base *http.Transport
@@ -62,6 +65,10 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 		return nil, fault.Configf("credentials of the kubeconfig: %w", err)
 	}
 	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout})
+	if err != nil {
+		return nil, fault.Configf("kubeconfig: %w", err)
+	}
+	c.streams, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt})
 	if err != nil {
 		return nil, fault.Configf("kubeconfig: %w", err)
 	}

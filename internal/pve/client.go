@@ -49,6 +49,7 @@ type Client struct {
 	poll      time.Duration
 	warn      func(string)
 	workers   knownTasks
+	lasted    durations
 	slots     slots
 }
 

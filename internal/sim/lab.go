@@ -58,7 +58,7 @@ func New(parent context.Context, o Options) (_ *Lab, err error) {
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent})
+	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent, Timeline: &l.Recorder.Timeline})
 	l.World.SetDial(o.Network.Dialer().DialContext)
 	l.closers = append(l.closers, func() error { l.World.Close(); return nil })
 	for _, start := range []func(context.Context) error{l.startImages, l.startProxmox, l.startTalos, l.startKubernetes, l.startControl} {
@@ -152,7 +152,7 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 		return err
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
-		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Kubelet: kubelet{l}, Console: l.console(),
+		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Times: l.o.Times, Kubelet: kubelet{l}, Console: l.console(),
 		PullInstaller: l.pull, PublicImage: l.public.digest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
 	})
 	l.World.SetFirmware(l.machines)

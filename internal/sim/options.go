@@ -17,21 +17,22 @@ import (
 // Options shape a lab.
 type Options struct {
 	Network       *network.Network
-	Prefix        string   // first three bytes of every address: "127.42.7"
-	Registry      string   // where the OCI registry listens: "127.0.0.1:5000"
-	Factory       string   // where the Image Factory listens: "127.0.0.1:8080"
-	ControlPlanes int      // 0 means 1
-	Workers       int      // 0 means 2, None none
-	Hosts         int      // Proxmox nodes; 0 means 1
-	Speed         float64  // how many simulated seconds pass in one; 0 means 1
-	EtcdOnData    bool     // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
-	Holder        bool     // persistent disks belong to data VMs, one per host
-	SharedDisks   bool     // DiskStorage is shared by all hosts
-	DiskBus       string   // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
-	DiskType      string   // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
-	Layouts       []Layout // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
-	TalosVersion  string   // what the machines run at first; "" means TalosVersion
-	NextTalos     string   // another version that there are images of; "": none
+	Prefix        string         // first three bytes of every address: "127.42.7"
+	Registry      string         // where the OCI registry listens: "127.0.0.1:5000"
+	Factory       string         // where the Image Factory listens: "127.0.0.1:8080"
+	ControlPlanes int            // 0 means 1
+	Workers       int            // 0 means 2, None none
+	Hosts         int            // Proxmox nodes; 0 means 1
+	Speed         float64        // how many simulated seconds pass in one; 0 means 1
+	Times         talosapi.Times // what the machines take for their work
+	EtcdOnData    bool           // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
+	Holder        bool           // persistent disks belong to data VMs, one per host
+	SharedDisks   bool           // DiskStorage is shared by all hosts
+	DiskBus       string         // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
+	DiskType      string         // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
+	Layouts       []Layout       // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
+	TalosVersion  string         // what the machines run at first; "" means TalosVersion
+	NextTalos     string         // another version that there are images of; "": none
 	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
 	KubernetesVersion string
 	// Talos is the cluster whose secrets the machines have, from another lab with

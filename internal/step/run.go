@@ -102,7 +102,15 @@ type place struct {
 	held  []string // slots that the step's ancestors hold
 }
 
+// run does what goes ahead of a step, then the step.
 func (t *tree) run(ctx context.Context, s Step, at place) outcome {
+	if out := t.ahead(ctx, s, at); !out.isClean() {
+		return out
+	}
+	return t.itself(ctx, s, at)
+}
+
+func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	taken := without(s.Uses, at.held)
 	if !t.slots.take(ctx, taken, at.scope.halted) {
 		return t.notStarted(s, at)
@@ -118,13 +126,13 @@ func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
 	case reason != "":
-		t.emit(s.event(at, Skipped, reason, nil))
+		t.told(s, s.event(at, Skipped, reason, nil))
 		return outcome{}
 	case at.scope.ended(ctx):
 		return t.notStarted(s, at)
 	}
 
-	t.emit(s.event(at, Started, "", nil))
+	t.told(s, s.event(at, Started, "", nil))
 	if s.Whole {
 		at.scope = newScope(at.scope)
 	}
@@ -147,7 +155,7 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 	if err := checkSteps(steps, at.held); err != nil {
 		return t.failed(ctx, s, at, err)
 	}
-	out := t.children(ctx, s.Limit, steps, at)
+	out := t.children(ctx, s, steps, at)
 	switch {
 	case len(out.failures) > 0:
 		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
@@ -159,12 +167,15 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 	return t.finish(ctx, s, at)
 }
 
-func (t *tree) children(ctx context.Context, limit int, steps []Step, at place) outcome {
+func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
 	below := func(child Step) place {
 		return place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
 	}
 	outs := make([]outcome, len(steps))
-	if limit <= 1 {
+	if s.LookAhead > 0 || countBeside(steps) > 0 {
+		return merge(t.lookingAhead(ctx, s, steps, below))
+	}
+	if s.Limit <= 1 {
 		for i, child := range steps {
 			outs[i] = t.run(ctx, child, below(child))
 		}
@@ -173,7 +184,7 @@ func (t *tree) children(ctx context.Context, limit int, steps []Step, at place) 
 	for from := 0; from < len(steps); {
 		to := from + beside(steps[from:])
 		var g errgroup.Group
-		g.SetLimit(limit)
+		g.SetLimit(s.Limit)
 		for i, child := range steps[from:to] {
 			g.Go(func() error {
 				outs[from+i] = t.run(ctx, child, below(child))
@@ -209,7 +220,7 @@ func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	case s.Skip != nil && reason == "":
 		return t.failed(ctx, s, at, errUnmet)
 	}
-	t.emit(s.event(at, Done, reason, nil))
+	t.told(s, s.event(at, Done, reason, nil))
 	return outcome{}
 }
 
@@ -232,6 +243,13 @@ func (t *tree) failed(ctx context.Context, s Step, at place, err error) outcome 
 func (t *tree) notStarted(s Step, at place) outcome {
 	t.emit(s.event(at, NotStarted, "", nil))
 	return outcome{notStarted: []string{at.path}}
+}
+
+// told emits what is of no interest where the step is Quiet.
+func (t *tree) told(s Step, e Event) {
+	if !s.Quiet {
+		t.emit(e)
+	}
 }
 
 func (s Step) event(at place, status Status, text string, err error) Event {

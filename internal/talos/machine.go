@@ -29,6 +29,18 @@ func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machin
 	return m, err
 }
 
+// Standing implements cluster.MachineReader.
+func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m = cluster.Machine{}
+		if m.UUID, err = readUUID(ctx, s); err != nil {
+			return err
+		}
+		return readStatus(ctx, s, &m)
+	})
+	return m, err
+}
+
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
 // every disk has been looked at.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {

@@ -90,6 +90,7 @@ type Dialer struct {
 	mu    sync.Mutex
 	cut   bool
 	conns map[net.Conn]struct{}
+	dials int
 }
 
 // Dialer makes a new client.
@@ -115,7 +116,15 @@ func (d *Dialer) DialContext(ctx context.Context, netw, addr string) (net.Conn, 
 	}
 	tracked := &trackedConn{Conn: conn, dialer: d}
 	d.conns[tracked] = struct{}{}
+	d.dials++
 	return tracked, nil
+}
+
+// Dials counts the connections that this client has made.
+func (d *Dialer) Dials() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.dials
 }
 
 func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) {

@@ -88,7 +88,7 @@ func (m *machine) dark(ctx context.Context) outcome {
 
 // firmwareBoot takes the first bootable medium of the boot order.
 func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
-	if !m.fw.sleep(ctx, firmwareTime) {
+	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
 		return medium{}, false
 	}
 	devs := m.devices()
