@@ -126,15 +126,19 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 
 // observe reads the world for every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
-	o, err := cluster.Observe(ctx, cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
-		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
-	}, wanted)
+	o, err := cluster.Observe(ctx, p.sources(m), wanted)
 	if err != nil {
 		return o, err
 	}
 	o.PastBuilds, err = p.pastBuilds()
 	return o, err
+}
+
+func (p Project) sources(m Machines) cluster.Sources {
+	return cluster.Sources{
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
+		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
+	}
 }
 
 // configKnown says whether a node's machine configuration is in the user's

@@ -4,6 +4,7 @@
 package talosapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -64,6 +65,8 @@ type Options struct {
 	Recorder *record.Recorder
 	// Lease is the address that DHCP gives to a MAC (upper-case).
 	Lease func(mac string) (netip.Addr, bool)
+	// NetworkBits are those of the network that the leases are in; 0 means 24.
+	NetworkBits int
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
 	// PullInstaller fetches the boot image that an installer image has for that
@@ -111,6 +114,7 @@ func New(ctx context.Context, o Options) *Firmware {
 	if o.Speed == 0 {
 		o.Speed = 1
 	}
+	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
 		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
