@@ -83,10 +83,14 @@ func (p Project) lock() (schematics.Lock, error) {
 
 // wanted joins configuration and lock, one entry per node, as the configuration lists them.
 func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
+	builds := map[string]cluster.Build{} // by schematic
 	var out []cluster.Wanted
 	for _, n := range p.Config.Nodes {
+		if _, known := builds[n.Schematic]; !known {
+			builds[n.Schematic] = build(lock, n.Schematic)
+		}
 		out = append(out, cluster.Wanted{
-			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: build(lock, n.Schematic),
+			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
 			ISOStorages: p.Config.Images.ISO.Storage,

@@ -271,9 +271,13 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return err
 	}
-	if m.Encryption, err = encryption(raw); err != nil {
+	docs, err := parseDocuments(raw)
+	if err == nil {
+		m.Encryption, err = encryption(docs)
+	}
+	if err != nil {
 		return fmt.Errorf("its configuration: %w", err)
 	}
-	m.InstallImage = installImage(raw)
+	m.InstallImage = installImage(docs)
 	return nil
 }
