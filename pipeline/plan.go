@@ -74,16 +74,16 @@ func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (D
 		return DriftResult{}, nil, err
 	}
 	wanted := p.wanted(lock)
-	o, err := p.observe(ctx, m, wanted)
+	found, err := cluster.ObserveDrift(ctx, p.sources(m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		res.Nodes = append(res.Nodes, cluster.Diff(w, o.Found[i], past))
+		res.Nodes = append(res.Nodes, cluster.Diff(w, found[i], past))
 	}
 	res.count()
-	return res, o.Found, nil
+	return res, found, nil
 }
 
 // count adds up what is said of the nodes.

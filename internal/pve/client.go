@@ -22,8 +22,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// readsAtOnce bounds how many requests one list is gathered with.
-const readsAtOnce = 4
+// readsAtOnce bounds how many requests one list is gathered with. A host answers
+// as many at once as pveproxy has workers, three unless told otherwise, and the
+// rest waits there: enough to keep them at work while answers are on their way.
+const readsAtOnce = 16
 
 // Options say where the Proxmox cluster is and how to prove who we are.
 type Options struct {

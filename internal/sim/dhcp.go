@@ -35,7 +35,7 @@ func (l *Lab) lease(mac string) (netip.Addr, bool) {
 	}
 	addr := netip.Addr{}
 	if n := len(l.leases.macs); n <= lastLease-firstLease {
-		addr = netip.MustParseAddr(l.o.addr(firstLease + n))
+		addr = l.o.addr(max(firstLease, l.o.last()+1) + n) // behind many workers
 	} else { // the one that was given out first has run out by then
 		addr = l.leases.at[l.leases.macs[0]]
 		delete(l.leases.at, l.leases.macs[0])

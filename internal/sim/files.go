@@ -88,7 +88,7 @@ func (l *Lab) config() string {
 	var b strings.Builder
 	var endpoints []string
 	for i := range l.o.Hosts {
-		endpoints = append(endpoints, "https://"+l.o.addr(firstHost+i)+":"+proxmoxPort)
+		endpoints = append(endpoints, "https://"+l.o.at(firstHost+i, proxmoxPort))
 	}
 	fmt.Fprintf(&b, `version: 1
 cluster: %s

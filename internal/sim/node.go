@@ -39,17 +39,17 @@ func (o Options) nodes() []Node {
 			}
 			holder := 0
 			if o.Holder {
-				holder = firstHolder + len(out)%o.Hosts
+				holder = o.firstHolder() + len(out)%o.Hosts
 			}
 			out = append(out, Node{
 				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
-				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data,
+				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data,
 			})
 		}
 	}
-	add("cp", o.ControlPlanes, 9001, firstControlPlane, true, "default")
-	add("wk", o.Workers, 9031, firstWorker, false, "storage")
+	add("cp", o.ControlPlanes, firstControlPlaneID, firstControlPlane, true, "default")
+	add("wk", o.Workers, firstWorkerID, firstWorker, false, "storage")
 	return out
 }
 
@@ -65,8 +65,14 @@ func (o Options) layout(i int) Layout {
 
 func hostName(i int) string { return fmt.Sprintf("pve%d", i+1) }
 
-// firstHolder is the VMID of the first host's data VM.
-const firstHolder = 9201
+// The VMIDs of the first of each kind.
+const (
+	firstControlPlaneID = 9001
+	firstWorkerID       = 9031
+)
+
+// firstHolder is the VMID of the first host's data VM, behind those of the workers.
+func (o Options) firstHolder() int { return max(9201, firstWorkerID+o.Workers) }
 
 // config is the VM as a person would have set it up; data is the volume of a
 // holder that is its persistent disk, "" for one of its own.

@@ -5,10 +5,13 @@ package sim
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -17,7 +20,7 @@ import (
 // Options shape a lab.
 type Options struct {
 	Network       *network.Network
-	Prefix        string         // first three bytes of every address: "127.42.7"
+	Prefix        string         // first three bytes of the addresses: "127.42.7"; those of many workers go on in the networks after it
 	Registry      string         // where the OCI registry listens: "127.0.0.1:5000"
 	Factory       string         // where the Image Factory listens: "127.0.0.1:8080"
 	ControlPlanes int            // 0 means 1
@@ -41,6 +44,8 @@ type Options struct {
 	// Kubernetes is the kubeconfig of a real control plane that has the cluster's
 	// objects instead of the lab; nil: none.
 	Kubernetes []byte
+	// Latency is how much later each answer of a server arrives, in real time.
+	Latency time.Duration
 	// Console gets what machines print on their screens; nil drops it.
 	Console io.Writer
 }
@@ -82,15 +87,16 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// The last bytes of addresses, by what is behind them.
+// The numbers of addresses, by what is behind them.
 const (
 	firstHost         = 1
-	kubernetesByte    = 10
+	kubernetesNumber  = 10
 	firstControlPlane = 11
+	controlNumber     = 30
 	firstWorker       = 31
 	maxHosts          = 9
 	maxControlPlanes  = 19
-	maxWorkers        = 200
+	maxWorkers        = 1000
 )
 
 func (o Options) check() error {
@@ -102,8 +108,12 @@ func (o Options) check() error {
 	case o.Workers > maxWorkers:
 		return fmt.Errorf("a lab has at most %d workers", maxWorkers)
 	}
-	if _, err := netip.ParseAddr(o.addr(firstHost)); err != nil {
+	first, err := netip.ParseAddr(o.Prefix + ".0")
+	if err != nil {
 		return fmt.Errorf("prefix %q: %w", o.Prefix, err)
+	}
+	if last := o.last(); !netip.PrefixFrom(first, o.networkBits()).Masked().Contains(o.addr(last)) {
+		return fmt.Errorf("prefix %q: a lab of that size needs %d networks from there on", o.Prefix, last>>8+1)
 	}
 	return CheckKubernetes(o.TalosVersion, o.KubernetesVersion)
 }
@@ -117,4 +127,23 @@ func (o Options) talosVersions() []string {
 	return versions
 }
 
-func (o Options) addr(last int) string { return fmt.Sprintf("%s.%d", o.Prefix, last) }
+// addr is the address with that number, counted from the prefix.
+func (o Options) addr(n int) netip.Addr {
+	b := netip.MustParseAddr(o.Prefix + ".0").As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b)
+}
+
+// at is a port of that address.
+func (o Options) at(n int, port string) string { return net.JoinHostPort(o.addr(n).String(), port) }
+
+// last is the number of the last address.
+func (o Options) last() int { return firstWorker + o.Workers - 1 }
+
+// networkBits are those of the one network that all addresses are in.
+func (o Options) networkBits() int {
+	if o.last() < 255 { // which would be the broadcast address
+		return 24
+	}
+	return 16
+}

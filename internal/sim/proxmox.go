@@ -43,7 +43,7 @@ func (l *Lab) startProxmox(context.Context) error {
 
 	var addrs []string
 	for i := range l.o.Hosts {
-		addrs = append(addrs, l.o.addr(firstHost+i))
+		addrs = append(addrs, l.o.addr(firstHost+i).String())
 	}
 	cert, err := issuePair(nil, "pve", addrs)
 	if err != nil {

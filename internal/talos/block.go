@@ -20,22 +20,16 @@ type blockView struct {
 
 func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	var err error
-	if v.disks, err = list[*block.Disk](ctx, s, block.NewDisk(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	if v.volumes, err = list[*block.DiscoveredVolume](ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	if v.statuses, err = list[*block.VolumeStatus](ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	system, found, err := get[*block.SystemDisk](ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata())
+	err := atOnce(
+		listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
+		listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes),
+		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
+		getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
+			m.SystemDisk = system.TypedSpec().DiskID
+		}),
+	)
 	if err != nil {
 		return err
-	}
-	if found {
-		m.SystemDisk = system.TypedSpec().DiskID
 	}
 	m.Disks, m.Volumes = v.machineDisks(), v.machineVolumes()
 	if !s.blank {

@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
+	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
@@ -53,16 +55,59 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
+// readMachine asks for everything at once that does not wait for something else:
+// all of it goes over one connection. What a machine says about being ready comes
+// first, so that it is never newer than what it is held against.
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{
-		readVersion, readIdentity, readStatus, readSecurity, readBoot, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig,
-	} {
-		if err := read(ctx, s, &m); err != nil {
-			return cluster.Machine{}, err
-		}
+	into := func(read func(context.Context, session, *cluster.Machine) error) func() error {
+		return func() error { return read(ctx, s, &m) }
+	}
+	err := atOnce(into(readVersion), into(readStatus))
+	if err == nil { // each fills in fields of its own; readBlock goes on with those of readStatus
+		err = atOnce(into(readIdentity), into(readSecurity), into(readBoot), into(readNextBoot), into(readCmdline),
+			into(readExtensions), into(readBlock), into(readFromConfig))
+	}
+	if err != nil {
+		return cluster.Machine{}, err
 	}
 	return m, nil
+}
+
+// atOnce does all of it and fails with the first error in the order of the
+// reads: which of them came first is a matter of luck.
+func atOnce(reads ...func() error) error {
+	errs := make([]error, len(reads))
+	var all sync.WaitGroup
+	for i, read := range reads {
+		all.Go(func() { errs[i] = read() })
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getting is get for atOnce; use is called where the machine has the resource.
+func getting[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer, use func(T)) func() error {
+	return func() error {
+		r, found, err := get[T](ctx, s, ptr)
+		if found {
+			use(r)
+		}
+		return err
+	}
+}
+
+// listing is list for atOnce.
+func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
+	return func() (err error) {
+		*into, err = list[T](ctx, s, kind)
+		return err
+	}
 }
 
 func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
@@ -106,49 +151,44 @@ func readUUID(ctx context.Context, s session) (string, error) {
 	return strings.ToLower(system.TypedSpec().UUID), nil
 }
 
-func readIdentity(ctx context.Context, s session, m *cluster.Machine) (err error) {
-	if m.UUID, err = readUUID(ctx, s); err != nil {
-		return err
-	}
-	host, found, err := get[*network.HostnameStatus](ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.Hostname = host.TypedSpec().Hostname
-	}
-	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.Nodename = node.TypedSpec().Nodename
-	}
-	kind, found, err := get[*config.MachineType](ctx, s, config.NewMachineType().Metadata())
-	if err != nil {
-		return err
-	}
-	m.ControlPlane = found && kind.MachineType().IsControlPlane()
-	return nil
+func readIdentity(ctx context.Context, s session, m *cluster.Machine) error {
+	return atOnce(
+		func() (err error) {
+			m.UUID, err = readUUID(ctx, s)
+			return err
+		},
+		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
+			m.Hostname = host.TypedSpec().Hostname
+		}),
+		getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
+			m.Nodename = node.TypedSpec().Nodename
+		}),
+		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
+			m.ControlPlane = kind.MachineType().IsControlPlane()
+		}),
+	)
 }
 
 func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
-	status, found, err := get[*runtime.MachineStatus](ctx, s, runtime.NewMachineStatus().Metadata())
-	if err != nil || !found {
-		return err
-	}
-	spec := status.TypedSpec()
-	m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
-	for _, c := range spec.Status.UnmetConditions {
-		unmet := c.Name
-		if c.Reason != "" {
-			unmet += ": " + c.Reason
-		}
-		m.Unmet = append(m.Unmet, unmet)
-	}
-	install, found, err := get[*runtime.UnattendedInstallStatus](ctx, s, runtime.NewUnattendedInstallStatus().Metadata())
-	if found && install.TypedSpec().Error != "" { // its stage does not tell
-		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.TypedSpec().Phase, install.TypedSpec().Error))
+	var install *runtime.UnattendedInstallStatusSpec
+	err := atOnce(
+		getting(ctx, s, runtime.NewMachineStatus().Metadata(), func(status *runtime.MachineStatus) {
+			spec := status.TypedSpec()
+			m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
+			for _, c := range spec.Status.UnmetConditions {
+				unmet := c.Name
+				if c.Reason != "" {
+					unmet += ": " + c.Reason
+				}
+				m.Unmet = append(m.Unmet, unmet)
+			}
+		}),
+		getting(ctx, s, runtime.NewUnattendedInstallStatus().Metadata(), func(status *runtime.UnattendedInstallStatus) {
+			install = status.TypedSpec()
+		}),
+	)
+	if install != nil && install.Error != "" { // its stage does not tell
+		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.Phase, install.Error))
 	}
 	return err
 }
@@ -173,6 +213,15 @@ func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
+	return atOnce(
+		func() error { return readBootID(ctx, s, m) },
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+		}),
+	)
+}
+
+func readBootID(ctx context.Context, s session, m *cluster.Machine) error {
 	boot, found, err := get[*runtime.BootID](ctx, s, runtime.NewBootID().Metadata())
 	switch {
 	case err != nil:
@@ -185,13 +234,6 @@ func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
 			return err
 		}
 		m.BootID = strings.TrimSpace(string(b))
-	}
-	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
 	}
 	return nil
 }
@@ -241,9 +283,13 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return err
 	}
-	if m.Encryption, err = encryption(raw); err != nil {
+	docs, err := parseDocuments(raw)
+	if err == nil {
+		m.Encryption, err = encryption(docs)
+	}
+	if err != nil {
 		return fmt.Errorf("its configuration: %w", err)
 	}
-	m.InstallImage = installImage(raw)
+	m.InstallImage = installImage(docs)
 	return nil
 }

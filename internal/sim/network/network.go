@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // bufferBytes is how much one in-memory connection holds before a writer waits.
@@ -16,6 +17,9 @@ const bufferBytes = 256 << 10
 
 // Network is one lab's network.
 type Network struct {
+	// Latency is how much later each answer arrives; to be set before anybody listens.
+	Latency time.Duration
+
 	loopback bool
 
 	mu        sync.Mutex
@@ -30,6 +34,14 @@ func Loopback() *Network { return &Network{loopback: true} }
 
 // Listen listens on "ip:port". The caller closes the listener; its address is then free again.
 func (n *Network) Listen(addr string) (net.Listener, error) {
+	l, err := n.listen(addr)
+	if err != nil || n.Latency == 0 {
+		return l, err
+	}
+	return delayed{l, n.Latency}, nil
+}
+
+func (n *Network) listen(addr string) (net.Listener, error) {
 	if n.loopback {
 		return net.Listen("tcp", addr)
 	}

@@ -47,7 +47,7 @@ func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
 	for i, mac := range b.m.hw.MACs {
 		card := world.Interface{Name: "eth" + strconv.Itoa(i), MAC: mac}
 		if i == 0 && b.m.addr.IsValid() {
-			card.Addresses = []string{b.m.addr.String() + "/" + strconv.Itoa(prefixBits)}
+			card.Addresses = []string{b.m.addr.String() + "/" + strconv.Itoa(b.m.fw.o.NetworkBits)}
 		}
 		list = append(list, card)
 	}

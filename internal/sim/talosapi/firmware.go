@@ -76,6 +76,8 @@ type Options struct {
 	Recorder *record.Recorder
 	// Lease is the address that DHCP gives to a MAC (upper-case).
 	Lease func(mac string) (netip.Addr, bool)
+	// NetworkBits are those of the network that the leases are in; 0 means 24.
+	NetworkBits int
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
 	Times Times
@@ -126,6 +128,7 @@ func New(ctx context.Context, o Options) *Firmware {
 		o.Speed = 1
 	}
 	o.Times = o.Times.withDefaults()
+	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
 		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
