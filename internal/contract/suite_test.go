@@ -27,7 +27,7 @@ type slice struct{ seen int }
 
 func (s *slice) next() bool {
 	s.seen++
-	return !testing.Short() || s.seen%16 == 1
+	return !testing.Short() || s.seen%32 == 1
 }
 
 // inOrder goes through cases by name, so that a short run always has the same.

@@ -17,6 +17,7 @@ import (
 // does: theirs is left alone. The parking VM takes the next number, a node's VM
 // has to have its own.
 func TestTheVMIDIsTaken(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		act  string
 		vmid int

@@ -162,6 +162,7 @@ func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string
 // TestPruneLooksAgain: whatever somebody does between the question and the answer
 // stops it; nothing but what was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
+	long(t)
 	const parking = 9040
 	for name, tc := range map[string]struct {
 		edit func(t *testing.T, lab *Lab)

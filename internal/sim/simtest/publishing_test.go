@@ -32,6 +32,7 @@ func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
 // TestPublishAndPrune brings ISOs to the storage by each way of delivery, and
 // removes the one that the present lock and the one before do not need.
 func TestPublishAndPrune(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, delivery := range []string{"upload", "download-url"} {
 		t.Run(delivery, func(t *testing.T) {

@@ -88,6 +88,7 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 }
 
 func TestSwappedISOsAreNoticed(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		// Two builds are on the storage: that of the control planes is needed to have another one.
 		lab.Patch(sim.PatchedExtension)
