@@ -194,7 +194,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	}{
 		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
-		"recast.yaml":   {func(l *Lab) { l.setRoll("settle: 31s") }, "recast.yaml: sha256-"},
+		"recast.yaml":   {func(l *Lab) { l.setRoll("keepDisks: 2") }, "recast.yaml: sha256-"},
 		"a pause":       {func(l *Lab) { l.pause("wk1", "x") }, "wk1: what is done: recreate → none"},
 		"another roll":  {func(l *Lab) { l.rollOnly("wk1") }, "wk1: what is done: recreate → none"},
 		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan"},
