@@ -43,10 +43,18 @@ func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(lo
 		if !c.knock(ctx, addr) {
 			become(away)
 		} else {
-			become(busy)
-			// Which of the two a machine lets in, its credentials tell.
-			if !c.follow(ctx, addr, false, become) && !c.follow(ctx, addr, true, become) {
+			if last == "" || last == away {
+				become(busy)
+			}
+			let, broken := c.follow(ctx, addr, false, become)
+			if !let { // with our credentials
+				let, broken = c.follow(ctx, addr, true, become)
+			}
+			switch {
+			case !let:
 				pause = strangePause
+			case broken:
+				become(away)
 			}
 		}
 		t := time.NewTimer(pause)
@@ -71,8 +79,9 @@ func (c *Client) knock(ctx context.Context, addr netip.Addr) bool {
 	return true
 }
 
-// follow says how the machine stands for as long as it says so. let is whether it let us in.
-func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (let bool) {
+// follow says how the machine stands for as long as it says so. let is whether it
+// let us in, and broken whether it was the machine that ended it.
+func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (let, broken bool) {
 	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
 	watch := func(ctx context.Context, s session) error {
@@ -86,6 +95,7 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 				return ctx.Err()
 			case e := <-events:
 				if e.Type == state.Errored {
+					broken = ctx.Err() == nil
 					return e.Error
 				}
 				let = true
@@ -98,7 +108,7 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 	} else {
 		_ = c.callWithin(ctx, addr.String(), 0, watch)
 	}
-	return let
+	return let, broken
 }
 
 // standing is what of a machine's status is worth a look: not each step of a boot.
