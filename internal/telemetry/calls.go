@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,6 +29,8 @@ type call struct {
 	step   string
 	began  time.Time
 	span   trace.Span
+	// remote is host as gRPC tells it, maybe while another goroutine ends the call.
+	remote atomic.Pointer[string]
 }
 
 // result is how a call ended.

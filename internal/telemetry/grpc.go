@@ -47,13 +47,16 @@ func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	switch s := s.(type) {
 	case *stats.OutHeader:
 		if s.RemoteAddr != nil {
-			c.host = s.RemoteAddr.String()
-			c.span.SetAttributes(attrAddress.String(c.host))
+			c.remote.Store(new(s.RemoteAddr.String()))
+			c.span.SetAttributes(attrAddress.String(s.RemoteAddr.String()))
 		}
 	case *stats.End:
 		code := status.FromContextError(s.Error).Code() // of an error that gRPC has not made
 		if st, made := status.FromError(s.Error); made {
 			code = st.Code()
+		}
+		if remote := c.remote.Load(); remote != nil {
+			c.host = *remote
 		}
 		res := result{code: code.String(), class: code.String()}
 		if code != codes.OK {
