@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -16,13 +15,14 @@ import (
 // others is what other people have put into the way of recast, and what is known
 // of the calls that came in so far.
 type others struct {
-	mu     sync.Mutex
-	squats map[int]bool              // numbers of nodes' VMs that somebody takes as soon as they are free
-	vms    map[int]map[string]string // VMs of other people, as they made them
-	calls  int                       // to Proxmox
-	sent   map[string]int            // changes, by all that is in them: at which call
-	looked map[string]int            // VMs, at which call they were last read; "": the list of all
-	quorum time.Time                 // when recast last asked for quorum
+	mu      sync.Mutex
+	squats  map[int]bool              // numbers of nodes' VMs that somebody takes as soon as they are free
+	vms     map[int]map[string]string // VMs of other people, as they made them
+	calls   int                       // to Proxmox
+	sent    map[string]int            // changes, by all that is in them: at which call
+	looked  map[string]int            // VMs, at which call they were last read; "": the list of all
+	quorum  int                       // at which call recast last asked for quorum
+	changed map[string]int            // VMs, at which call they were last changed
 }
 
 // otherKinds are about VMs of other people that recast could take for its own.
@@ -162,9 +162,6 @@ func vmOfCall(call record.Call) string {
 	return id
 }
 
-// fresh is how old recast's knowledge of quorum may be when it destroys something.
-const fresh = time.Minute
-
 // lookAtCall wants no configuration to go to a machine of somebody else's, no
 // change to be sent again before anybody has looked, and nothing to be destroyed
 // without quorum.
@@ -184,7 +181,7 @@ func (p *play) lookAtCall(call record.Call) {
 	id, path := vmOfCall(call), pathOf(call)
 	switch {
 	case path == "/cluster/status":
-		p.others.quorum = time.Now()
+		p.others.quorum = p.others.calls
 	case path == "/cluster/resources" || strings.HasPrefix(path, "/cluster/nextid"):
 		p.others.looked[""] = p.others.calls
 	case !call.Mutation:
@@ -207,7 +204,8 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 	}
 	p.others.sent[what] = p.others.calls
 	destroys := call.Method == "DELETE" && taskOf(call) == "qmdestroy" || taskOf(call) == "qmmove" || call.Params["force"] == "1"
-	if destroys && !p.lab.World.Quorate() && time.Since(p.others.quorum) > fresh {
-		p.fail("%s %s without quorum, for which nobody has asked for %s", call.Method, call.Path, time.Since(p.others.quorum))
+	if destroys && !p.lab.World.Quorate() && p.others.quorum < p.others.changed[id] {
+		p.fail("%s %s without quorum: nobody has asked for it since the VM was last changed", call.Method, call.Path)
 	}
+	p.others.changed[id] = p.others.calls
 }

@@ -82,7 +82,7 @@ type process struct {
 func Play(t testing.TB, c Case) Result {
 	p := &play{
 		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{},
-		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}},
+		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
 		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
 	}
 	p.lab = simtest.New(t, c.options())
