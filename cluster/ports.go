@@ -136,6 +136,9 @@ type MachineReader interface {
 	// Machine reads what a configured machine says about itself. The error names
 	// the address; a machine that answers but refuses our certificate is an error too.
 	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
+	// System reads what Diff compares of a configured machine, and its UUID: Machine
+	// without names, volumes, boot ID and kernel arguments, for half the requests.
+	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
