@@ -64,7 +64,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	}
 	g := errgroup.Group{}
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hostsOf(o.Found)); return nil })
-	g.Go(func() error { return observeMachines(ctx, src, wanted, o.Found) })
+	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	err = g.Wait()
 	return o, err
@@ -253,12 +253,15 @@ func shared(found []Found) (problems []error) {
 	return problems
 }
 
-func readMachine(ctx context.Context, src Sources, w Wanted, f *Found) {
+// machineRead is MachineReader's Machine, or System.
+type machineRead func(ctx context.Context, addr netip.Addr) (Machine, error)
+
+func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) {
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, errors.New("no address known"))
 		return
 	}
-	m, err := src.Talos.Machine(ctx, f.Addr)
+	m, err := read(ctx, f.Addr)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("read machine %s: %w", f.Addr, err)

@@ -22,24 +22,24 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []Wanted) ([]Found, e
 	if err != nil {
 		return nil, err
 	}
-	return o.Found, observeMachines(ctx, src, wanted, o.Found)
+	return o.Found, observeMachines(ctx, src, src.Talos.System, wanted, o.Found)
 }
 
 // observeMachines reads the machine of each node. One that does not answer is no error.
-func observeMachines(ctx context.Context, src Sources, wanted []Wanted, found []Found) error {
+func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []Wanted, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(machinesAtOnce)
 	for i := range found {
 		if found[i].away {
 			continue // whose disks its machine has can't be told
 		}
-		g.Go(func() error { return observeMachine(ctx, src, wanted[i], &found[i]) })
+		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
 	}
 	return g.Wait()
 }
 
-func observeMachine(ctx context.Context, src Sources, w Wanted, f *Found) (err error) {
-	readMachine(ctx, src, w, f)
+func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) (err error) {
+	readMachine(ctx, src, read, w, f)
 	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
 		return nil
 	}

@@ -147,6 +147,9 @@ type MachineReader interface {
 	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
 	// begins or ceases to answer, or stands otherwise: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
+	// System reads what Diff compares of a configured machine, and its UUID: Machine
+	// without names, volumes, boot ID and kernel arguments, for half the requests.
+	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.

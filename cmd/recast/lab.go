@@ -265,7 +265,7 @@ func writeFiles(dir string, files map[string][]byte) error {
 func freePlaces(o sim.Options) (sim.Options, error) {
 	o.Network = network.Loopback()
 	for range 50 {
-		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(255))
+		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(250))
 		l, err := net.Listen("tcp", prefix+".1:8006")
 		if err != nil {
 			continue

@@ -79,6 +79,7 @@ func (l *Lab) Close() error {
 	}
 	l.closers = nil
 	l.serving.Wait()
+	l.o.Network.Wait()
 	return errors.Join(errs...)
 }
 

@@ -18,15 +18,31 @@ type blockView struct {
 	statuses []*block.VolumeStatus
 }
 
+// readDisks is readBlock without what is on the disks: none of them is called blank.
+func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
+	var v blockView
+	err := v.readDisks(ctx, s, m)()
+	m.Disks = v.machineDisks()
+	return err
+}
+
+func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine) func() error {
+	return func() error {
+		return atOnce(
+			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
+			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
+				m.SystemDisk = system.TypedSpec().DiskID
+			}),
+		)
+	}
+}
+
 func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
 	err := atOnce(
-		listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
+		v.readDisks(ctx, s, m),
 		listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes),
 		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
-		getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
-			m.SystemDisk = system.TypedSpec().DiskID
-		}),
 	)
 	if err != nil {
 		return err

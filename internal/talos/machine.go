@@ -43,6 +43,16 @@ func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machi
 	return m, err
 }
 
+// System reads what tells which system a configured machine runs, and which it
+// would start next.
+func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m, err = readSystem(ctx, s)
+		return err
+	})
+	return m, err
+}
+
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
 // every disk has been looked at.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
@@ -59,17 +69,23 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 // all of it goes over one connection. What a machine says about being ready comes
 // first, so that it is never newer than what it is held against.
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
-	var m cluster.Machine
-	into := func(read func(context.Context, session, *cluster.Machine) error) func() error {
-		return func() error { return read(ctx, s, &m) }
-	}
-	err := atOnce(into(readVersion), into(readStatus))
-	if err == nil { // each fills in fields of its own; readBlock goes on with those of readStatus
-		err = atOnce(into(readIdentity), into(readSecurity), into(readBoot), into(readNextBoot), into(readCmdline),
-			into(readExtensions), into(readBlock), into(readFromConfig))
-	}
-	if err != nil {
-		return cluster.Machine{}, err
+	return readRounds(ctx, s, readIdentity, readSecurity, readBootID, readBootedEntry, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig)
+}
+
+func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
+	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readFromConfig)
+}
+
+// readRounds has reads that fill in fields of their own, or go on with those of readStatus.
+func readRounds(ctx context.Context, s session, reads ...func(context.Context, session, *cluster.Machine) error) (m cluster.Machine, err error) {
+	for _, round := range [][]func(context.Context, session, *cluster.Machine) error{{readVersion, readStatus}, reads} {
+		var all []func() error
+		for _, read := range round {
+			all = append(all, func() error { return read(ctx, s, &m) })
+		}
+		if err := atOnce(all...); err != nil {
+			return cluster.Machine{}, err
+		}
 	}
 	return m, nil
 }
@@ -151,12 +167,14 @@ func readUUID(ctx context.Context, s session) (string, error) {
 	return strings.ToLower(system.TypedSpec().UUID), nil
 }
 
+func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error) {
+	m.UUID, err = readUUID(ctx, s)
+	return err
+}
+
 func readIdentity(ctx context.Context, s session, m *cluster.Machine) error {
 	return atOnce(
-		func() (err error) {
-			m.UUID, err = readUUID(ctx, s)
-			return err
-		},
+		func() error { return readHardware(ctx, s, m) },
 		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
 			m.Hostname = host.TypedSpec().Hostname
 		}),
@@ -212,13 +230,12 @@ func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, 
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
-	return atOnce(
-		func() error { return readBootID(ctx, s, m) },
-		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
-			m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
-		}),
-	)
+func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
+	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
+	if found {
+		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+	}
+	return err
 }
 
 func readBootID(ctx context.Context, s session, m *cluster.Machine) error {

@@ -16,7 +16,7 @@ const lastWrite = 5 * time.Second
 // over a line that is that long. How much goes through it at once is as before.
 type delayed struct {
 	net.Listener
-	latency time.Duration
+	net *Network
 }
 
 // Accept implements net.Listener.
@@ -25,9 +25,9 @@ func (l delayed) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &delayedConn{Conn: conn, latency: l.latency}
+	c := &delayedConn{Conn: conn, latency: l.net.Latency}
 	c.changed = sync.NewCond(&c.mu)
-	go c.deliver() // ends with the connection: net/http and gRPC close every one
+	l.net.underWay.Go(c.deliver)
 	return c, nil
 }
 

@@ -59,6 +59,7 @@ func TestLatency(t *testing.T) {
 		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
+		n.Wait()
 	})
 }
 
@@ -92,6 +93,7 @@ func TestWhatIsUnderWayArrives(t *testing.T) {
 		}
 		got, err := io.ReadAll(conn)
 		_ = conn.Close()
+		n.Wait()
 		if took := time.Since(began); string(got) != "all of it" || err != nil || took != latency {
 			t.Errorf("%q, %v after %s", got, err, took)
 		}

@@ -24,6 +24,8 @@ type Network struct {
 
 	mu        sync.Mutex
 	listeners map[string]*memListener // by "ip:port"
+
+	underWay sync.WaitGroup // what delayed connections deliver
 }
 
 // Memory is a network without sockets. All of it lives in the bubble that made it.
@@ -38,7 +40,7 @@ func (n *Network) Listen(addr string) (net.Listener, error) {
 	if err != nil || n.Latency == 0 {
 		return l, err
 	}
-	return delayed{l, n.Latency}, nil
+	return delayed{l, n}, nil
 }
 
 func (n *Network) listen(addr string) (net.Listener, error) {
@@ -54,6 +56,10 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 	n.listeners[addr] = l
 	return l, nil
 }
+
+// Wait returns when all has arrived that was under way, because of Latency, as
+// the servers' ends of connections were closed. All of them must have been.
+func (n *Network) Wait() { n.underWay.Wait() }
 
 func (n *Network) listener(addr string) (*memListener, bool) {
 	n.mu.Lock()
