@@ -118,7 +118,7 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	defer t.slots.release(taken)
 	at.held = append(at.held[:len(at.held):len(at.held)], taken...)
 
-	if t.Context != nil {
+	if t.Context != nil && !s.Quiet {
 		ctx = t.Context(ctx, at.path)
 	}
 	reason, err := ask(ctx, s)
