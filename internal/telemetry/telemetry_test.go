@@ -146,7 +146,7 @@ func TestWantsTraces(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			env := map[string]string{}
-			for _, set := range strings.Fields(c.env) {
+			for set := range strings.FieldsSeq(c.env) {
 				key, value, _ := strings.Cut(set, "=")
 				env[key] = value
 			}
