@@ -176,7 +176,9 @@ func TestTrouble(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			<-req.Context().Done()
 		}, "", 1, 10 * time.Second},
-		"moved":                   {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "http://evil.example/path", http.StatusTemporaryRedirect) }, "it answers with a redirect to evil.example, which is not followed: give the URL that it leads to", 1, 0},
+		"moved": {func(w http.ResponseWriter, req *http.Request) {
+			http.Redirect(w, req, "http://evil.example/path", http.StatusTemporaryRedirect)
+		}, "it answers with a redirect to evil.example, which is not followed: give the URL that it leads to", 1, 0},
 		"moved on the same host":  {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/other", http.StatusFound) }, "it answers with a redirect to hook.example, which is not followed: give the URL that it leads to", 1, 0},
 		"moved to nobody knows":   {status(304, ""), "it answers with a redirect, which is not followed: give the URL that it leads to", 1, 0},
 		"accepted, without a 200": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "", 1, 0},
