@@ -25,6 +25,7 @@ const (
 type watched struct {
 	lab         *Lab
 	began, end  time.Time
+	rolling     time.Time // when everything was planned
 	plan        cluster.Plan
 	drained     map[string]time.Time // when a node's drain began
 	empty       map[string]time.Time // when it had ended
@@ -78,6 +79,9 @@ func (w *watched) see(e step.Event) {
 	if e.Status != step.Note {
 		w.work[now] = true
 	}
+	if e.Path == "roll" && e.Status == step.Started {
+		w.rolling = now
+	}
 	parts := strings.Split(e.Path, "/")
 	if len(parts) < 3 {
 		return
@@ -97,12 +101,12 @@ func (w *watched) see(e step.Event) {
 	}
 }
 
-// asked counts the requests, and those among them that came while nothing but
-// time passed: no step began or ended then, and nothing was changed.
+// asked counts the requests, and those among them that came, once all was planned,
+// while nothing but time passed: no step began or ended then, and nothing was changed.
 func (w *watched) asked() (all, waiting int) {
 	for at, n := range w.requests {
 		all += n
-		if !w.work[at] {
+		if !w.work[at] && at.After(w.rolling) {
 			waiting += n
 		}
 	}
