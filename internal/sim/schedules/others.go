@@ -21,7 +21,7 @@ type others struct {
 	calls   int                       // to Proxmox
 	sent    map[string]int            // changes, by all that is in them: at which call
 	looked  map[string]int            // VMs, at which call they were last read; "": the list of all
-	quorum  int                       // at which call recast last asked for quorum
+	quorum  int                       // at which call recast last asked for quorum, and there was one
 	changed map[string]int            // VMs, at which call they were last changed
 }
 
@@ -181,7 +181,9 @@ func (p *play) lookAtCall(call record.Call) {
 	id, path := vmOfCall(call), pathOf(call)
 	switch {
 	case path == "/cluster/status":
-		p.others.quorum = p.others.calls
+		if p.lab.World.Quorate() {
+			p.others.quorum = p.others.calls
+		}
 	case path == "/cluster/resources" || strings.HasPrefix(path, "/cluster/nextid"):
 		p.others.looked[""] = p.others.calls
 	case !call.Mutation:
@@ -205,7 +207,7 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 	p.others.sent[what] = p.others.calls
 	destroys := call.Method == "DELETE" && taskOf(call) == "qmdestroy" || taskOf(call) == "qmmove" || call.Params["force"] == "1"
 	if destroys && !p.lab.World.Quorate() && p.others.quorum < p.others.changed[id] {
-		p.fail("%s %s without quorum: nobody has asked for it since the VM was last changed", call.Method, call.Path)
+		p.fail("%s %s without quorum: since the VM was last changed nobody has heard that there is one", call.Method, call.Path)
 	}
 	p.others.changed[id] = p.others.calls
 }
