@@ -132,13 +132,7 @@ func (o Observation) namesakes(vm VM, storage string) []VM {
 	if !o.local(storage) {
 		return o.VMs
 	}
-	var same []VM
-	for _, other := range o.VMs {
-		if other.Host == vm.Host {
-			same = append(same, other)
-		}
-	}
-	return same
+	return slices.DeleteFunc(slices.Clone(o.VMs), func(other VM) bool { return other.Host != vm.Host })
 }
 
 // apart says where the VM and the parking VM of an unfinished replacement are if

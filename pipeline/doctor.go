@@ -45,8 +45,6 @@ const (
 	GroupTalos      = "Talos"
 	GroupKubernetes = "Kubernetes"
 	GroupGates      = "gates"
-	GroupHooks      = "hooks"
-	GroupWebhooks   = "webhooks"
 	GroupImages     = "images"
 	GroupNodes      = "nodes"
 )
@@ -96,7 +94,6 @@ type DoctorSources struct {
 	Objects      cluster.ObjectJudge // there whenever Kube is
 	Images       Images
 	ErrImages    error
-	Webhooks     []Webhook
 	// Say is told what is being looked at; may be nil.
 	Say func(text string)
 }
@@ -147,8 +144,6 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.etcd(ctx)
 	d.kubernetes()
 	d.gates(ctx)
-	d.hooks()
-	d.webhooks()
 	d.say("the Image Factory and the registry")
 	d.images(ctx, errLock)
 	if reached {

@@ -26,23 +26,17 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, err
 	}
-	var errTook error
-	o.Took, errTook = p.took()
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
-	if errTook != nil {
-		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
-	}
-	plan.Gates, plan.Hooks = p.gates(), p.hooks()
-	plan.Seal(pinned(lock), p.Config.Hash())
+	plan.Gates = p.gates()
 	return plan, err
 }
 
 // policy completes what was asked for on the command line with the configuration.
 func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
-	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
+	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
-	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
+	asked.KeepDisks = r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked
@@ -74,16 +68,16 @@ func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (D
 		return DriftResult{}, nil, err
 	}
 	wanted := p.wanted(lock)
-	found, err := cluster.ObserveDrift(ctx, p.sources(m), wanted)
+	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		res.Nodes = append(res.Nodes, cluster.Diff(w, found[i], past))
+		res.Nodes = append(res.Nodes, cluster.Diff(w, o.Found[i], past))
 	}
 	res.count()
-	return res, found, nil
+	return res, o.Found, nil
 }
 
 // count adds up what is said of the nodes.

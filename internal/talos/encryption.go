@@ -38,7 +38,11 @@ type volumeDocument struct {
 }
 
 // encryption lists the volumes that a configuration has encrypted, by name. Its errors quote nothing of it.
-func encryption(docs []*document) ([]cluster.Encryption, error) {
+func encryption(config []byte) ([]cluster.Encryption, error) {
+	docs, err := parseDocuments(config)
+	if err != nil {
+		return nil, err
+	}
 	var out []cluster.Encryption
 	for _, d := range docs {
 		var v volumeDocument

@@ -172,7 +172,11 @@ func only(m mapping, key, value string) {
 }
 
 // installImage is the installer that a configuration names, "" if it can't be read.
-func installImage(docs []*document) string {
+func installImage(config []byte) string {
+	docs, err := parseDocuments(config)
+	if err != nil {
+		return ""
+	}
 	main, install, _, err := findDocuments(docs)
 	if err != nil {
 		return ""
