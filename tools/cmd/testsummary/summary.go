@@ -38,12 +38,13 @@ type summary struct {
 	figures map[string]int
 	lines   map[id][]string // figures of tests that have not ended
 	only    []string        // figures of which the last line is made; nil: everything
+	racing  map[string]bool // packages in the midst of a race detector's report
 }
 
 func newSummary(out io.Writer) *summary {
 	return &summary{
 		out: out, output: map[id]*strings.Builder{}, builds: map[string]*strings.Builder{},
-		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{}, lines: map[id][]string{},
+		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{}, lines: map[id][]string{}, racing: map[string]bool{},
 	}
 }
 
@@ -72,6 +73,10 @@ func (s *summary) add(line []byte) {
 	at := id{e.Package, e.Test}
 	switch e.Action {
 	case "output":
+		if s.tellsRace(e) {
+			fmt.Fprint(s.out, e.Output)
+			return
+		}
 		if s.story && tells(at, e.Output) {
 			fmt.Fprint(s.out, strings.TrimPrefix(e.Output, "    "))
 		}
@@ -98,6 +103,20 @@ func (s *summary) add(line []byte) {
 	case "pass", "fail", "skip":
 		s.end(at, e)
 	}
+}
+
+// tellsRace says whether a line belongs to a report of the race detector. It goes to
+// standard error, so that go test takes it for a line of whichever parallel test spoke
+// last, which may well pass: it would not be shown with the one that fails.
+func (s *summary) tellsRace(e event) bool {
+	switch {
+	case strings.HasPrefix(e.Output, "WARNING: DATA RACE"):
+		s.racing[e.Package] = true
+	case s.racing[e.Package] && strings.HasPrefix(e.Output, "=================="):
+		s.racing[e.Package] = false
+		return true
+	}
+	return s.racing[e.Package]
 }
 
 // tells says whether a test has printed a line itself, or go test that it has failed.

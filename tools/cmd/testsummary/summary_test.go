@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -196,5 +197,27 @@ func TestB(t *testing.T) { t.Attr("requests", "4"); t.Attr("violations", "0") }`
 				t.Errorf("code %d, want %d; output does not end with %q:\n%s", code, c.code, c.last, out)
 			}
 		})
+	}
+}
+
+func TestReportsOfRacesAreShown(t *testing.T) {
+	t.Parallel()
+	var events strings.Builder
+	for _, line := range []struct{ pkg, test, text string }{
+		{"a", "TestGood", "=================="},
+		{"a", "TestGood", "WARNING: DATA RACE"},
+		{"b", "TestOther", "quiet"},
+		{"a", "TestGood", "Write at 0x00c000 by goroutine 7:"},
+		{"a", "TestGood", "=================="},
+		{"a", "TestGood", "quiet"},
+	} {
+		fmt.Fprintf(&events, `{"Action":"output","Package":%q,"Test":%q,"Output":%q}`+"\n", line.pkg, line.test, line.text+"\n")
+	}
+	var out strings.Builder
+	if err := newSummary(&out).read(strings.NewReader(events.String())); err != nil {
+		t.Fatal(err)
+	}
+	if want := "WARNING: DATA RACE\nWrite at 0x00c000 by goroutine 7:\n==================\n"; out.String() != want {
+		t.Errorf("shown: %q, want %q", out.String(), want)
 	}
 }
