@@ -7,6 +7,9 @@ PKG ?= ./...
 SLICE ?= 10
 SEED ?= 1
 SCHEDULES ?= 200
+BOUND ?= 2000
+N ?= 200
+REPLAY ?=
 
 # The packages of which make test leaves something out.
 LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster images internal pipeline schematics | xargs -n1 dirname | sort -u | sed 's|^|./|')
@@ -15,7 +18,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -47,6 +50,9 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, type the same again, look at every disk
 	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
 
+mutants: ## take ten guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
+	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(SEED) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
+
 e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e
 
@@ -58,6 +64,9 @@ e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserv
 
 e2e-deps: ## install the Debian packages that make e2e needs
 	@tools/e2e deps
+
+schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
+	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(SEED) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
 schema: bin/tools/testsummary ## hold every request that the tests send to Proxmox against the schema of its API (APIDOC=file)
 	@tools/schema '$(APIDOC)'

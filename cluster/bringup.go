@@ -125,7 +125,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
-	return unanswered(lost, n.inVain(ctx, n.wait(ctx, "bring-up/configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return unanswered(lost, n.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
@@ -146,7 +146,7 @@ func unanswered(lost, waited error) error {
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
 // configuration already.
 func (n *nodeRoll) awaitBlank(ctx context.Context) (blank *Machine, err error) {
-	err = n.wait(ctx, "bring-up/configure", n.plan.Node+" in maintenance mode", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	err = n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
 		}
@@ -212,12 +212,15 @@ func (n *nodeRoll) stopMismatch(ctx context.Context, mismatch error) error {
 
 // checkBlank compares the machine in maintenance mode with what was remembered and is wanted.
 func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
-	var problems []error
-	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
-	if m.UUID != n.plan.UUID {
-		refuse("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
+		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
-	b := n.want.Build
+	return errors.Join(append(n.want.Build.checkBooted(m), checkBlankDisks(m, mem)...)...)
+}
+
+// checkBooted compares what a machine has booted from the ISO of a build with that build.
+func (b Build) checkBooted(m Machine) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
 			fault.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
@@ -225,10 +228,9 @@ func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
 	}
 	for _, r := range diffTarget(b, m) {
-		refuse("what it booted is not what is wanted: %s", r.Text)
+		problems = append(problems, fault.Refusedf("what it booted is not what is wanted: %s", r.Text))
 	}
-	problems = append(problems, checkBlankDisks(m, mem)...)
-	return errors.Join(problems...)
+	return problems
 }
 
 func cmpNone(s string) string {

@@ -115,7 +115,7 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
-	return unanswered(lost, n.wait(ctx, "configure", n.plan.Node+" takes its configuration", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return unanswered(lost, n.watch(ctx, "configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)

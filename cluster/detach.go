@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // AttachedVolume is a volume that Kubernetes counts as attached to a node.
@@ -50,7 +51,7 @@ func (v AttachedVolume) isOf(d Disk) bool {
 // awaitDetached waits until Kubernetes counts no volume as attached to the node
 // but those of pods that a drain leaves there, which never go.
 func (n *nodeRoll) awaitDetached(ctx context.Context, id string, within time.Duration) error {
-	err := n.wait(ctx, id, "volumes of "+n.plan.Node+" detached", within, func(ctx context.Context) (bool, string, error) {
+	err := n.watch(ctx, id, wait.For{Name: "volumes of " + n.plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.watchDetached}}, func(ctx context.Context) (bool, string, error) {
 		volumes, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
 		var names []string
 		for _, v := range volumes {

@@ -63,6 +63,9 @@ func Diff(w Wanted, f Found, past History) Drift {
 	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
 		d.Notes = append(d.Notes, "its machine is not well: "+m.standing())
 	}
+	if why := f.pause(); why != "" {
+		d.Notes = append(d.Notes, "paused: "+why+": a roll leaves it as it is")
+	}
 	if f.Node != nil {
 		d.Reasons = append(d.Reasons, diffNode(w, f)...)
 	}

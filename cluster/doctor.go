@@ -63,7 +63,7 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 		g.Go(func() error {
 			f := &s.Found[i]
 			if src.Talos != nil {
-				readMachine(ctx, src, wanted[i], f)
+				readMachine(ctx, src, src.Talos.Machine, wanted[i], f)
 			}
 			s.Unread[i] = errors.Join(s.Unread[i], readTies(ctx, src, f))
 			return nil

@@ -39,6 +39,10 @@ func (k *drainedKube) Drain(context.Context, string, DrainOptions, func(string))
 	return k.call("drain")
 }
 
+func (k *drainedKube) WatchDetached(context.Context, string, func(bool)) error {
+	return errors.New("no watches")
+}
+
 func (k *drainedKube) AttachedVolumes(context.Context, string) ([]AttachedVolume, error) {
 	return k.attached, k.call("attached")
 }

@@ -30,7 +30,7 @@ func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(s
 // gate is the last look before the node is taken out. It only reads. From then
 // on this roll counts the node as out.
 func (n *nodeRoll) gate(ctx context.Context) error {
-	if err := n.look(ctx); err != nil {
+	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
 		return err
 	}
 	n.out.add(n.plan.Node)

@@ -80,9 +80,23 @@ func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (str
 // node that came back as its old system ends it.
 func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
-	name := fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle)
-	err := n.wait(ctx, id, name, within+n.Timing.Settle, func(ctx context.Context) (bool, string, error) {
+	watched := true     // what it lacks is something that a watch tells of
+	w := wait.For{
+		Name: fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
+		Watches: []wait.Watch{n.watchMachine, n.watchNode},
+		Due: func() time.Duration {
+			switch {
+			case since.IsZero() && watched:
+				return 0
+			case since.IsZero():
+				return n.Timing.Poll
+			}
+			return max(time.Nanosecond, n.Timing.Settle-time.Since(since))
+		},
+	}
+	err := n.watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		what, err := lacks(ctx)
+		watched = err != nil || isWatched(what)
 		switch {
 		case errors.Is(err, errRolledBack):
 			return false, "", wait.Stop(err)
@@ -98,8 +112,24 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 	return n.blameEtcd(ctx, err)
 }
 
+// isWatched says whether the watches of a machine and of its Node tell when that is mended.
+func isWatched(lacks string) bool {
+	return strings.HasPrefix(lacks, standsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
+}
+
+// What a machine may lack that is watched.
+const (
+	standsIn     = "stage "
+	nodeUnknown  = "Kubernetes does not know it yet"
+	bootUnseen   = "Kubernetes has not seen this boot yet"
+	nodeNotReady = "its Node is not Ready"
+)
+
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
+	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
+		return lacks, err
+	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
 		return "", err
@@ -133,9 +163,9 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 // standing is how far a machine is that does not run, or is not ready.
 func (m Machine) standing() string {
 	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
-		return "stage " + m.Stage
+		return standsIn + m.Stage
 	}
-	return fmt.Sprintf("stage %s, not ready: %s", m.Stage, cmpNone(strings.Join(m.Unmet, ", ")))
+	return fmt.Sprintf("%s%s, not ready: %s", standsIn, m.Stage, cmpNone(strings.Join(m.Unmet, ", ")))
 }
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
@@ -187,13 +217,13 @@ func lacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (st
 	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == node })
 	switch {
 	case i < 0:
-		return "Kubernetes does not know it yet", nil
+		return nodeUnknown, nil
 	case nodes[i].UUID != m.UUID:
 		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", nodes[i].UUID), nil
 	case nodes[i].BootID != m.BootID:
-		return "Kubernetes has not seen this boot yet", nil
+		return bootUnseen, nil
 	case !nodes[i].Ready:
-		return "its Node is not Ready", nil
+		return nodeNotReady, nil
 	}
 	pending, err := kube.PendingCertificates(ctx, node)
 	if err == nil && len(pending) > 0 {

@@ -132,7 +132,13 @@ func (o Observation) namesakes(vm VM, storage string) []VM {
 	if !o.local(storage) {
 		return o.VMs
 	}
-	return slices.DeleteFunc(slices.Clone(o.VMs), func(other VM) bool { return other.Host != vm.Host })
+	var same []VM
+	for _, other := range o.VMs {
+		if other.Host == vm.Host {
+			same = append(same, other)
+		}
+	}
+	return same
 }
 
 // apart says where the VM and the parking VM of an unfinished replacement are if

@@ -18,7 +18,7 @@ import (
 // the next, and so a silent rollback from a slow reboot, is the mark on the Node:
 // it is there before anything is touched and goes last.
 func (n *nodeRoll) inPlace() []step.Step {
-	return append(n.pullSteps(), []step.Step{
+	return []step.Step{
 		{
 			ID: "upgrade", Title: "upgrade " + n.plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
@@ -39,16 +39,25 @@ func (n *nodeRoll) inPlace() []step.Step {
 				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 			}, n.freeSteps("finish")...), nil
 		}},
-	}...)
+	}
 }
 
 // pullSteps has the node fetch the installer while it still serves: that it can
-// is known before anything is taken down. None where no installer is needed.
+// is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
 func (n *nodeRoll) pullSteps() []step.Step {
-	if n.plan.Resume || n.plan.Strategy == Rollback || n.plan.Drift.tidy() {
+	switch {
+	case n.plan.Resume, n.plan.Drift.tidy(), n.plan.Strategy != Recreate && n.plan.Strategy != Reimage && n.plan.Strategy != InPlace:
 		return nil
 	}
-	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Do: n.pull}}
+	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull}}
+}
+
+// hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
+func (n *nodeRoll) hasPulled(context.Context) (string, error) {
+	if !n.pulled {
+		return "", nil
+	}
+	return n.plan.Node + " was asked for it", nil
 }
 
 func (n *nodeRoll) pull(ctx context.Context) error {
@@ -66,6 +75,7 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 	case !supported:
 		n.say("pull", "this Talos has no API to fetch an image beforehand")
 	}
+	n.pulled = true
 	return nil
 }
 
@@ -273,7 +283,7 @@ func (n *nodeRoll) reboot(ctx context.Context) error {
 
 func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
 	n.rebooted = true
-	return n.wait(ctx, id, n.plan.Node+" to leave its old boot", timeout, func(ctx context.Context) (bool, string, error) {
+	return n.watch(ctx, id, n.ofMachine(n.plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
 		reason, err := n.runsWanted(ctx)
 		return reason != "", "still the same boot", wait.Stop(err)
 	})

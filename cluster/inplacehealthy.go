@@ -42,6 +42,9 @@ var (
 
 // lacksInPlace names the first thing that the node still lacks.
 func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
+	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
+		return lacks, err
+	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
 		return "", err
@@ -147,7 +150,7 @@ func (n *nodeRoll) cannotRollBack(ctx context.Context, cause, why error) error {
 }
 
 func (n *nodeRoll) awaitOldSystem(ctx context.Context) error {
-	return n.wait(ctx, "wait-healthy", n.plan.Node+" back as its previous system", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return n.watch(ctx, "wait-healthy", n.ofMachine(n.plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		lacks, err := n.lacksInPlace(ctx)
 		if errors.Is(err, errRolledBack) {
 			return true, "", nil

@@ -176,6 +176,7 @@ type KubeNode struct {
 	ControlPlane   bool // by its label
 	Unschedulable  bool
 	Mark           *Mark  // why recast cordoned it; nil if it did not
+	Pause          string // why a person wants it left alone: see PauseMark; "" if nobody does
 	FailedBuild    string // build that came back from an in-place upgrade as the old system
 	ProviderID     string // set where a cloud controller looks after the Node
 	KubeletVersion string

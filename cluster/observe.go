@@ -42,6 +42,9 @@ type Observation struct {
 	// replacement is finished with the build that it was begun with.
 	PastBuilds map[string]Build
 
+	// Took is how long earlier rolls of nodes took, newest first.
+	Took []Took
+
 	reserved func(VMID) bool
 }
 
@@ -51,13 +54,24 @@ type Parking struct {
 	Record Record
 }
 
-// observeLimit bounds how many machines are read at once.
-const observeLimit = 8
-
 // Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails
 // where a source as a whole can't be read or a node can't be matched to exactly
 // one VM; a single machine that does not answer is left nil with its reason in Errs.
 func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, error) {
+	o, err := observeMatched(ctx, src, wanted)
+	if err != nil {
+		return Observation{}, err
+	}
+	g := errgroup.Group{}
+	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hostsOf(o.Found)); return nil })
+	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
+	g.Go(func() error { return observeTies(ctx, src, o.Found) })
+	err = g.Wait()
+	return o, err
+}
+
+// observeMatched reads the sources and finds each node's VM.
+func observeMatched(ctx context.Context, src Sources, wanted []Wanted) (Observation, error) {
 	o, members, err := observeSources(ctx, src)
 	if err != nil {
 		return Observation{}, err
@@ -74,43 +88,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	if err := errors.Join(append(problems, shared(o.Found)...)...); err != nil {
 		return Observation{}, err
 	}
-	hosts := hostsOf(o.Found)
-	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
-	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
-	for i := range o.Found {
-		g.Go(func() error { return observeNode(ctx, src, wanted[i], &o.Found[i]) })
-	}
-	err = g.Wait()
-	return o, err
-}
-
-// observeNode reads what is said about one node. Only a machine that does not
-// answer is no error: everything else is needed to decide what would be lost.
-func observeNode(ctx context.Context, src Sources, w Wanted, f *Found) (err error) {
-	if f.away {
-		return nil // whose disks its machine has can't be told
-	}
-	readMachine(ctx, src, w, f)
-	if (f.Open() || f.Blank != nil) && src.ConfigKnown != nil {
-		run := ""
-		if f.Open() {
-			run = f.Parking.Record.Run
-		}
-		if f.ConfigKnown, err = src.ConfigKnown(run, f.Name); err != nil {
-			return err
-		}
-	}
-	if f.VM == nil || f.Node == nil {
-		return nil
-	}
-	if f.Ties, err = src.Proxmox.Ties(ctx, *f.VM); err != nil {
-		return fmt.Errorf("node %s: %w", f.Name, err)
-	}
-	if f.Local, err = src.Kube.LocalData(ctx, f.Name); err != nil {
-		return fmt.Errorf("node %s: %w", f.Name, err)
-	}
-	return nil
+	return o, nil
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []Member, err error) {
@@ -275,12 +253,15 @@ func shared(found []Found) (problems []error) {
 	return problems
 }
 
-func readMachine(ctx context.Context, src Sources, w Wanted, f *Found) {
+// machineRead is MachineReader's Machine, or System.
+type machineRead func(ctx context.Context, addr netip.Addr) (Machine, error)
+
+func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) {
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, errors.New("no address known"))
 		return
 	}
-	m, err := src.Talos.Machine(ctx, f.Addr)
+	m, err := read(ctx, f.Addr)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("read machine %s: %w", f.Addr, err)

@@ -38,7 +38,7 @@ func (p Phase) title(nodes, limit int) string {
 }
 
 // order gives every node its phase and sorts by it, each phase as the
-// configuration lists its nodes.
+// configuration lists its nodes but for what spread changes.
 func (p *Plan) order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -54,29 +54,34 @@ func (p *Plan) order(policy Policy) {
 		}
 	}
 	if policy.Canary {
-		p.pickCanary()
+		p.pickCanary(policy.CanaryNode)
 	}
 	order := []Phase{Unfinished, Reset, Canary, ControlPlanes, Workers}
 	if policy.WorkersFirst {
 		order = []Phase{Unfinished, Reset, Canary, Workers, ControlPlanes}
 	}
 	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
+	p.spread()
 }
 
-// pickCanary sends one node ahead if several are to change and none has: a
-// worker if there is one, since that is the least to lose.
-func (p *Plan) pickCanary() {
+// pickCanary sends one node ahead if several are to change and none has: the one
+// that is named, else a worker if there is one, since that is the least to lose.
+func (p *Plan) pickCanary(named string) {
 	changing := 0
 	pick := -1
 	for i, n := range p.Nodes {
 		switch {
+		case n.Paused != "":
+			continue
 		case n.Strategy == "" && n.found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.tidy():
 			return // it runs the new build, or is about to
 		case n.Strategy == "":
 			continue
 		}
 		changing++
-		if pick < 0 || p.Nodes[pick].Role == controlPlane && n.Role == worker {
+		switch {
+		case pick >= 0 && p.Nodes[pick].Node == named:
+		case pick < 0, n.Node == named, p.Nodes[pick].Role == controlPlane && n.Role == worker:
 			pick = i
 		}
 	}
@@ -92,6 +97,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 		return p, false
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })
+	p.arrange()
 	return p, true
 }
 

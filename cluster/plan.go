@@ -15,16 +15,30 @@ import (
 // Plan says what a roll will do, in order. It is data: steps are derived from
 // it and from nothing else.
 type Plan struct {
+	Version int    `json:"version,omitempty"` // of this format
+	ID      string `json:"id,omitempty"`      // hash of the content
+	Lock    string `json:"lock,omitempty"`    // hash of what recast.lock pins
+	Config  string `json:"config,omitempty"`  // hash of recast.yaml
+	// AcceptOutage says that the outage of etcd with two control planes was accepted.
+	AcceptOutage bool `json:"acceptOutage,omitempty"`
+
 	Cluster        string     `json:"cluster"`
 	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
 	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
-	Warn           []string   `json:"warnings,omitempty"`
-	Gates          []UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
-	Kubernetes     []string   `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
+	// WorkersBeside says that control planes and workers are rolled at the same time.
+	WorkersBeside bool           `json:"workersBeside,omitempty"`
+	TotalSeconds  int            `json:"totalSeconds,omitempty"` // that all of it is expected to take
+	Batches       []Batch        `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
+	Room          map[string]int `json:"room,omitempty"`         // how many nodes may hold a slot at a time
+	Warn          []string       `json:"warnings,omitempty"`
+	Gates         []UserGate     `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Hooks         Hooks          `json:"hooks,omitzero"`       // programs that run on the way
+	Kubernetes    []string       `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	controlPlanes []endpoint
+	scratch       []Scratch // left by runs that were killed
 }
 
 // NodePlan is what happens to one node.
@@ -38,6 +52,8 @@ type NodePlan struct {
 	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
 	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string   `json:"notes,omitempty"`
+	Paused   string     `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
+	Slots    []string   `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
 	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID     VMID       `json:"vmid"`
 	Host     string     `json:"host"`
@@ -51,6 +67,10 @@ type NodePlan struct {
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
+	// OutageFrom is how that is known: "assumed", "3 earlier rolls of it".
+	OutageFrom string `json:"outageFrom,omitempty"`
+	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
+	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
 	wanted        Wanted
 	found         Found
@@ -77,11 +97,14 @@ type DiskPlan struct {
 type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
+	CanaryNode     string                // which; "", or none that is to change: a worker if there is one
 	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
 	Only           []string              // nodes to look at; empty: all
 	Exclude        []string
+	Labels         Selector // of their Nodes
 	BootFailure    BootFailure
 	DrainDeletes   bool // pods that are refused until the end of a drain
 	KeepDisks      int  // old system disks of a node that stay parked; 0: 1
@@ -110,13 +133,13 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), controlPlanes: o.controlPlanes()}
-	if err := p.check(wanted); err != nil {
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes(), scratch: ScratchVMs(o.VMs, cluster)}
+	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
 	for i, w := range wanted {
-		if !p.selects(w.Name) && !o.Found[i].unfinished() {
+		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].unfinished() {
 			continue
 		}
 		n := planNode(w, o.Found[i], o, past, p)
@@ -133,6 +156,8 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	plan.order(p)
+	plan.arrange()
+	plan.tellShared()
 	plan.space(o)
 	plan.warn(o)
 	if p.DrainDeletes && len(plan.Work()) > 0 {
@@ -177,6 +202,9 @@ func (p *Plan) warn(o Observation) {
 	if o.Away != nil {
 		p.Warn = append(p.Warn, o.Away.Error())
 	}
+	if len(p.Work()) > 0 {
+		p.Warn = append(p.Warn, o.quorumOnOneHost()...)
+	}
 	for _, n := range p.Work() {
 		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
@@ -204,13 +232,15 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		n.Why = "it could not be read"
 	case !n.Drift.rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, short(w.Build.ID))
+	case f.pause() != "":
+		n.Paused, n.Why = f.pause(), "paused: "+f.pause()
 	case n.Drift.tidy():
 		n.Strategy, n.Why = InPlace, "runs the wanted build: only what is beside it is put right"
 		n.etcdKept = true
 	default:
 		planStale(&n, o, p)
 	}
-	n.OutageSeconds = int(expectedOutage[n.Strategy].Seconds())
+	n.estimate(o.Took)
 	return n
 }
 

@@ -12,6 +12,35 @@ func (p Policy) selects(node string) bool {
 	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
 }
 
+// Selector chooses nodes by the labels of their Node objects.
+type Selector struct {
+	Text    string // as it was asked for; "": every node
+	Matches func(labels map[string]string) bool
+}
+
+// picks says whether the node is one of those asked for. One whose labels are
+// not known is none that was asked for by labels.
+func (p Policy) picks(node string, f Found) bool {
+	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
+		return false
+	}
+	return p.selects(node)
+}
+
+// checkLabels refuses a selector that chooses nothing, as check does names.
+func (p Policy) checkLabels(wanted []Wanted, o Observation) error {
+	if p.Labels.Text == "" {
+		return nil
+	}
+	for i, w := range wanted {
+		if p.picks(w.Name, o.Found[i]) {
+			return nil
+		}
+	}
+	return fault.WithHint(fault.Configf("no node of the configuration that was asked for has labels %q", p.Labels.Text),
+		"kubectl get nodes -l '%s' shows which nodes do", p.Labels.Text)
+}
+
 // maxUnavailable is how many workers may be out at a time.
 func (p Policy) maxUnavailable(o Observation) int {
 	workers := 0

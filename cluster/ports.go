@@ -65,6 +65,11 @@ type Inventory interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
+	// FreeMemory is how many bytes of memory a host has that nothing uses.
+	FreeMemory(ctx context.Context, host string) (int64, error)
+	// GuestAddrs asks a VM's guest agent which addresses its network cards have.
+	// ErrNotYet where no agent answers; of kind fault.Refused where we may not ask.
+	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 	// OwnedVolumes lists the volids of the disk images on a storage, as that host
 	// sees it, whose name carries that VMID, sorted; whether or not any VM refers to them.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
@@ -136,6 +141,15 @@ type MachineReader interface {
 	// Machine reads what a configured machine says about itself. The error names
 	// the address; a machine that answers but refuses our certificate is an error too.
 	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Standing reads as much of it as is needed to see that it is not running and ready
+	// yet: the UUID, the stage, and what that lacks.
+	Standing(ctx context.Context, addr netip.Addr) (Machine, error)
+	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
+	// begins or ceases to answer, or stands otherwise: see wait.Watch.
+	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
+	// System reads what Diff compares of a configured machine, and its UUID: Machine
+	// without names, volumes, boot ID and kernel arguments, for half the requests.
+	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
@@ -253,6 +267,10 @@ type Kube interface {
 type KubeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
+	// WatchNode tells when the Node becomes Ready, with another boot perhaps, and
+	// WatchDetached when a volume was detached from it: see wait.Watch.
+	WatchNode(ctx context.Context, node string, tell func(look bool)) error
+	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
 	// AttachedVolumes lists what is attached to the node, or still being detached, by
 	// name, and which pod that a drain leaves uses it.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)

@@ -87,6 +87,7 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 		plan.Run, plan.Nodes = n.run, []NodePlan{n}
 	}
 	plan.order(Policy{})
+	plan.arrange()
 	return plan, nil
 }
 

@@ -127,6 +127,9 @@ func referencedBy(volid string, vms []VM) []string {
 	var out []string
 	for _, vm := range vms {
 		for key, value := range vm.Config {
+			if !strings.Contains(value, volid) {
+				continue // to take every value apart would cost the square of the VMs
+			}
 			if d, err := ParseDisk(key, value); err == nil && d.Volid == volid {
 				out = append(out, place(vm.ID, key))
 			}

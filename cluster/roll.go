@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Journal keeps what the world can no longer tell once a VM is gone. Every
@@ -54,14 +53,18 @@ type Roller struct {
 	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string      // where snapshots of etcd are saved
 	History      History
+	Rehearse     *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 
 	// MachineConfig returns a node's configuration where the user keeps it in
 	// files; found is false where it has to be read from the node before it goes.
 	MachineConfig func(node string) (config Secret, found bool, err error)
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
+	// Hooked is told how each hook fared; nil: nobody is.
+	Hooked func(HookRun)
 
-	out outNodes // what this roll has out at the moment
+	out       outNodes // what this roll has out at the moment
+	rehearsed rehearsedISOs
 }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
@@ -74,15 +77,6 @@ const (
 	ReimageOnBootFailure  BootFailure = "reimage"
 )
 
-// Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
-func (p Plan) Slots() map[string]int {
-	slots := map[string]int{controlPlane: 1}
-	for _, n := range p.Nodes {
-		slots["host/"+n.Host] = max(1, p.PerHost)
-	}
-	return slots
-}
-
 // Steps derives the tree of a roll from its plan: a branch per phase, in it one
 // per node, in the plan's order.
 func (r *Roller) Steps(p Plan) step.Step {
@@ -90,17 +84,14 @@ func (r *Roller) Steps(p Plan) step.Step {
 	return step.Step{
 		ID:    "roll",
 		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
-		Risk:  step.Destructive,
+		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
-			var steps []step.Step
+			steps := r.rehearseSteps(p)
 			if slices.ContainsFunc(work, NodePlan.needsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}
-			for len(work) > 0 {
-				phase := work[0].Phase
-				nodes := slices.DeleteFunc(slices.Clone(work), func(n NodePlan) bool { return n.Phase != phase })
-				work = work[len(nodes):]
-				branch, err := r.phase(p, phase, nodes)
+			for _, b := range p.Batches {
+				branch, err := r.phase(p, b)
 				if err != nil {
 					return nil, err
 				}
@@ -111,22 +102,29 @@ func (r *Roller) Steps(p Plan) step.Step {
 	}
 }
 
-func (r *Roller) phase(p Plan, phase Phase, nodes []NodePlan) (step.Step, error) {
-	var steps []step.Step
-	for _, n := range nodes {
+// maxAhead is how many nodes, beside those that are rolled, fetch their installer at a
+// time: more would only share the registry's line.
+const maxAhead = 10
+
+func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
+	var steps, first []step.Step
+	ahead := min(b.Limit+1, maxAhead)
+	for i, n := range p.of(b) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, path: "roll/" + string(phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: "roll/" + string(b.Phase) + "/" + n.Node}
 		roll.plan.controlPlanes = p.controlPlanes
-		steps = append(steps, roll.step())
+		branch := roll.step()
+		steps = append(steps, branch)
+		if i < ahead && len(branch.Ahead) > 0 {
+			early := branch.Ahead
+			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
+		}
 	}
-	limit := 1
-	if phase == Workers {
-		limit = max(1, p.MaxUnavailable)
-	}
+	steps = r.withBatchHooks(p, b, steps)
 	return step.Step{
-		ID: string(phase), Title: phase.title(len(nodes), limit), Risk: step.Destructive, Limit: limit,
+		ID: string(b.Phase), Title: b.Phase.title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
 }
@@ -137,8 +135,10 @@ type nodeRoll struct {
 	plan  NodePlan
 	want  Wanted
 	gates []UserGate
+	hooks Hooks
 	path  string // of its branch in the tree
 
+	pulled     bool  // it was made to fetch the installer
 	rebooted   bool  // it was told to, by this very process
 	answered   bool  // with the cluster's certificates, since it was made anew
 	renewed    bool  // it got another blank system disk, after its installation was cut off
@@ -152,11 +152,7 @@ func (n *nodeRoll) step() step.Step {
 	if n.plan.run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	uses := []string{"host/" + n.plan.Host}
-	if n.plan.Role == controlPlane {
-		uses = append(uses, controlPlane)
-	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: uses, Skip: n.finished}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Skip: n.finished, Ahead: n.pullSteps()}
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if n.plan.Strategy != InPlace {
 		s = n.explained(s)
@@ -165,7 +161,7 @@ func (n *nodeRoll) step() step.Step {
 }
 
 func (n *nodeRoll) branches() []step.Step {
-	return slices.Concat(n.askBefore(), n.work(), n.askAfter())
+	return slices.Concat(n.askBefore(), n.hookBefore(), n.work(), n.hookAfter(), n.askAfter())
 }
 
 func (n *nodeRoll) work() []step.Step {
@@ -178,7 +174,7 @@ func (n *nodeRoll) work() []step.Step {
 	case Configure:
 		return append([]step.Step{gate}, n.configureSteps()...)
 	}
-	return append(append([]step.Step{gate}, n.pullSteps()...), n.takeDown(), n.bringUp())
+	return []step.Step{gate, n.takeDown(), n.bringUp()}
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and
@@ -223,21 +219,6 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	}
 	n.out.remove(n.plan.Node)
 	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
-}
-
-// wait looks until it is so, telling the display what it sees under the step's ID.
-// What is wrong with our own credentials no waiting mends.
-func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
-	return wait.Until(ctx, wait.For{
-		Name: name, Every: n.Timing.Poll, Timeout: timeout,
-		Seen: func(seen string) { n.say(id, name+": "+seen) },
-	}, func(ctx context.Context) (bool, string, error) {
-		done, seen, err := look(ctx)
-		if fault.KindOf(err) == fault.Config {
-			err = wait.Stop(err)
-		}
-		return done, seen, err
-	})
 }
 
 func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }

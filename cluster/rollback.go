@@ -83,6 +83,7 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 		plan.Nodes = append(plan.Nodes, n)
 	}
 	plan.order(p)
+	plan.arrange()
 	return plan, nil
 }
 
@@ -104,10 +105,15 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		}
 		return nil
 	}
+	if why := n.found.pause(); why != "" {
+		n.Paused, n.Why = why, "paused: "+why
+		n.Refused = []string{n.Why + ": " + unpause(n.Node)}
+		return nil
+	}
 	machine := *n.found.Machine
 	n.Strategy, n.restore = Rollback, &kept
 	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, cmpNone(kept.Talos), cmpNone(short(kept.Build)))
-	n.OutageSeconds = int(expectedOutage[Rollback].Seconds())
+	n.estimate(o.Took)
 	config, err := talos.MachineConfig(ctx, n.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine configuration: %w", err)

@@ -36,7 +36,7 @@ type ObjectGate struct {
 	Optional   bool   `json:"optional,omitempty"` // holds without any such object, or kind
 }
 
-// CommandGate is a program that has to end with 0.
+// CommandGate is a program that has to end with 0. Hooks are such programs as well.
 type CommandGate struct {
 	Args []string `json:"args"`
 	Dir  string   `json:"-"` // where it runs
@@ -60,11 +60,13 @@ type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
 
-// CommandRunner runs the program of a gate once, with env added to its
-// environment. said is what it printed last. An error means that it could not be
-// run, or not to its end.
+// CommandRunner runs a program once, with env added to its environment. An error
+// means that it could not be run, or not to its end.
 type CommandRunner interface {
+	// RunGate runs that of a gate; said is what it printed last.
 	RunGate(ctx context.Context, g CommandGate, env []string) (exit int, said string, err error)
+	// RunHook runs that of a hook; line is told what it prints, as it prints it.
+	RunHook(ctx context.Context, g CommandGate, env []string, line func(text string)) (HookEnd, error)
 }
 
 // String names the gate: by its description, else by what it looks at.

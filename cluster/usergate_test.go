@@ -85,6 +85,12 @@ func (f commandFunc) RunGate(_ context.Context, _ CommandGate, env []string) (in
 	return f(env)
 }
 
+func (f commandFunc) RunHook(_ context.Context, _ CommandGate, env []string, line func(string)) (HookEnd, error) {
+	exit, said, err := f(env)
+	line(said)
+	return HookEnd{Exit: exit, Said: said, Output: said + "\n"}, err
+}
+
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...UserGate) *nodeRoll {
 	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: Timing{Poll: time.Second}, Say: func(string, string) {}}
 	return &nodeRoll{Roller: r, plan: NodePlan{Node: "wk1", Strategy: Recreate}, gates: gates}

@@ -45,6 +45,8 @@ const (
 	GroupTalos      = "Talos"
 	GroupKubernetes = "Kubernetes"
 	GroupGates      = "gates"
+	GroupHooks      = "hooks"
+	GroupWebhooks   = "webhooks"
 	GroupImages     = "images"
 	GroupNodes      = "nodes"
 )
@@ -94,6 +96,7 @@ type DoctorSources struct {
 	Objects      cluster.ObjectJudge // there whenever Kube is
 	Images       Images
 	ErrImages    error
+	Webhooks     []Webhook
 	// Say is told what is being looked at; may be nil.
 	Say func(text string)
 }
@@ -144,6 +147,8 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.etcd(ctx)
 	d.kubernetes()
 	d.gates(ctx)
+	d.hooks()
+	d.webhooks()
 	d.say("the Image Factory and the registry")
 	d.images(ctx, errLock)
 	if reached {

@@ -29,21 +29,29 @@ func (d *checkup) gates(ctx context.Context) {
 	}
 }
 
-// program looks whether there is what a roll would run.
+// program looks whether there is what a roll would run for a gate.
 func (d *checkup) program(g cluster.UserGate) {
-	name := g.Command.Args[0]
-	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
-		name = filepath.Join(g.Command.Dir, name)
-	}
-	if _, err := exec.LookPath(name); err != nil {
-		d.refuse(GroupGates, g.String(), "command in roll.gates has to name a program that can be run here", "%v", err)
-		return
-	}
 	when := "before each node, and once that is back"
 	if g.BeforeOnly {
 		when = "before each node"
 	}
-	d.ok(GroupGates, g.String(), "a roll runs it %s", when)
+	d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
+}
+
+// runnable looks whether a program that a roll runs is there, without running it.
+func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate) {
+	name := c.Args[0]
+	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
+		name = filepath.Join(c.Dir, name)
+		if !filepath.IsAbs(name) { // without its dot, ./check.sh would be looked for in PATH
+			name = "." + string(filepath.Separator) + name
+		}
+	}
+	if _, err := exec.LookPath(name); err != nil {
+		d.refuse(group, what, "command in "+key+" has to name a program that can be run here", "%v", err)
+		return
+	}
+	d.ok(group, what, "a roll runs it %s", when)
 }
 
 func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {

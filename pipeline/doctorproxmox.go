@@ -125,6 +125,10 @@ func (d *checkup) privileges(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	needs := d.survey.Needs(d.wanted, d.res.Nodes)
+	if d.Config.Roll.Rehearse.Enabled {
+		needs = needs.With(d.needsToRehearse())
+		d.agents(ctx)
+	}
 	missing, err := needs.Missing(ctx, d.src.Proxmox)
 	if err != nil {
 		d.fail(GroupPrivileges, "token", err)
@@ -152,7 +156,7 @@ func (d *checkup) privileges(ctx context.Context) {
 
 // options are what a roll does without: never more than a word.
 func (d *checkup) options(ctx context.Context, needs cluster.Needs) {
-	for _, o := range cluster.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)) {
+	for _, o := range append(cluster.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
 		if err != nil {
 			d.fail(GroupPrivileges, o.Name, err)

@@ -26,17 +26,23 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, err
 	}
+	var errTook error
+	o.Took, errTook = p.took()
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
-	plan.Gates = p.gates()
+	if errTook != nil {
+		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
+	}
+	plan.Gates, plan.Hooks = p.gates(), p.hooks()
+	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, err
 }
 
 // policy completes what was asked for on the command line with the configuration.
 func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
-	asked.WorkersFirst, asked.Canary = r.Order == "workers-first", r.Canary
+	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
-	asked.KeepDisks = r.KeepDisks
+	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked
@@ -68,16 +74,16 @@ func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (D
 		return DriftResult{}, nil, err
 	}
 	wanted := p.wanted(lock)
-	o, err := p.observe(ctx, m, wanted)
+	found, err := cluster.ObserveDrift(ctx, p.sources(m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		res.Nodes = append(res.Nodes, cluster.Diff(w, o.Found[i], past))
+		res.Nodes = append(res.Nodes, cluster.Diff(w, found[i], past))
 	}
 	res.count()
-	return res, o.Found, nil
+	return res, found, nil
 }
 
 // count adds up what is said of the nodes.

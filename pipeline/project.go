@@ -83,10 +83,14 @@ func (p Project) lock() (schematics.Lock, error) {
 
 // wanted joins configuration and lock, one entry per node, as the configuration lists them.
 func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
+	builds := map[string]cluster.Build{} // by schematic
 	var out []cluster.Wanted
 	for _, n := range p.Config.Nodes {
+		if _, known := builds[n.Schematic]; !known {
+			builds[n.Schematic] = build(lock, n.Schematic)
+		}
 		out = append(out, cluster.Wanted{
-			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: build(lock, n.Schematic),
+			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
 			ISOStorages: p.Config.Images.ISO.Storage,
@@ -126,15 +130,19 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 
 // observe reads the world for every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
-	o, err := cluster.Observe(ctx, cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
-		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
-	}, wanted)
+	o, err := cluster.Observe(ctx, p.sources(m), wanted)
 	if err != nil {
 		return o, err
 	}
 	o.PastBuilds, err = p.pastBuilds()
 	return o, err
+}
+
+func (p Project) sources(m Machines) cluster.Sources {
+	return cluster.Sources{
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
+		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
+	}
 }
 
 // configKnown says whether a node's machine configuration is in the user's

@@ -216,6 +216,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 		return err
 	}
 	defer j.Close()
+	o.Claim.began(j)
 	begun := begunRestore{UUID: rep.UUID, SHA256: rep.Snapshot.SHA256, Bootstrapped: rep.Bootstrapped}
 	if err := j.Put(restoreKey, begun); err != nil {
 		return err

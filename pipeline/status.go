@@ -21,6 +21,7 @@ type StatusResult struct {
 	Open       []Half     `json:"open"`                 // unfinished replacements, as Proxmox knows them
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are still there
+	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which a boot ISO is tried out, or was when its run was killed
 	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": it was
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
@@ -38,6 +39,8 @@ type RunStatus struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished,omitzero"`
 	Outcome  string    `json:"outcome,omitempty"` // "": still running, or killed
+	// Took is how long its nodes were away, and were expected to be.
+	Took []cluster.Took `json:"took,omitempty"`
 }
 
 // Advice is what to type, and what that does.
@@ -111,7 +114,9 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	runs, err := journal.Runs(p.runs())
 	res.problem(err)
 	if len(runs) > 0 {
-		res.LastRun = new(RunStatus(runs[0]))
+		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
+		res.LastRun.Took, err = p.tookIn(runs[0].ID)
+		res.problem(err)
 	}
 	nodes, err := askNodes(ctx, src)
 	if err != nil {
@@ -123,6 +128,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			res.Claim = &ClaimHeld{ClaimState: claim, Lease: claim.Lease.Name}
 		}
 	}
+	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
 	builds, err := p.lockedBuilds()

@@ -29,6 +29,7 @@ type UpgradeKubernetesReport struct {
 	Plan    cluster.KubernetesPlan `json:"plan"`
 	DryRun  bool                   `json:"dryRun,omitempty"`
 	Outcome string                 `json:"outcome"` // as of a roll
+	Unsent  []string               `json:"unsent,omitempty"`
 }
 
 // upgradeKey is what a journal holds of an upgrade of Kubernetes: its plan.
@@ -49,8 +50,12 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
 		return rep, err
 	}
-	w := &work{Project: p, machines: m, run: run, o: o.Claim}
-	_, err = w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
+	w := &work{Project: p, machines: m, run: run, o: o.Claim, command: upgradeKey, rep: Report{Started: rep.Started}}
+	if o.DryRun {
+		w.command = "" // there is nothing to tell of
+	}
+	done, err := w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
+	rep.Unsent = done.Unsent
 	rep.Ended = time.Now()
 	if err != nil {
 		rep.Outcome = outcome(err)
@@ -93,7 +98,8 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
 		return err
 	}
-	rep.Run = w.id
+	rep.Run, w.rep.Run, w.began = w.id, w.id, true
+	w.tellStart(ctx)
 	err = w.carryUpgradeOut(ctx, plan)
 	if err == nil {
 		rep.Outcome = "done"
@@ -155,6 +161,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan)
 		return err
 	}
 	defer j.Close()
+	w.o.began(j)
 	if err := j.Put(upgradeKey, plan); err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ one was verified; snapshots that recast roll has saved stay.`,
 			}
 			var cl closers
 			defer cl.close()
-			t, err := connectTalos(p, &cl)
+			t, err := connectTalos(s, p, &cl)
 			if err != nil {
 				return err
 			}

@@ -78,7 +78,7 @@ the UUID of its VM is asked of Kubernetes then.`,
 				if err != nil {
 					return schematics.Lock{}, err
 				}
-				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: kubeNodes(p, cl)}, run)
+				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: kubeNodes(s, p, cl)}, run)
 			})
 		},
 	}
@@ -104,6 +104,7 @@ func (g *globals) makeImages(ctx context.Context, s *streams, out string, do mak
 		return err
 	}
 	run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+	s.telemetry.Watch(run)
 	lock, err := do(ctx, p, i, &cl, run)
 	if err != nil {
 		return err

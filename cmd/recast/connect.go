@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/talos"
@@ -25,7 +26,7 @@ import (
 
 // open reads the configuration.
 func (g *globals) open() (pipeline.Project, error) {
-	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr})
+	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	if err != nil {
 		return pipeline.Project{}, err
 	}
@@ -45,15 +46,17 @@ func (c *closers) close() {
 
 // connectImages makes the clients of Image Factory and registry.
 func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images, error) {
+	s.telemetry.Cluster(p.Config.Cluster)
 	f, err := factory.New(factory.Options{
 		URL:  p.Config.Images.Factory,
+		Wrap: s.telemetry.HTTP("factory"),
 		Note: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
 	})
 	if err != nil {
 		return pipeline.Images{}, err
 	}
 	cl.add(f.Close)
-	r, err := connectRegistry(p, cl)
+	r, err := connectRegistry(s, p, cl)
 	if err != nil {
 		return pipeline.Images{}, err
 	}
@@ -65,8 +68,8 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 }
 
 // connectRegistry makes the client of registries.
-func connectRegistry(p pipeline.Project, cl *closers) (*registry.Client, error) {
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions"})
+func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Client, error) {
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Wrap: s.telemetry.HTTP("registry")})
 	if err != nil {
 		return nil, err
 	}
@@ -77,9 +80,11 @@ func connectRegistry(p pipeline.Project, cl *closers) (*registry.Client, error) 
 // connectProxmox makes the Proxmox client.
 func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, error) {
 	c := p.Config
+	s.telemetry.Cluster(c.Cluster)
 	px, err := pve.New(pve.Options{
 		Endpoints: c.Proxmox.Endpoints, Token: cluster.Secret(os.Getenv("PROXMOX_VE_API_TOKEN")),
 		Fingerprint: c.Proxmox.Fingerprint, CAFile: c.Proxmox.CAFile, Poll: time.Duration(c.Roll.Poll),
+		Wrap: s.telemetry.HTTP("proxmox"),
 		Warn: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
 	})
 	if err != nil {
@@ -92,8 +97,8 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 // connectMachines makes the clients of Proxmox, Talos and Kubernetes.
 func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	px, errProxmox := connectProxmox(s, p, cl)
-	t, errTalos := connectTalos(p, cl)
-	k, errKube := connectKube(p, cl)
+	t, errTalos := connectTalos(s, p, cl)
+	k, errKube := connectKube(s, p, cl)
 	configs, errConfigs := machineConfigs(p)
 	if err := errors.Join(errProxmox, errTalos, errKube, errConfigs); err != nil {
 		return pipeline.Machines{}, err
@@ -103,12 +108,12 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	}, nil
 }
 
-func connectTalos(p pipeline.Project, cl *closers) (*talos.Client, error) {
+func connectTalos(s *streams, p pipeline.Project, cl *closers) (*talos.Client, error) {
 	b, err := os.ReadFile(p.Config.Talos.Config)
 	if err != nil {
 		return nil, fault.WithHint(fault.Configf("read the talosconfig: %w", err), "talos.config in recast.yaml, or TALOSCONFIG, names it")
 	}
-	t, err := talos.New(talos.Options{Talosconfig: b})
+	t, err := talos.New(talos.Options{Talosconfig: b, GRPC: s.telemetry.GRPC("talos")})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.Config.Talos.Config, err)
 	}
@@ -128,7 +133,7 @@ func kubeconfigFile() (string, error) {
 	return filepath.Join(home, ".kube", "config"), nil
 }
 
-func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
+func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, error) {
 	path, err := kubeconfigFile()
 	if err != nil {
 		return nil, err
@@ -137,7 +142,7 @@ func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
 	if err != nil {
 		return nil, fault.WithHint(fault.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
 	}
-	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll)})
+	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes")})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -146,9 +151,9 @@ func connectKube(p pipeline.Project, cl *closers) (*kube.Client, error) {
 }
 
 // kubeNodes lists the Node objects. The kubeconfig is opened when they are asked for.
-func kubeNodes(p pipeline.Project, cl *closers) func(context.Context) ([]cluster.KubeNode, error) {
+func kubeNodes(s *streams, p pipeline.Project, cl *closers) func(context.Context) ([]cluster.KubeNode, error) {
 	return func(ctx context.Context) ([]cluster.KubeNode, error) {
-		k, err := connectKube(p, cl)
+		k, err := connectKube(s, p, cl)
 		if err != nil {
 			return nil, err
 		}
@@ -157,9 +162,9 @@ func kubeNodes(p pipeline.Project, cl *closers) func(context.Context) ([]cluster
 }
 
 // claimLease reads the Lease that is a claim. The kubeconfig is opened when it is asked for.
-func claimLease(p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
+func claimLease(s *streams, p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
 	return func(ctx context.Context) (cluster.Lease, error) {
-		k, err := connectKube(p, cl)
+		k, err := connectKube(s, p, cl)
 		if err != nil {
 			return cluster.Lease{}, err
 		}

@@ -30,6 +30,8 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
   Kubernetes   kubeconfig, its certificate, the API, versions
   gates        whether the objects that roll.gates names are there, and satisfy it now;
                whether its programs can be run, without running them
+  hooks        whether the programs of roll.hooks can be run; whether the environment
+               has what the webhooks of notify take from it. Nothing is run or sent
   images       the lock, the Image Factory, the registry of extensions
   nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
                which of them it would get
@@ -52,10 +54,14 @@ wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			var cl closers
 			defer cl.close()
 			src := doctorSources(s, p, &cl)
+			if src.Webhooks, err = webhooks(s, p, &cl); err != nil {
+				return err
+			}
 			var progress slow
 			src.Say = func(text string) { progress.say(s, text) }
 			res := pipeline.Doctor(c.Context(), p, src)
 			progress.end()
+			s.telemetry.Examined(res)
 			if err := c.Context().Err(); err != nil {
 				return err
 			}
@@ -77,7 +83,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	} else {
 		src.Proxmox, src.Endpoints = px, endpoints(s, p, cl)
 	}
-	if t, err := connectTalos(p, cl); err != nil {
+	if t, err := connectTalos(s, p, cl); err != nil {
 		src.ErrTalos = err
 	} else {
 		src.Talos, src.Files = t, t
@@ -85,7 +91,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.TalosExpires = talos.Expires(b)
 	}
-	if k, err := connectKube(p, cl); err != nil {
+	if k, err := connectKube(s, p, cl); err != nil {
 		src.ErrKube = err
 	} else {
 		src.Kube, src.Objects = k, k

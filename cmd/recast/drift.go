@@ -41,6 +41,7 @@ compared: a node shows them otherwise than an extension image has them.`,
 				if err != nil {
 					return err
 				}
+				s.telemetry.Drifted(res)
 				if err := ui.WriteDrift(s.out, out, res); err != nil {
 					return err
 				}
@@ -63,7 +64,7 @@ func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machi
 	if !deep {
 		return pipeline.Drift(ctx, p, m)
 	}
-	err = withPuller(p, func(r images.Puller) error {
+	err = withPuller(s, p, func(r images.Puller) error {
 		res, err = pipeline.DeepDrift(ctx, p, m, r, s.say)
 		return err
 	})
@@ -74,10 +75,10 @@ func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machi
 func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 
 // withPuller runs f with what reads images.
-func withPuller(p pipeline.Project, f func(images.Puller) error) error {
+func withPuller(s *streams, p pipeline.Project, f func(images.Puller) error) error {
 	var cl closers
 	defer cl.close()
-	r, err := connectRegistry(p, &cl)
+	r, err := connectRegistry(s, p, &cl)
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) 
 	c.Flags().IntVar(&f.o.Hosts, "proxmox-nodes", 1, "nodes of the Proxmox cluster")
 	c.Flags().BoolVar(&f.o.EtcdOnData, "etcd-on-data", false, "control planes have etcd's data on a persistent disk")
 	c.Flags().BoolVar(&f.o.Holder, "holder", false, "persistent disks belong to data VMs, one per Proxmox node")
+	c.Flags().DurationVar(&f.o.Latency, "latency", 0, "how much later each answer of a server arrives, in real time")
 	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one")
 }
 
@@ -167,6 +168,9 @@ func (f *labFlags) check() error {
 			return errUsage{fmt.Errorf("--kubernetes-version %s: %w", v, err)}
 		}
 	}
+	if f.o.Latency < 0 {
+		return errUsage{errors.New("--latency must not be less than 0: no answer comes before it is given")}
+	}
 	if f.o.Speed <= 0 {
 		return errUsage{errors.New("--speed must be more than 0: time in a lab does not stand still")}
 	}
@@ -183,7 +187,7 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(s.err, "starting the lab on %s.0/24\n", o.Prefix)
+	fmt.Fprintf(s.err, "starting the lab on %s.0\n", o.Prefix)
 	lab, err := sim.New(ctx, o)
 	if err != nil {
 		return nil, err
@@ -261,7 +265,7 @@ func writeFiles(dir string, files map[string][]byte) error {
 func freePlaces(o sim.Options) (sim.Options, error) {
 	o.Network = network.Loopback()
 	for range 50 {
-		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(255))
+		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(250))
 		l, err := net.Listen("tcp", prefix+".1:8006")
 		if err != nil {
 			continue

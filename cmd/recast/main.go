@@ -19,5 +19,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	defer stop()
 	root := newRootCmd(s)
 	root.SetArgs(args)
-	return s.exit(root.ExecuteContext(ctx))
+	err := root.ExecuteContext(ctx)
+	code := s.exit(err)
+	s.telemetry.End(ctx, code, err)
+	return code
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -14,6 +15,19 @@ import (
 func selection(c *cobra.Command, p *cluster.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
+	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
+	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+}
+
+// labels is the flag that chooses nodes by their labels.
+type labels struct{ chosen *cluster.Selector }
+
+func (l labels) Type() string   { return "labels" }
+func (l labels) String() string { return "" }
+
+func (l labels) Set(text string) (err error) {
+	*l.chosen, err = kube.ParseSelector(text)
+	return err
 }
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
@@ -27,13 +41,17 @@ which nodes are stale and why, by which strategy each is brought up to date and
 why by that one, which disks are carried over, what would be lost, how long it
 takes, or why it can't be done; and which gates of your own (roll.gates) it asks
 between two nodes. It does not ask them: recast doctor does. Changes nothing.
-What the plan shows is what a roll runs.`,
+What the plan shows is what a roll runs; recast roll --plan carries out one that was
+saved with -o json. -o markdown is for a pull request. A node with the annotation
+recast.dev/pause is left as it is.`,
 		Example: `  recast plan
   recast plan --only wk1 -o json
+  recast plan -l zone=a
+  recast plan -o json > plan.json
   recast plan --exit-code      # 2 if a roll would do something`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
+			if err := format(out, "text", "json", "markdown"); err != nil {
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
@@ -41,6 +59,7 @@ What the plan shows is what a roll runs.`,
 				if err != nil {
 					return err
 				}
+				s.telemetry.Planned(plan)
 				if err := ui.WritePlan(s.out, out, plan); err != nil {
 					return err
 				}
@@ -53,6 +72,6 @@ What the plan shows is what a roll runs.`,
 	}
 	selection(c, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text, json or markdown")
 	return c
 }

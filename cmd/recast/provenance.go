@@ -65,7 +65,7 @@ func provenance(
 	if !deep {
 		return pipeline.Provenance(ctx, p, m, nil, node, s.say)
 	}
-	err = withPuller(p, func(r images.Puller) error {
+	err = withPuller(s, p, func(r images.Puller) error {
 		res, err = pipeline.Provenance(ctx, p, m, r, node, s.say)
 		return err
 	})

@@ -89,12 +89,13 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 				return err
 			}
 			if f.only == pipeline.PruneMirror {
-				if o.Mirror, err = connectRegistry(p, &cl); err != nil {
+				if o.Mirror, err = connectRegistry(s, p, &cl); err != nil {
 					return err
 				}
 			}
 			ctx := c.Context()
 			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+			s.telemetry.Watch(run)
 			o.Confirm = func(rep pipeline.PruneReport) (bool, error) { return confirmPrune(ctx, s, rep, f.yes) }
 			rep, err := pipeline.Prune(ctx, p, px, px, run, o)
 			if err != nil && !removedAny(rep) {

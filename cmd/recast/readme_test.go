@@ -67,9 +67,9 @@ func TestReadmeTour(t *testing.T) {
 }
 
 // awaitFile waits for another process to write a file.
-func awaitFile(t *testing.T, path string) {
+func awaitFile(t testing.TB, path string) {
 	t.Helper()
-	for range 1800 {
+	for range 6000 {
 		if _, err := os.Stat(path); err == nil {
 			return
 		}

@@ -56,16 +56,17 @@ and a talosconfig with the role os:admin.`,
 			if err != nil {
 				return err
 			}
-			t, err := connectTalos(p, &cl)
+			t, err := connectTalos(s, p, &cl)
 			if err != nil {
 				return err
 			}
 			ctx := c.Context()
 			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+			s.telemetry.Watch(run)
 			rep, err := pipeline.Restore(ctx, p, m, t, run, pipeline.RestoreOptions{
 				File: args[0], Node: f.node, Copied: f.copied,
 				Confirm: func(rep pipeline.RestoreReport) (bool, error) { return confirmRestore(ctx, s, rep, f.copied, f.yes) },
-				Claim:   pipeline.RollOptions{Holder: holder(), Dead: dead},
+				Claim:   pipeline.RollOptions{Holder: holder(), Dead: dead, Began: s.telemetry.Began},
 			})
 			if rep.Run == "" {
 				return err

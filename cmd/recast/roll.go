@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,8 @@ import (
 
 func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
+	var file string
+	var rehearse bool
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
@@ -26,9 +29,21 @@ go one at a time and only while etcd survives it; a snapshot of etcd is saved
 first. The old system disk stays parked: see recast rollback. Where recast.yaml
 asks for one strategy and that is impossible, nothing is touched.
 
+With --rehearse a scratch VM on each Proxmox host, one for each kind of firmware,
+boots the new ISO to maintenance mode before any node goes, is looked at, and is
+deleted. If that fails, nothing was touched.
+
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;
-the next one asks it again.
+the next one asks it again. Programs of your own, roll.hooks, run before and after
+the run, each batch of nodes and each node; one that fails ends the roll there, too.
+Webhooks, notify, are told of its start, its failure and its end.
+
+With --plan a plan that recast plan -o json has saved is carried out: these nodes,
+by these strategies, in this order, and nothing else. The plan is made again, and
+refused where the world has moved since: another recast.yaml or recast.lock, a
+changed VM, a node that is not as it was. What a run of the same plan has done
+already is no such change: the same command again goes on where it stopped.
 
 A roll that was interrupted is finished first, whatever --only says: run the same
 command again, here or on another machine; recast status explains what is half
@@ -39,9 +54,16 @@ The first Ctrl-C finishes the nodes that are out and starts no other; the second
 stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
+  recast roll --plan plan.json # of recast plan -o json
+  recast roll --rehearse
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			saved, err := savedPlan(c, file)
+			if err != nil {
+				return err
+			}
+			f.saved = saved
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				var cl closers
 				defer cl.close()
@@ -49,19 +71,37 @@ stops at once.`,
 				if err != nil {
 					return pipeline.Report{}, err
 				}
+				if c.Flags().Changed("rehearse") {
+					o.Rehearse = &rehearse
+				}
 				return pipeline.Roll(ctx, p, images, m, run, o)
 			})
 		},
 	}
 	selection(c, &f.policy)
 	f.add(c)
-	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+	c.Flags().StringVar(&file, "plan", "", "carry out the plan in this `file`, and nothing else")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "try the boot ISOs out on scratch VMs first (default: roll.rehearse.enabled)")
 	return c
+}
+
+// savedPlan reads the plan that --plan names; nil without it.
+func savedPlan(c *cobra.Command, file string) (*cluster.Plan, error) {
+	if !c.Flags().Changed("plan") {
+		return nil, nil
+	}
+	for _, name := range []string{"only", "exclude", "selector", "accept-outage"} {
+		if c.Flags().Changed(name) {
+			return nil, errUsage{fmt.Errorf("--%s chooses what is planned, --plan names a plan that is made: choose one", name)}
+		}
+	}
+	return pipeline.ReadPlan(file)
 }
 
 // rollFlags are what every command that changes nodes takes.
 type rollFlags struct {
 	policy cluster.Policy
+	saved  *cluster.Plan
 	yes    bool
 	out    string
 }
@@ -83,8 +123,13 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		defer cl.close()
 		progress := ui.NewProgress(s.err)
 		run := &step.Runner{Emit: progress.Emit}
+		s.telemetry.Watch(run)
+		tell, err := notifier(s, p, &cl)
+		if err != nil {
+			return err
+		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Holder: holder(), Dead: dead,
+			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
@@ -100,6 +145,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				return ok, err
 			},
 		})
+		s.telemetry.Rolled(rep, progress.Fared())
 		if rep.Run != "" || err == nil {
 			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
 		}

@@ -41,7 +41,9 @@ const envHelp = `Environment:
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
                         helpers open registries (default: ~/.docker; podman's serve too)
   GITHUB_TOKEN          opens ghcr.io where nobody is logged in
-  NO_COLOR              no colours, whatever the terminal`
+  NO_COLOR              no colours, whatever the terminal
+  OTEL_EXPORTER_OTLP_ENDPOINT  a collector of OpenTelemetry traces, over HTTP; the other
+                        OTEL_ variables and TRACEPARENT hold as everywhere`
 
 func newRootCmd(s *streams) *cobra.Command {
 	var g globals
@@ -67,12 +69,15 @@ func newRootCmd(s *streams) *cobra.Command {
 		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)
+	g.observe(c, s)
 	return c
 }
 
 // globals are the flags of every command.
 type globals struct {
-	config string
+	config  string
+	log     string
+	metrics string
 }
 
 // usageErrors gives the errors of argument checks their kind, on every command.

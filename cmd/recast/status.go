@@ -35,7 +35,7 @@ there is to say.`,
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(p, &cl), Lease: claimLease(p, &cl)}
+			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
 			src.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
 			res, err := pipeline.Status(c.Context(), p, src)
 			if err != nil {

@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/recast-sh/recast/internal/telemetry"
 )
 
 // streams are where a command reads and writes: out is the answer, err the story.
@@ -17,6 +19,7 @@ type streams struct {
 	err io.Writer
 
 	interrupts *interrupts
+	telemetry  *telemetry.Telemetry // nil: of no command yet
 }
 
 // interrupts passes the first Ctrl-C to whoever is running, and the second to the context.

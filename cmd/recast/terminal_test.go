@@ -15,13 +15,13 @@ import (
 // terminal is where somebody types recast, in the working directory of a lab
 // that runs as a process of its own.
 type terminal struct {
-	t   *testing.T
+	t   testing.TB
 	dir string
 	env []string
 }
 
 // openLab starts a lab that is faster than any user would want it.
-func openLab(t *testing.T, flags ...string) *terminal {
+func openLab(t testing.TB, flags ...string) *terminal {
 	t.Helper()
 	term := &terminal{t: t, dir: filepath.Join(t.TempDir(), "lab")}
 	lab := term.recast(append([]string{"lab", "up", "--dir", term.dir, "--speed", "100"}, flags...)...)

@@ -52,8 +52,13 @@ claim of the cluster.`,
 				var cl closers
 				defer cl.close()
 				run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+				s.telemetry.Watch(run)
+				tell, err := notifier(s, p, &cl)
+				if err != nil {
+					return err
+				}
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
-					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder(), Dead: dead},
+					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began},
 					Confirm: func(plan cluster.KubernetesPlan) (bool, error) {
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {
 							return false, err

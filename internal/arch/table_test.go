@@ -34,6 +34,8 @@ const (
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
 	xz         = "github.com/ulikunitz/xz"
+	otel       = "go.opentelemetry.io/otel/..."
+	prometheus = "github.com/prometheus/client_golang/prometheus"
 )
 
 // table is DESIGN's: cmd → adapters → domain → internal/{step,wait,fault}.
@@ -44,7 +46,8 @@ var table = []row{
 		"github.com/spf13/cobra/...", "golang.org/x/term",
 	}},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
-	{pkg: "cmd/recast", files: tests, allow: []string{yaml}}, // the pipelines among the examples
+	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
+	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
 
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault",
@@ -69,6 +72,12 @@ var table = []row{
 		"pipeline", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
 	}},
 
+	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
+	{pkg: "internal/telemetry", allow: []string{
+		"pipeline", "cluster", "internal/ui", "internal/step", "internal/fault", otel, grpc, prometheus,
+	}},
+	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
+
 	// adapters: the domain packages whose interfaces they fill, and one client library each
 	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup}},
 	{pkg: "internal/talos", allow: []string{
@@ -79,12 +88,13 @@ var table = []row{
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", factory, schematic}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
+	{pkg: "internal/notify", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", ggcr, yaml}},
 
 	// the lab knows nothing of recast, and no client of what it simulates
 	{pkg: "internal/sim", allow: []string{
-		"internal/sim/...", "!internal/sim/simtest", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
+		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
 	{pkg: "internal/sim/record"},
@@ -110,6 +120,10 @@ var table = []row{
 		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/network", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml", uuid,
 	}},
 	{pkg: "internal/sim/simtest", allow: []string{"..."}},
+	{pkg: "internal/sim/schedules", allow: []string{
+		"cluster", "pipeline", "internal/config", "internal/fault", "internal/sim", "internal/sim/record", "internal/sim/simtest", "internal/sim/talosapi", "internal/sim/world",
+		k8sAPI,
+	}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},

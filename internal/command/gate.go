@@ -16,10 +16,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Gates runs the programs of gates.
+// Gates runs the programs of gates and hooks.
 type Gates struct {
 	// Env is the environment that they get. The Proxmox token is taken out of it: a
-	// gate looks, and what it prints is shown.
+	// gate looks, a hook does what is its own, and what they print is shown.
 	Env []string
 }
 
@@ -30,29 +30,39 @@ const proxmoxToken = "PROXMOX_VE_API_TOKEN"
 // RunGate runs the program once. One that is not there, or can't be run, is an
 // error of kind fault.Refused.
 func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []string) (exit int, said string, err error) {
+	lines := &Lines{}
+	exit, err = g.run(ctx, gate, env, lines, "roll.gates")
+	if err != nil {
+		return 0, "", err
+	}
+	return exit, lines.Last(), nil
+}
+
+// run runs a program that is listed under that key of recast.yaml.
+func (g Gates) run(ctx context.Context, gate cluster.CommandGate, env []string, lines *Lines, key string) (exit int, err error) {
 	own := slices.DeleteFunc(slices.Clone(g.Env), func(s string) bool { return strings.HasPrefix(s, proxmoxToken+"=") })
-	lines, start := &Lines{}, time.Now()
+	start := time.Now()
 	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(own, env...)}.Run(ctx, lines)
 	ended, isExit := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil:
-		return 0, lines.Last(), nil
+		return 0, nil
 	case ctx.Err() != nil:
 		if last := lines.Last(); last != "" {
 			err = fmt.Errorf("it said last: %s: %w", last, err)
 		}
-		return 0, "", fmt.Errorf("%s was stopped after %s: %w", gate.Args[0], time.Since(start).Round(time.Second), err)
+		return 0, fmt.Errorf("%s was stopped after %s: %w", gate.Args[0], time.Since(start).Round(time.Second), err)
 	case isExit && ended.ExitCode() > 0:
-		return ended.ExitCode(), lines.Last(), nil
+		return ended.ExitCode(), nil
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return 0, "", fault.WithHint(fault.Refusedf("run %s: %w", gate.Args[0], err),
-			"command in roll.gates has to name a program that can be run here: by its name in PATH, or by its path, which starts at recast.yaml")
+		return 0, fault.WithHint(fault.Refusedf("run %s: %w", gate.Args[0], err),
+			"command in %s has to name a program that can be run here: by its name in PATH, or by its path, which starts at recast.yaml", key)
 	}
-	return 0, "", fmt.Errorf("run %s: %w", gate.Args[0], err)
+	return 0, fmt.Errorf("run %s: %w", gate.Args[0], err)
 }
 
-// FromHere are gates with the environment of this process. Files that it names
-// are named from here, but gates run at recast.yaml.
+// FromHere has the environment of this process. Files that it names are named
+// from here, but gates and hooks run at recast.yaml.
 func FromHere() Gates {
 	here, _ := os.Getwd() // where there is none, relative paths stay, and lead nowhere from here either
 	return Gates{Env: namedFrom(here, os.Environ())}

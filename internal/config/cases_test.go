@@ -31,7 +31,7 @@ func keyCases() map[string]problemCase {
 		"misspelt section":  {change("cluster:", "clutser:"), `2:1: clutser: unknown key, did you mean "cluster"?`},
 		"misspelt key":      {change("  vmids", "  vmIDs"), `12:3: proxmox.vmIDs: unknown key, did you mean "vmids"?`},
 		"unknown key":       {change("  version: v1", "  flavour: salty\n  version: v1"), "4:3: talos.flavour: unknown key, expected one of version, config, machineConfigs"},
-		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, kubernetes, images, schematics, proxmox, nodes, roll`},
+		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, kubernetes, images, schematics, proxmox, nodes, roll, notify`},
 		"key given twice":   {small + "cluster: away\n", "16:1: cluster: is there already (line 2)"},
 		"node key twice":    {withNode("name: cp2"), "16:5: nodes[0].name: is there already (line 14)"},
 		"key is a number":   {small + "1: x\n", "16:1: 1: a key must be text: put it in quotes"},
@@ -64,7 +64,9 @@ func typeCases() map[string]problemCase {
 		"fraction":              {withNode("vmid: 1.5"), "16:5: nodes[0].vmid: must be a whole number, not the number 1.5"},
 		"octal":                 {withNode("vmid: 0144"), `16:5: nodes[0].vmid: "0144" is not a plain decimal number`},
 		"enormous":              {withNode("vmid: 99999999999999999999"), "16:5: nodes[0].vmid: must be a whole number, not the number 99999999999999999999"},
-		"yes for true":          {withRoll("canary: yes"), "17:3: roll.canary: must be true or false, not text"},
+		"yes for true":          {withRoll("workersBeside: yes"), "17:3: roll.workersBeside: must be true or false, not text"},
+		"number as canary":      {withRoll("canary: 1"), "17:3: roll.canary: must be true, false or the name of a node, not the number 1"},
+		"unknown canary":        {withRoll("canary: wk9"), `17:3: roll.canary: "wk9" is not in nodes (line 13): write true, false or the name of a node`},
 		"duration, no unit":     {withRoll("settle: 30"), `17:3: roll.settle: "30" is not a duration: write it like 30s, 10m or 1h30m`},
 		"duration, words":       {withRoll("settle: a while"), `17:3: roll.settle: "a while" is not a duration: write it like 30s, 10m or 1h30m`},
 		"duration, list":        {withRoll("settle: [30s]"), "17:3: roll.settle: must be a duration such as 10m, not a list"},
@@ -79,11 +81,9 @@ func typeCases() map[string]problemCase {
 	}
 }
 
-func unservedCases() map[string]problemCase {
-	const unserved = "not served by this version of recast: "
+func enumCases() map[string]problemCase {
 	return map[string]problemCase{
 		"unknown delivery": {change("    storage:", "    delivery: download\n    storage:"), `7:5: images.iso.delivery: "download" is not one of auto, download-url, upload`},
-		"hooks":            {withRoll("hooks: {}"), "17:3: roll.hooks: " + unserved + "remove it"},
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
 		"unknown builder":  {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory, imager`},

@@ -11,8 +11,9 @@ import (
 // checker checks what the values mean, after each has been read.
 type checker struct {
 	*report
-	c    *Config
-	expr func(string) error // Options.Expr
+	c        *Config
+	expr     func(string) error // Options.Expr
+	template func(string) error // Options.Template
 }
 
 func (k checker) all() {
@@ -25,6 +26,7 @@ func (k checker) all() {
 	k.proxmox()
 	k.nodes()
 	k.roll()
+	k.webhooks()
 }
 
 // pattern reports a given value that does not match as a whole.

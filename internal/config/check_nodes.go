@@ -80,14 +80,21 @@ func (k checker) roll() {
 	if r.MaxUnavailable.PerHost < 1 {
 		k.add("roll.maxUnavailable.perHost", "must be at least 1")
 	}
+	if name := r.Canary.Node; name != "" && !slices.ContainsFunc(k.c.Nodes, func(n Node) bool { return n.Name == name }) {
+		k.add("roll.canary", "%s is not in nodes (line %d): write true, false or the name of a node", quote(name), k.line("nodes"))
+	}
 	if r.KeepDisks < 1 {
 		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too")
 	}
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
+	k.hooks()
+	k.rehearse()
+	if r.Settle < 0 {
+		k.add("roll.settle", "must not be negative")
+	}
 	for path, d := range map[string]Duration{
 		"roll.drain.timeout": r.Drain.Timeout,
-		"roll.settle":        r.Settle,
 		"roll.poll":          r.Poll,
 		"roll.timeouts.stop": r.Timeouts.Stop,
 		"roll.timeouts.boot": r.Timeouts.Boot,

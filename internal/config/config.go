@@ -35,11 +35,14 @@ type Config struct {
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
 	Roll Roll `yaml:"roll"`
+	// Notify lists webhooks that are told when a run begins, fails and ends.
+	Notify []Webhook `yaml:"notify,omitempty"`
 
 	// Dir is the directory of the file; relative paths were resolved against it.
 	Dir string `yaml:"-"`
 
 	file   string
+	sum    string // SHA-256 of the file
 	places map[string]place
 }
 
@@ -165,8 +168,10 @@ type Roll struct {
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
 	// MaxUnavailable bounds how many nodes are out at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
-	// Canary rolls one node before any other.
-	Canary bool `yaml:"canary"`
+	// WorkersBeside rolls control planes and workers at the same time, each within its own bounds, instead of one kind after the other; perHost holds for both together.
+	WorkersBeside bool `yaml:"workersBeside"`
+	// Canary rolls one node before any other, unless one runs the new build already: true takes a worker if there is one, the name of a node that one.
+	Canary Canary `yaml:"canary"`
 	// Drain says how pods leave a node.
 	Drain Drain `yaml:"drain"`
 	// Settle is how long a node has to stay healthy before the next one goes.
@@ -181,8 +186,22 @@ type Roll struct {
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
 	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
 	Gates []Gate `yaml:"gates,omitempty"`
+	// Hooks are programs of your own that run before and after the run, each batch of nodes, and each node.
+	Hooks Hooks `yaml:"hooks,omitempty"`
+	// Rehearse tries the boot ISOs out before the first node goes.
+	Rehearse Rehearse `yaml:"rehearse"`
 	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
+}
+
+// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO to Talos' maintenance mode, is looked at, and is deleted.
+type Rehearse struct {
+	// Enabled has every roll do so; roll --rehearse and --rehearse=false decide for one.
+	Enabled bool `yaml:"enabled"`
+	// Addresses are fixed ones for scratch VMs whose images are of platform nocloud, each with the length of its network's prefix, such as 192.0.2.250/24: one in each network of nodes, that nobody has and that DHCP does not give out. With several in one network, hosts rehearse at the same time. Without one, DHCP has to give the scratch VM an address, and the image needs the extension qemu-guest-agent, which tells it.
+	Addresses []string `yaml:"addresses,omitempty"`
+	// Gateway of the scratch VM with a fixed address, if recast is in another network than that.
+	Gateway string `yaml:"gateway,omitempty"`
 }
 
 // MaxUnavailable is the section "roll.maxUnavailable". Control planes always go one at a time.
@@ -221,6 +240,9 @@ func (c *Config) Marshal() ([]byte, error) {
 	}
 	return b, nil
 }
+
+// Hash tells one content of the file from another, wherever it lies: "sha256-…".
+func (c *Config) Hash() string { return c.sum }
 
 // Place says where in the file the value of a path such as "nodes[2].vmid" is,
 // as file:line:column. A path that is not in the file is at its nearest parent.

@@ -51,7 +51,7 @@ func want() *config.Config {
 		},
 		Nodes: []config.Node{{Name: "cp1", Schematic: "default", Strategy: "auto"}},
 		Roll: config.Roll{
-			Strategy: "auto", Order: "control-planes-first", Canary: true,
+			Strategy: "auto", Order: "control-planes-first", Canary: config.Canary{On: true},
 			MaxUnavailable: config.MaxUnavailable{Workers: config.Share{Count: 1}, PerHost: 1},
 			Drain:          config.Drain{Timeout: minutes(10), OnTimeout: "stop"},
 			Settle:         config.Duration(30 * time.Second),
@@ -108,7 +108,7 @@ func TestParse(t *testing.T) {
 			data: small + "    vmid: 101\n    systemDisk: {slot: scsi0, sizeGiB: 10}\n  - {name: wk1, schematic: default, strategy: auto}\nroll:\n  strategy: recreate\n  canary: false\n",
 			env:  home,
 			edit: func(c *config.Config) {
-				c.Roll.Strategy, c.Roll.Canary = "recreate", false
+				c.Roll.Strategy, c.Roll.Canary = "recreate", config.Canary{}
 				c.Nodes = []config.Node{
 					{Name: "cp1", Schematic: "default", VMID: 101, Strategy: "recreate", SystemDisk: config.SystemDisk{Slot: "scsi0", SizeGiB: 10}},
 					{Name: "wk1", Schematic: "default", Strategy: "auto"},

@@ -12,7 +12,7 @@ import (
 
 // decoder fills the structs of this package from YAML nodes. Unlike the YAML
 // library's own strict decoding it knows the path and the column of everything
-// that is wrong, and tells unknown keys from those that are not served yet.
+// that is wrong.
 type decoder struct{ *report }
 
 // value decodes n into out.
@@ -84,10 +84,6 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.ShortTag() == "!!bool" {
 		text = strings.ToLower(text) // True and TRUE are true
 	}
-	if why, ok := unserved(at.pattern + "=" + text); ok {
-		d.add(at.path, "%s is %s", quote(text), why)
-		return
-	}
 	if u, ok := out.Addr().Interface().(encoding.TextUnmarshaler); ok && textual(n, out) {
 		if err := u.UnmarshalText([]byte(n.Value)); err != nil {
 			d.add(at.path, "%v", err)
@@ -118,13 +114,16 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 
 // oneValue says whether a struct is written as a single value.
 func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[ImageRef]()
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]()
 }
 
 // textual says whether a type that reads itself from text takes this node:
 // numbers only where they are meant, or lack a unit, so that its own message says so.
 func textual(n *yaml.Node, out reflect.Value) bool {
 	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]()
+	if out.Type() == reflect.TypeFor[Canary]() {
+		return tag == "!!str" || tag == "!!bool"
+	}
 	return tag == "!!str" || number && (tag == "!!int" || tag == "!!float")
 }
 

@@ -24,7 +24,7 @@ func defaults() Config {
 			Strategy:       "auto",
 			Order:          "control-planes-first",
 			MaxUnavailable: MaxUnavailable{Workers: Share{Count: 1}, PerHost: 1},
-			Canary:         true,
+			Canary:         Canary{On: true},
 			Drain:          Drain{Timeout: Duration(10 * time.Minute), OnTimeout: "stop"},
 			Settle:         Duration(30 * time.Second),
 			Poll:           Duration(2 * time.Second),
@@ -51,8 +51,20 @@ func (c *Config) complete(o Options) {
 		c.Roll.Gates[i].When = cmp.Or(g.When, "both")
 		c.Roll.Gates[i].Timeout = cmp.Or(g.Timeout, Duration(10*time.Minute))
 	}
+	for _, list := range c.Roll.Hooks.lists() {
+		for i, h := range list.hooks {
+			list.hooks[i].Timeout = cmp.Or(h.Timeout, Duration(time.Minute))
+		}
+	}
 	for i, e := range c.Proxmox.Endpoints {
 		c.Proxmox.Endpoints[i] = strings.TrimRight(e, "/")
+	}
+	for i, w := range c.Notify {
+		if w.On == nil {
+			c.Notify[i].On = []string{"start", "failure", "end"}
+		}
+		c.Notify[i].ContentType = cmp.Or(w.ContentType, "application/json")
+		c.Notify[i].CAFile = o.resolve(w.CAFile)
 	}
 	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
 	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)

@@ -30,14 +30,25 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	}
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
 	check("images.signingKey", c.Images.SigningKey, "file")
-	for i, g := range c.Roll.Gates {
-		if len(g.Command) > 0 && strings.ContainsRune(g.Command[0], filepath.Separator) {
-			program := g.Command[0]
-			if !filepath.IsAbs(program) {
-				program = filepath.Join(c.Dir, program)
+	program := func(path string, command []string) {
+		if len(command) > 0 && strings.ContainsRune(command[0], filepath.Separator) {
+			file := command[0]
+			if !filepath.IsAbs(file) {
+				file = filepath.Join(c.Dir, file)
 			}
-			check(fmt.Sprintf("roll.gates[%d].command", i), program, "file")
+			check(path+".command", file, "file")
 		}
+	}
+	for i, g := range c.Roll.Gates {
+		program(fmt.Sprintf("roll.gates[%d]", i), g.Command)
+	}
+	for _, list := range c.Roll.Hooks.lists() {
+		for i, h := range list.hooks {
+			program(fmt.Sprintf("%s[%d]", list.path, i), h.Command)
+		}
+	}
+	for i, w := range c.Notify {
+		check(fmt.Sprintf("notify[%d].caFile", i), w.CAFile, "file")
 	}
 	ifThere := func(path, file, what string) {
 		if _, err := stat(file); !errors.Is(err, fs.ErrNotExist) {

@@ -62,12 +62,8 @@ func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 }
 
 // unknown reports a key that no field has: with what may be written instead,
-// or with what to do if recast knows it but does not serve it, or if it looks like a secret.
+// or with what to do if it looks like a secret.
 func (d decoder) unknown(at spot, key string, fields []field) {
-	if why, ok := unserved(at.pattern); ok {
-		d.add(at.path, "%s", why)
-		return
-	}
 	lower := strings.ToLower(key)
 	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {
 		if strings.Contains(lower, word) {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,8 @@ type Options struct {
 	Dir    string              // relative paths start here; Load sets it to the file's directory
 	Getenv func(string) string // for TALOSCONFIG and HOME; nil: no environment
 	Expr   func(string) error  // says what is wrong with the expression of a gate; nil: nobody does
+	// Template says the same of the template of a webhook.
+	Template func(string) error
 }
 
 // Load reads the file at path and checks that the files it names are there.
@@ -67,7 +70,7 @@ func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, 
 	c := defaults()
 	if root := r.root(data); root != nil && r.version(root) {
 		decoder{r}.section(root, spot{}, reflect.ValueOf(&c).Elem())
-		checker{r, &c, o.Expr}.all()
+		checker{r, &c, o.Expr, o.Template}.all()
 		c.complete(o)
 		if stat != nil {
 			r.files(&c, stat)
@@ -76,7 +79,7 @@ func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, 
 	if err := r.err(); err != nil {
 		return nil, fault.As(fault.Config, err)
 	}
-	c.file, c.places = name, r.places
+	c.file, c.sum, c.places = name, fmt.Sprintf("sha256-%x", sha256.Sum256(data)), r.places
 	return &c, nil
 }
 

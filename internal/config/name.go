@@ -16,6 +16,8 @@ func nameOfType(t reflect.Type) string {
 		return "a range such as 9000-9099"
 	case reflect.TypeFor[Share]():
 		return "a number such as 2 or a percentage such as 20%"
+	case reflect.TypeFor[Canary]():
+		return "true, false or the name of a node"
 	case reflect.TypeFor[ImageRef]():
 		return "an image reference such as ghcr.io/acme/frr:1.7.15"
 	case reflect.TypeFor[Schematic]():

@@ -117,6 +117,8 @@ func textSchema(t reflect.Type) *jsonschema.Schema {
 			{Type: "integer", Minimum: "1"},
 			{Type: "string", Pattern: `^([1-9][0-9]?|100)%$`, Examples: []any{"20%"}},
 		}}
+	case reflect.TypeFor[Canary]():
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{{Type: "boolean"}, {Type: "string", Examples: []any{"wk1"}}}}
 	case reflect.TypeFor[Schematic]():
 		file := jsonschema.NewProperties()
 		file.Set("file", &jsonschema.Schema{Type: "string", Description: "File in the Image Factory's own schematic format."})

@@ -5,16 +5,14 @@ import (
 	"strings"
 )
 
-// spot is where the decoder is: in this file, and in any file of this format.
-type spot struct{ path, pattern string }
+// spot is where the decoder is in the file.
+type spot struct{ path string }
 
-func (s spot) key(name string) spot { return spot{join(s.path, plain(name)), join(s.pattern, name)} }
+func (s spot) key(name string) spot { return spot{join(s.path, plain(name))} }
 
-func (s spot) entry(name string) spot { return spot{join(s.path, plain(name)), join(s.pattern, "*")} }
+func (s spot) entry(name string) spot { return spot{join(s.path, plain(name))} }
 
-func (s spot) item(i int) spot {
-	return spot{s.path + "[" + strconv.Itoa(i) + "]", s.pattern + "[]"}
-}
+func (s spot) item(i int) spot { return spot{s.path + "[" + strconv.Itoa(i) + "]"} }
 
 func join(path, name string) string {
 	if path == "" {

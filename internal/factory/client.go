@@ -24,6 +24,7 @@ type Options struct {
 	// Transport carries every request. Nil: one of the client's own, with the
 	// system's proxy and root certificates.
 	Transport http.RoundTripper
+	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
 	// Note is told what is asked again and why, but for ISOs, whose caller is told. May be nil.
 	Note func(text string)
 }
@@ -47,6 +48,9 @@ func New(o Options) (*Client, error) {
 	transport := o.Transport
 	if transport == nil {
 		transport = newTransport()
+	}
+	if o.Wrap != nil {
+		transport = o.Wrap(transport)
 	}
 	c := &Client{base: base, note: o.Note}
 	c.http = &http.Client{Transport: transport, CheckRedirect: c.follow}

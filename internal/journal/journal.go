@@ -125,6 +125,9 @@ func (j *Journal) Close() error {
 // Run is the ID of the run.
 func (j *Journal) Run() string { return j.run }
 
+// Dir is the run's own directory.
+func (j *Journal) Dir() string { return j.root.Name() }
+
 // Put stores a fact as JSON. It refuses a value that holds a redacted secret:
 // those go to PutSecret.
 func (j *Journal) Put(key string, v any) error {

@@ -19,18 +19,22 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// requestTimeout bounds one request. Nothing here watches, so it may bound all of them.
+// requestTimeout bounds one request that is no watch.
 const requestTimeout = 30 * time.Second
 
 // Options are what a client takes from outside.
 type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
+	Wrap func(http.RoundTripper) http.RoundTripper                         // put around what carries each request; nil: nothing
 	Poll time.Duration                                                     // pause before asking again; 0: 5 s
 }
 
 // Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
 type Client struct {
-	api  kubernetes.Interface
+	api kubernetes.Interface
+	// streams is for watches, which last as long as they are wanted.
+	streams kubernetes.Interface
+
 	host string
 	poll time.Duration
 	base *http.Transport
@@ -50,6 +54,9 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 			"fetch a fresh one with \"talosctl kubeconfig\"")
 	}
 	cfg.Dial = o.Dial
+	if o.Wrap != nil {
+		cfg.Wrap(o.Wrap)
+	}
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
@@ -58,6 +65,10 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 		return nil, fault.Configf("credentials of the kubeconfig: %w", err)
 	}
 	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout})
+	if err != nil {
+		return nil, fault.Configf("kubeconfig: %w", err)
+	}
+	c.streams, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt})
 	if err != nil {
 		return nil, fault.Configf("kubeconfig: %w", err)
 	}

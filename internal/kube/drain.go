@@ -80,7 +80,10 @@ func (l *leaving) judge(why string, refused bool) {
 func (l *leaving) String() string { return l.pod.Namespace + "/" + l.pod.Name }
 
 func (d *draining) until(ctx context.Context, timeout time.Duration) error {
-	w := wait.For{Name: "drain node " + d.node, Every: d.poll, Timeout: timeout}
+	w := wait.For{
+		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
+		Watches: []wait.Watch{func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) }},
+	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		done, err := d.sweep(ctx)
 		if err == nil || ctx.Err() != nil {

@@ -60,6 +60,8 @@ func (o owners) label(key string) bool {
 
 func (o owners) annotation(key string) bool {
 	switch key {
+	case cluster.PauseMark: // a person's
+		return false
 	case "node.alpha.kubernetes.io/ttl": // node controller
 		return true
 	case "volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid": // kubelet

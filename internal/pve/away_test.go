@@ -39,13 +39,13 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 	}{
 		"offline": {"offline", func(*fake) {}, awayOn("is offline"), 0},
 		"its pveproxy is down": {"online", func(pve1 *fake) {
-			pve1.on("GET /nodes/pve2/qemu/201/config", refused)
-			pve1.on("GET /nodes/pve2/qemu/202/config", refused)
+			pve1.on("GET /nodes/pve2/qemu/201/pending", refused)
+			pve1.on("GET /nodes/pve2/qemu/202/pending", refused)
 		}, awayOn("does not answer (595 Connection refused)"), 5 * time.Second},
 		"it went down while it was asked": {"online", func(pve1 *fake) {
 			late := after(30*time.Second, raw("595 Connection timed out", ""))
-			pve1.on("GET /nodes/pve2/qemu/201/config", late)
-			pve1.on("GET /nodes/pve2/qemu/202/config", late)
+			pve1.on("GET /nodes/pve2/qemu/201/pending", late)
+			pve1.on("GET /nodes/pve2/qemu/202/pending", late)
 		}, awayOn("does not answer (595 Connection timed out)"), 2 * time.Minute},
 	}
 	for name, tc := range cases {
@@ -112,8 +112,8 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 				pve1 := s.node(t, "pve1")
 				threeHosts(pve1, tc.state)
 				if tc.answer != nil {
-					pve1.on("GET /nodes/pve2/qemu/201/config", tc.answer)
-					pve1.on("GET /nodes/pve2/qemu/202/config", tc.answer)
+					pve1.on("GET /nodes/pve2/qemu/201/pending", tc.answer)
+					pve1.on("GET /nodes/pve2/qemu/202/pending", tc.answer)
 				}
 				began := time.Now()
 				_, err := s.client(t, "pve1").VM(t.Context(), tc.id)

@@ -22,8 +22,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// readsAtOnce bounds how many requests one list is gathered with.
-const readsAtOnce = 4
+// readsAtOnce bounds how many requests one list is gathered with. A host answers
+// as many at once as pveproxy has workers, three unless told otherwise, and the
+// rest waits there: enough to keep them at work while answers are on their way.
+const readsAtOnce = 16
 
 // Options say where the Proxmox cluster is and how to prove who we are.
 type Options struct {
@@ -34,6 +36,7 @@ type Options struct {
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Poll        time.Duration                                                     // pause between two looks at a task or a VM, shorter at the beginning of a task; 0: 1 s
+	Wrap        func(http.RoundTripper) http.RoundTripper                         // put around what carries each attempt at a request; nil: nothing
 	Warn        func(text string)                                                 // told what tasks warn about that succeed all the same; may be nil
 }
 
@@ -48,6 +51,7 @@ type Client struct {
 	poll      time.Duration
 	warn      func(string)
 	workers   knownTasks
+	lasted    durations
 	slots     slots
 }
 

@@ -79,6 +79,7 @@ func (n *flexInt) UnmarshalJSON(b []byte) error {
 // pendingRow is one key of a VM's pending list.
 type pendingRow struct {
 	Key     string          `json:"key"`
+	Value   json.RawMessage `json:"value"`
 	Pending json.RawMessage `json:"pending"`
 	Delete  json.RawMessage `json:"delete"`
 }
@@ -93,6 +94,24 @@ func pendingKeys(rows []pendingRow) []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// mergePending gives a VM's configuration with its pending changes, as Proxmox
+// does where it is asked for that alone (pve-guest-common, AbstractConfig.pm,
+// load_current_config): there, too, what is to be deleted stays while it is "0".
+// The digest is a row like any other (GuestHelpers.pm, config_with_pending_array).
+func mergePending(rows []pendingRow) rawConfig {
+	config := make(rawConfig, len(rows))
+	for _, r := range rows {
+		value := r.Value
+		if len(r.Pending) > 0 {
+			value = r.Pending
+		}
+		if len(value) > 0 && !(truth(r.Delete) && truth(value)) {
+			config[r.Key] = value
+		}
+	}
+	return config
 }
 
 var diskKey = regexp.MustCompile(`^(?:scsi|virtio|sata|ide|efidisk|tpmstate|unused)\d+$`)

@@ -39,3 +39,17 @@ func TestNormalise(t *testing.T) {
 		})
 	}
 }
+
+func TestMergePending(t *testing.T) {
+	t.Parallel()
+	var rows []pendingRow
+	must(t, json.Unmarshal([]byte(`[
+		{"key":"name","value":"wk1"}, {"key":"cores","value":2,"pending":4}, {"key":"scsi1","value":"fast:1","delete":1},
+		{"key":"onboot","value":0,"delete":1}, {"key":"kvm","value":1,"pending":0,"delete":2}, {"key":"tags","pending":"talos"}, {"key":"gone","delete":1},
+		{"key":"memory","value":"4096","delete":0}, {"key":"digest","value":"abc"}]`), &rows))
+	config, digest, err := mergePending(rows).normalise()
+	want := map[string]string{"name": "wk1", "cores": "4", "onboot": "0", "kvm": "0", "tags": "talos", "memory": "4096"}
+	if diff := cmp.Diff(want, config); diff != "" || digest != "abc" || err != nil {
+		t.Errorf("digest %q, %v, configuration (-want +got):\n%s", digest, err, diff)
+	}
+}

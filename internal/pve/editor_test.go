@@ -244,7 +244,7 @@ func TestRefusedChangeOfAVMThatIsGone(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.node(t, "pve1")
 		pve1.on("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.on("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+		pve1.on("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
 		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"onboot": "0"}, nil)
 		const want = "PUT /nodes/pve1/qemu/101/config: " + noVM101

@@ -231,13 +231,16 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 // readConfig fills in what the configuration says. The digest is that of the
 // configuration as read: a change while the rest is read is found when it is used.
 func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
-	var raw rawConfig
-	if err := c.get(ctx, vmPath(*vm, "config"), &raw); err != nil {
-		return err
-	}
 	var rows []pendingRow
 	if err := c.get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
 		return err
+	}
+	raw := mergePending(rows)
+	if len(raw["digest"]) == 0 { // nothing in Proxmox's schema promises it
+		raw = nil
+		if err := c.get(ctx, vmPath(*vm, "config"), &raw); err != nil {
+			return err
+		}
 	}
 	config, digest, err := raw.normalise()
 	if err != nil {

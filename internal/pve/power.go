@@ -72,7 +72,7 @@ func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, p
 // awaitState waits until QEMU itself is in that state: "running" alone may also
 // be a VM that QEMU has paused because of an error.
 func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
-	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), Every: c.poll, Timeout: within}
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		s, err := c.vmStatus(ctx, vm)
 		if err != nil {

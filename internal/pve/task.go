@@ -18,9 +18,8 @@ import (
 )
 
 const (
-	// firstPoll is the pause before the second look at a task, so that a short one,
-	// such as the checksum of a file, is not waited for much longer than it takes.
-	firstPoll = 100 * time.Millisecond
+	// firstPoll is the shortest pause between two looks at a task, or at a VM.
+	firstPoll = 20 * time.Millisecond
 	// outage is how long a task's state may be unreadable before its wait gives up.
 	outage = 2 * time.Minute
 	// logTail is how many lines of a task's log go into its error.
@@ -127,8 +126,10 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	}
 	c.workers.add(raw)
 	exit := ""
-	readable := time.Now()
-	err = wait.Until(ctx, wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll}, func(ctx context.Context) (bool, string, error) {
+	begun, ran := time.Now(), time.Duration(0)
+	readable := begun
+	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll, Expected: c.lasted.expected(upid)}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		status, err := c.taskStatus(ctx, upid)
 		if err != nil {
 			// 500 is also what there is to read while the host's pmxcfs is restarted.
@@ -139,12 +140,16 @@ func (c *Client) await(ctx context.Context, raw string) error {
 		}
 		readable = time.Now()
 		exit = status.ExitStatus
+		if status.Status != "stopped" {
+			ran = time.Since(begun)
+		}
 		return status.Status == "stopped", status.Status, nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	if exit == "OK" {
+		c.lasted.add(upid, ran, time.Since(begun))
 		return nil
 	}
 	if exit == "" {

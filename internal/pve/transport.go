@@ -60,6 +60,7 @@ type transport struct {
 	writes  *http.Transport
 	current atomic.Int64 // index into endpoints
 	redact  func(string) string
+	wrap    func(http.RoundTripper) http.RoundTripper // around either
 }
 
 func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, error) {
@@ -75,6 +76,9 @@ func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, e
 	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
 	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
 	t.writes.DisableKeepAlives = true
+	if t.wrap = o.Wrap; t.wrap == nil {
+		t.wrap = func(inner http.RoundTripper) http.RoundTripper { return inner }
+	}
 	return t, nil
 }
 
@@ -193,7 +197,7 @@ func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, se
 		via = t.reads
 		defer time.AfterFunc(readTimeout, func() { cancel(errSlowRead) }).Stop()
 	}
-	resp, err = via.RoundTrip(out)
+	resp, err = t.wrap(via).RoundTrip(out)
 	if err == nil {
 		defer time.AfterFunc(headerTimeout, func() { cancel(errSlowAnswer) }).Stop()
 		resp, err = t.answer(resp)

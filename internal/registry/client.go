@@ -40,6 +40,7 @@ type Options struct {
 	// Transport carries every request. Nil: one of the client's own, with the
 	// system's proxy and root certificates.
 	Transport http.RoundTripper
+	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
 	// Keychain: nil: docker's and podman's login files with their credential
 	// helpers; for ghcr.io else GITHUB_TOKEN.
 	Keychain authn.Keychain
@@ -64,6 +65,9 @@ func New(o Options) (*Client, error) {
 	c := &Client{extensions: repository, transport: o.Transport, keychain: o.Keychain}
 	if c.transport == nil {
 		c.transport = http.DefaultTransport.(*http.Transport).Clone()
+	}
+	if o.Wrap != nil {
+		c.transport = o.Wrap(c.transport)
 	}
 	if c.keychain == nil {
 		c.keychain = authn.NewMultiKeychain(authn.DefaultKeychain, github.Keychain)

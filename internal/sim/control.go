@@ -67,7 +67,7 @@ func (l *Lab) startControl(context.Context) error {
 	return l.serveHTTP(l.controlAddr(), mux)
 }
 
-func (l *Lab) controlAddr() string { return l.o.addr(254) + ":" + controlPort }
+func (l *Lab) controlAddr() string { return l.o.at(controlNumber, controlPort) }
 
 // Announce tells the commands run for that working directory that the lab is
 // ready, and where.

@@ -88,7 +88,7 @@ func (l *Lab) config() string {
 	var b strings.Builder
 	var endpoints []string
 	for i := range l.o.Hosts {
-		endpoints = append(endpoints, "https://"+l.o.addr(firstHost+i)+":"+proxmoxPort)
+		endpoints = append(endpoints, "https://"+l.o.at(firstHost+i, proxmoxPort))
 	}
 	fmt.Fprintf(&b, `version: 1
 cluster: %s
@@ -110,7 +110,7 @@ nodes:
 `, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
 	for _, n := range l.Nodes {
 		holder := ""
-		if n.Holder != 0 {
+		if n.Holder != 0 && n.Persistent {
 			holder = fmt.Sprintf(", holder: %d", n.Holder)
 		}
 		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d%s}\n", n.Name, n.Schematic, n.VMID, holder)

@@ -72,7 +72,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	content := map[string]*world.Media{}
 	held, protect := "", func() {}
 	if n.Persistent {
-		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDisk("u-data", n.data()))}
+		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDisk("u-data", n.content("")))}
 		if elsewhere {
 			data, err := talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member)
 			if err != nil {
@@ -96,11 +96,19 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 			return err
 		}
 	}
+	var more []world.Protected
+	for i := 2; i <= n.data; i++ {
+		disk := world.Protected{Serial: n.moreSerial(i), Media: world.NewMedia(talosapi.DataDisk(fmt.Sprintf("u-data%d", i), n.content(fmt.Sprintf(" on disk %d", i))))}
+		content[n.drive(i)], more = disk.Media, append(more, disk)
+	}
 	content[n.drive(0)], content["efidisk0"] = world.NewMedia(system), world.NewMedia(talosapi.NVRAM(img))
 	if err := l.World.DefineVM(n.Host, n.VMID, n.config(held), content); err != nil {
 		return err
 	}
 	protect()
+	for _, disk := range more {
+		l.World.Protect(disk)
+	}
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -34,6 +33,7 @@ type Lab struct {
 	Nodes    []Node
 
 	o        Options
+	leases   leases
 	machines *talosapi.Firmware
 	kubeCA   authority
 	public   publicImages
@@ -58,7 +58,8 @@ func New(parent context.Context, o Options) (_ *Lab, err error) {
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent})
+	o.Network.Latency = o.Latency
+	l.World = world.New(world.Options{Cluster: "lab", Speed: o.Speed, Agent: l.agent, Timeline: &l.Recorder.Timeline})
 	l.World.SetDial(o.Network.Dialer().DialContext)
 	l.closers = append(l.closers, func() error { l.World.Close(); return nil })
 	for _, start := range []func(context.Context) error{l.startImages, l.startProxmox, l.startTalos, l.startKubernetes, l.startControl} {
@@ -78,6 +79,7 @@ func (l *Lab) Close() error {
 	}
 	l.closers = nil
 	l.serving.Wait()
+	l.o.Network.Wait()
 	return errors.Join(errs...)
 }
 
@@ -152,7 +154,7 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 		return err
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
-		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, Speed: l.o.Speed, Kubelet: kubelet{l}, Console: l.console(),
+		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, NetworkBits: l.o.networkBits(), Speed: l.o.Speed, Times: l.o.Times, Kubelet: kubelet{l}, Console: l.console(),
 		PullInstaller: l.pull, PublicImage: l.public.digest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
 	})
 	l.World.SetFirmware(l.machines)
@@ -172,12 +174,11 @@ func (l *Lab) console() func(int, string) {
 }
 
 func (l *Lab) kubernetesURL() string {
-	return "https://" + l.o.addr(kubernetesByte) + ":" + kubernetesPort
+	return "https://" + l.o.at(kubernetesNumber, kubernetesPort)
 }
 
 func (l *Lab) startKubernetes(ctx context.Context) error {
-	addr := l.o.addr(kubernetesByte)
-	names := []string{addr, "localhost", "kubernetes"}
+	names := []string{l.o.addr(kubernetesNumber).String(), "localhost", "kubernetes"}
 	for _, n := range l.Nodes {
 		if n.ControlPlane {
 			names = append(names, n.Addr.String())
@@ -203,7 +204,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 		return err
 	}
 	l.closers = append(l.closers, l.Kube.Close)
-	l.serving.Go(func() { l.serveKubernetes(ctx, addr+":"+kubernetesPort) })
+	l.serving.Go(func() { l.serveKubernetes(ctx, l.o.at(kubernetesNumber, kubernetesPort)) })
 	return addWorkload(ctx, l.Kube.Store(), l.o.Workers)
 }
 
@@ -241,22 +242,7 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
-// lease is the DHCP server: the same MAC has the same address for ever.
-func (l *Lab) lease(mac string) (netip.Addr, bool) {
-	for _, n := range l.Nodes {
-		if n.MAC == mac {
-			return n.Addr, true
-		}
-	}
-	return netip.Addr{}, false
-}
-
 // agent is the QEMU guest agent of the machines.
 func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
-	for _, n := range l.Nodes {
-		if n.VMID == vmid {
-			return []world.Interface{{Name: "eth0", MAC: n.MAC, Addresses: []string{n.Addr.String() + "/24"}}}, true
-		}
-	}
-	return nil, false
+	return l.machines.Agent(vmid)
 }

@@ -55,7 +55,10 @@ func TestLabRefusesWhatItCannotHold(t *testing.T) {
 	for name, o := range map[string]sim.Options{
 		"hosts":  {Prefix: "127.42.7", Hosts: 10},
 		"prefix": {Prefix: "lab"},
+		"many":   {Prefix: "127.42.7", Workers: 1001},
+		"end":    {Prefix: "127.42.254", Workers: 500},
 	} {
+		o.Network = network.Memory()
 		if lab, err := sim.New(t.Context(), o); err == nil {
 			t.Errorf("%s: %v", name, lab.Close())
 		}

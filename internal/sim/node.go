@@ -19,8 +19,9 @@ type Node struct {
 	Addr         netip.Addr
 	Schematic    string // name in recast.yaml
 	Persistent   bool   // has a persistent disk
-	Holder       int    // VMID of the data VM that owns it; 0: the node's own VM
+	Holder       int    // VMID of the data VM that owns the first of them; 0: the node's own VM
 	bus          string // of its disks
+	data         int    // persistent disks
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -29,26 +30,49 @@ func (o Options) nodes() []Node {
 	add := func(prefix string, n, firstID, firstAddr int, cp bool, schematic string) {
 		for i := range n {
 			id := firstID + i
+			layout := o.layout(len(out))
+			if cp {
+				layout.Data = 0
+				if o.EtcdOnData {
+					layout.Data = 1
+				}
+			}
 			holder := 0
 			if o.Holder {
-				holder = firstHolder + len(out)%o.Hosts
+				holder = o.firstHolder() + len(out)%o.Hosts
 			}
 			out = append(out, Node{
 				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
-				Addr: netip.MustParseAddr(o.addr(firstAddr + i)), Schematic: schematic, Persistent: !cp || o.EtcdOnData, bus: o.DiskBus,
+				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data,
 			})
 		}
 	}
-	add("cp", o.ControlPlanes, 9001, firstControlPlane, true, "default")
-	add("wk", o.Workers, 9031, firstWorker, false, "storage")
+	add("cp", o.ControlPlanes, firstControlPlaneID, firstControlPlane, true, "default")
+	add("wk", o.Workers, firstWorkerID, firstWorker, false, "storage")
 	return out
+}
+
+// layout is that of node i.
+func (o Options) layout(i int) Layout {
+	if len(o.Layouts) == 0 {
+		return Layout{Bus: o.DiskBus, Data: 1}
+	}
+	l := o.Layouts[i%len(o.Layouts)]
+	l.Bus = cmp.Or(l.Bus, o.DiskBus)
+	return l
 }
 
 func hostName(i int) string { return fmt.Sprintf("pve%d", i+1) }
 
-// firstHolder is the VMID of the first host's data VM.
-const firstHolder = 9201
+// The VMIDs of the first of each kind.
+const (
+	firstControlPlaneID = 9001
+	firstWorkerID       = 9031
+)
+
+// firstHolder is the VMID of the first host's data VM, behind those of the workers.
+func (o Options) firstHolder() int { return max(9201, firstWorkerID+o.Workers) }
 
 // config is the VM as a person would have set it up; data is the volume of a
 // holder that is its persistent disk, "" for one of its own.
@@ -65,11 +89,20 @@ func (n Node) config(data string) map[string]string {
 	if n.Persistent {
 		c[n.drive(1)] = cmp.Or(data, DiskStorage+":20") + options + ",serial=" + n.dataSerial()
 	}
+	for i := 2; i <= n.data; i++ {
+		c[n.drive(i)] = fmt.Sprintf("%s:%d%s,serial=%s", DiskStorage, firstDataGiB-1+i, options, n.moreSerial(i))
+	}
 	return c
 }
 
-// drive is the key of the node's system disk, 0, or its persistent one, 1.
+// firstDataGiB is the size of a node's first persistent disk; each further one has one more.
+const firstDataGiB = 20
+
+// drive is the key of the node's system disk, 0, or of a persistent one.
 func (n Node) drive(i int) string { return n.bus + strconv.Itoa(i) }
+
+// moreSerial is the serial of a further persistent disk: 2, 3, …
+func (n Node) moreSerial(i int) string { return fmt.Sprintf("data%d-%s", i, n.Name) }
 
 func (n Node) dataSerial() string { return "data-" + n.Name }
 
@@ -79,7 +112,10 @@ func (n Node) ephemeralOnData() string {
 	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
-// data is what the node's users have on its persistent disk.
-func (n Node) data() []byte {
-	return []byte(strings.Repeat("what only "+n.Name+" has\n", 100))
+// content is what the node's users have on its persistent disk.
+func (n Node) content(disk string) []byte {
+	return []byte(strings.Repeat("what only "+n.Name+" has"+disk+"\n", 100))
 }
+
+// SystemDrive is the key of the node's system disk.
+func (n Node) SystemDrive() string { return n.drive(0) }

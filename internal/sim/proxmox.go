@@ -33,7 +33,7 @@ func (l *Lab) startProxmox(context.Context) error {
 	w := l.World
 	w.AddStorage(world.Storage{ID: ISOStorage, Type: "cephfs", Shared: true, Content: []string{"iso"}})
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
-	w.AddStorage(world.Storage{ID: DiskStorage, Type: "dir", Shared: l.o.SharedDisks, Content: []string{"images"}})
+	w.AddStorage(world.Storage{ID: DiskStorage, Type: l.o.DiskType, Shared: l.o.SharedDisks, Content: []string{"images"}})
 	w.AddRole("Recast", Privileges()...)
 	w.AddToken(world.Token{ID: tokenID, Secret: tokenSecret, Privsep: true})
 	for _, who := range []string{"recast@pve", tokenID} {
@@ -43,7 +43,7 @@ func (l *Lab) startProxmox(context.Context) error {
 
 	var addrs []string
 	for i := range l.o.Hosts {
-		addrs = append(addrs, l.o.addr(firstHost+i))
+		addrs = append(addrs, l.o.addr(firstHost+i).String())
 	}
 	cert, err := issuePair(nil, "pve", addrs)
 	if err != nil {

@@ -12,6 +12,8 @@ type State struct {
 	Disks  map[string]string `json:"disks"`            // of the persistent ones: see Lab.Disks
 	Etcd   []string          `json:"etcd"`             // voting members, by name
 	Broken []string          `json:"broken,omitempty"` // promises that were broken since the lab came up
+	// Requests are those that its servers have got, by protocol: see record.Call.
+	Requests map[string]int `json:"requests"`
 }
 
 // minQuorate is the least number of control planes of which one can go while
@@ -20,7 +22,10 @@ const minQuorate = 3
 
 // State looks at the lab from outside, as nobody who uses it can.
 func (l *Lab) State() State {
-	s := State{Disks: l.Disks(), Etcd: []string{}, Broken: l.World.Violations()}
+	s := State{Disks: l.Disks(), Etcd: []string{}, Broken: l.World.Violations(), Requests: map[string]int{}}
+	for _, call := range l.Recorder.Calls() {
+		s.Requests[call.Proto]++
+	}
 	for _, m := range l.EtcdMembers() {
 		if !m.Learner {
 			s.Etcd = append(s.Etcd, m.Name)

@@ -15,6 +15,8 @@ type outcome struct {
 	notStarted []string // paths
 }
 
+func (o outcome) isClean() bool { return len(o.failures)+len(o.notStarted) == 0 }
+
 func merge(outs []outcome) outcome {
 	var all outcome
 	for _, o := range outs {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +15,10 @@ type Runner struct {
 	// Emit is told everything that happens, one event at a time; it must not
 	// block for long, since the steps wait for it. May be nil.
 	Emit func(Event)
+	// Context returns what the step at a path works in, from before it is asked
+	// whether it is needed; its next event that ends a step ends that. It may be
+	// called for several steps at the same time. May be nil.
+	Context func(ctx context.Context, path string) context.Context
 	// Slots says how many steps may hold a slot at the same time; a slot that is
 	// not listed has room for one.
 	Slots map[string]int
@@ -97,7 +102,15 @@ type place struct {
 	held  []string // slots that the step's ancestors hold
 }
 
+// run does what goes ahead of a step, then the step.
 func (t *tree) run(ctx context.Context, s Step, at place) outcome {
+	if out := t.ahead(ctx, s, at); !out.isClean() {
+		return out
+	}
+	return t.itself(ctx, s, at)
+}
+
+func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	taken := without(s.Uses, at.held)
 	if !t.slots.take(ctx, taken, at.scope.halted) {
 		return t.notStarted(s, at)
@@ -105,18 +118,21 @@ func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 	defer t.slots.release(taken)
 	at.held = append(at.held[:len(at.held):len(at.held)], taken...)
 
+	if t.Context != nil && !s.Quiet {
+		ctx = t.Context(ctx, at.path)
+	}
 	reason, err := ask(ctx, s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
 	case reason != "":
-		t.emit(s.event(at, Skipped, reason, nil))
+		t.told(s, s.event(at, Skipped, reason, nil))
 		return outcome{}
 	case at.scope.ended(ctx):
 		return t.notStarted(s, at)
 	}
 
-	t.emit(s.event(at, Started, "", nil))
+	t.told(s, s.event(at, Started, "", nil))
 	if s.Whole {
 		at.scope = newScope(at.scope)
 	}
@@ -139,7 +155,7 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 	if err := checkSteps(steps, at.held); err != nil {
 		return t.failed(ctx, s, at, err)
 	}
-	out := t.children(ctx, s.Limit, steps, at)
+	out := t.children(ctx, s, steps, at)
 	switch {
 	case len(out.failures) > 0:
 		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
@@ -151,27 +167,46 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 	return t.finish(ctx, s, at)
 }
 
-func (t *tree) children(ctx context.Context, limit int, steps []Step, at place) outcome {
+func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
 	below := func(child Step) place {
 		return place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
 	}
 	outs := make([]outcome, len(steps))
-	if limit <= 1 {
+	if s.LookAhead > 0 || countBeside(steps) > 0 {
+		return merge(t.lookingAhead(ctx, s, steps, below))
+	}
+	if s.Limit <= 1 {
 		for i, child := range steps {
 			outs[i] = t.run(ctx, child, below(child))
 		}
 		return merge(outs)
 	}
-	var g errgroup.Group
-	g.SetLimit(limit)
-	for i, child := range steps {
-		g.Go(func() error {
-			outs[i] = t.run(ctx, child, below(child))
-			return nil
-		})
+	for from := 0; from < len(steps); {
+		to := from + beside(steps[from:])
+		var g errgroup.Group
+		g.SetLimit(s.Limit)
+		for i, child := range steps[from:to] {
+			g.Go(func() error {
+				outs[from+i] = t.run(ctx, child, below(child))
+				return nil
+			})
+		}
+		_ = g.Wait() // outcomes carry the errors
+		from = to
 	}
-	_ = g.Wait() // outcomes carry the errors
 	return merge(outs)
+}
+
+// beside is how many of the first steps may run beside each other.
+func beside(steps []Step) int {
+	next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone })
+	switch next {
+	case -1:
+		return len(steps)
+	case 0:
+		return 1
+	}
+	return next
 }
 
 // finish asks the world whether the goal of a step that reports success is met.
@@ -185,7 +220,7 @@ func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	case s.Skip != nil && reason == "":
 		return t.failed(ctx, s, at, errUnmet)
 	}
-	t.emit(s.event(at, Done, reason, nil))
+	t.told(s, s.event(at, Done, reason, nil))
 	return outcome{}
 }
 
@@ -208,6 +243,13 @@ func (t *tree) failed(ctx context.Context, s Step, at place, err error) outcome 
 func (t *tree) notStarted(s Step, at place) outcome {
 	t.emit(s.event(at, NotStarted, "", nil))
 	return outcome{notStarted: []string{at.path}}
+}
+
+// told emits what is of no interest where the step is Quiet.
+func (t *tree) told(s Step, e Event) {
+	if !s.Quiet {
+		t.emit(e)
+	}
 }
 
 func (s Step) event(at place, status Status, text string, err error) Event {

@@ -41,6 +41,16 @@ type Step struct {
 	// Steps lists a branch's children, asked for only after Skip said there is work.
 	Steps func(ctx context.Context) ([]Step, error)
 
+	// Ahead are steps that touch nothing in use and go before everything else, side by
+	// side: before the slots are taken and, in a branch with LookAhead, while siblings
+	// before this one still run.
+	Ahead []Step
+	// LookAhead is of how many children, beyond those that Limit lets run, the Ahead
+	// may be done; 0: none.
+	LookAhead int
+	Beside    bool // of a branch's child: it runs beside the one before it, whatever Limit says
+	Quiet     bool // a branch that only groups: nothing is told of it unless it goes wrong
+
 	Limit int      // how many children may run at the same time; 0 and 1: one after another
 	Uses  []string // slots taken for the whole step, in name order, before Skip: "control-plane", "host/pve1"
 	Whole bool     // once started, runs to its end although another step failed or Stop was called
@@ -48,6 +58,10 @@ type Step struct {
 	// Yields says that Do only waits and may be cut off: its context ends as soon
 	// as no further branch may start, within a Whole one too.
 	Yields bool
+
+	// Alone keeps siblings from running beside it, whatever the Limit above says:
+	// those before it in the list have ended, those after it have not begun.
+	Alone bool
 }
 
 // Status is how a step stands.

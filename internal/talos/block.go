@@ -18,24 +18,34 @@ type blockView struct {
 	statuses []*block.VolumeStatus
 }
 
+// readDisks is readBlock without what is on the disks: none of them is called blank.
+func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
+	var v blockView
+	err := v.readDisks(ctx, s, m)()
+	m.Disks = v.machineDisks()
+	return err
+}
+
+func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine) func() error {
+	return func() error {
+		return atOnce(
+			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
+			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
+				m.SystemDisk = system.TypedSpec().DiskID
+			}),
+		)
+	}
+}
+
 func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	var err error
-	if v.disks, err = list[*block.Disk](ctx, s, block.NewDisk(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	if v.volumes, err = list[*block.DiscoveredVolume](ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	if v.statuses, err = list[*block.VolumeStatus](ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata()); err != nil {
-		return err
-	}
-	system, found, err := get[*block.SystemDisk](ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata())
+	err := atOnce(
+		v.readDisks(ctx, s, m),
+		listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes),
+		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
+	)
 	if err != nil {
 		return err
-	}
-	if found {
-		m.SystemDisk = system.TypedSpec().DiskID
 	}
 	m.Disks, m.Volumes = v.machineDisks(), v.machineVolumes()
 	if !s.blank {

@@ -6,12 +6,16 @@ package talos
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"net"
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
+	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -26,9 +30,10 @@ type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 // Options are what a client takes from outside.
 type Options struct {
 	Talosconfig []byte
-	Context     string        // of the talosconfig; "": its current one
-	Dial        DialFunc      // nil: the machine's network, through the talosconfig's or the environment's proxy
-	Timeout     time.Duration // of one call to one machine; 0: 15 s
+	Context     string            // of the talosconfig; "": its current one
+	Dial        DialFunc          // nil: the machine's network, through the talosconfig's or the environment's proxy
+	Timeout     time.Duration     // of one call to one machine; 0: 15 s
+	GRPC        []grpc.DialOption // for every connection, besides our own
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use
@@ -38,7 +43,9 @@ type Client struct {
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
-	expires   time.Time // the certificate; zero: it has none
+	grpc      []grpc.DialOption
+	expires   time.Time         // the certificate; zero: it has none
+	as        client.OptionFunc // with the cluster's credentials
 }
 
 var (
@@ -63,7 +70,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -73,7 +80,38 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
+	if c.as, err = withCredentials(c.config, own); err != nil {
+		return nil, err
+	}
 	return c, nil
+}
+
+// keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
+const keptSessions = 1024
+
+// withCredentials reads those of a context once, where a certificate is all there
+// is to them. A machine that was spoken to before takes up its TLS session then,
+// for every call has a connection of its own; one that has booted since knows
+// nothing of it, and shakes hands anew.
+func withCredentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
+	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
+		return client.WithConfig(config), nil
+	}
+	pair, err := client.CertificateFromConfigContext(&own)
+	if err != nil {
+		return nil, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", config.Context)
+	}
+	roots := x509.NewCertPool()
+	ca, err := base64.StdEncoding.DecodeString(own.CA)
+	switch {
+	case own.CA == "":
+		roots = nil // those of this machine
+	case err != nil || !roots.AppendCertsFromPEM(ca):
+		return nil, fault.Configf("context %q of the talosconfig: its CA can't be read", config.Context)
+	}
+	return client.WithTLSConfig(&tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
+	}), nil
 }
 
 // checkContext finds what would make every call fail.

@@ -38,11 +38,7 @@ type volumeDocument struct {
 }
 
 // encryption lists the volumes that a configuration has encrypted, by name. Its errors quote nothing of it.
-func encryption(config []byte) ([]cluster.Encryption, error) {
-	docs, err := parseDocuments(config)
-	if err != nil {
-		return nil, err
-	}
+func encryption(docs []*document) ([]cluster.Encryption, error) {
 	var out []cluster.Encryption
 	for _, d := range docs {
 		var v volumeDocument

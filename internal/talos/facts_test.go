@@ -48,13 +48,13 @@ func TestEncryption(t *testing.T) {
 		},
 	}
 	for name, c := range cases {
-		got, err := encryption([]byte(c.config))
+		got, err := encryptionOf(c.config)
 		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
 			t.Errorf("%s: err = %v; (-want +got):\n%s", name, err, diff)
 		}
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
-		if _, err := encryption([]byte(config)); err == nil || strings.Contains(err.Error(), "s3cret") {
+		if _, err := encryptionOf(config); err == nil || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: err = %v", name, err)
 		}
 	}
@@ -130,4 +130,12 @@ func FuzzLoaderEntry(f *testing.F) {
 			t.Errorf("%q became %q", text, got)
 		}
 	})
+}
+
+func encryptionOf(config string) ([]cluster.Encryption, error) {
+	docs, err := parseDocuments([]byte(config))
+	if err != nil {
+		return nil, err
+	}
+	return encryption(docs)
 }

@@ -24,7 +24,7 @@ func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.Mac
 
 func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
 	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readIdentity, readBoot} {
+	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readIdentity, readBootID} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.MachineKubernetes{}, err
 		}

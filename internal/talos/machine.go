@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
+	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
@@ -29,6 +31,28 @@ func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machin
 	return m, err
 }
 
+// Standing implements cluster.MachineReader.
+func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m = cluster.Machine{}
+		if m.UUID, err = readUUID(ctx, s); err != nil {
+			return err
+		}
+		return readStatus(ctx, s, &m)
+	})
+	return m, err
+}
+
+// System reads what tells which system a configured machine runs, and which it
+// would start next.
+func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m, err = readSystem(ctx, s)
+		return err
+	})
+	return m, err
+}
+
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
 // every disk has been looked at.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
@@ -41,16 +65,65 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
+// readMachine asks for everything at once that does not wait for something else:
+// all of it goes over one connection. What a machine says about being ready comes
+// first, so that it is never newer than what it is held against.
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
-	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{
-		readVersion, readIdentity, readStatus, readSecurity, readBoot, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig,
-	} {
-		if err := read(ctx, s, &m); err != nil {
+	return readRounds(ctx, s, readIdentity, readSecurity, readBootID, readBootedEntry, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig)
+}
+
+func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
+	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readFromConfig)
+}
+
+// readRounds has reads that fill in fields of their own, or go on with those of readStatus.
+func readRounds(ctx context.Context, s session, reads ...func(context.Context, session, *cluster.Machine) error) (m cluster.Machine, err error) {
+	for _, round := range [][]func(context.Context, session, *cluster.Machine) error{{readVersion, readStatus}, reads} {
+		var all []func() error
+		for _, read := range round {
+			all = append(all, func() error { return read(ctx, s, &m) })
+		}
+		if err := atOnce(all...); err != nil {
 			return cluster.Machine{}, err
 		}
 	}
 	return m, nil
+}
+
+// atOnce does all of it and fails with the first error in the order of the
+// reads: which of them came first is a matter of luck.
+func atOnce(reads ...func() error) error {
+	errs := make([]error, len(reads))
+	var all sync.WaitGroup
+	for i, read := range reads {
+		all.Go(func() { errs[i] = read() })
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getting is get for atOnce; use is called where the machine has the resource.
+func getting[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer, use func(T)) func() error {
+	return func() error {
+		r, found, err := get[T](ctx, s, ptr)
+		if found {
+			use(r)
+		}
+		return err
+	}
+}
+
+// listing is list for atOnce.
+func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
+	return func() (err error) {
+		*into, err = list[T](ctx, s, kind)
+		return err
+	}
 }
 
 func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
@@ -94,49 +167,46 @@ func readUUID(ctx context.Context, s session) (string, error) {
 	return strings.ToLower(system.TypedSpec().UUID), nil
 }
 
-func readIdentity(ctx context.Context, s session, m *cluster.Machine) (err error) {
-	if m.UUID, err = readUUID(ctx, s); err != nil {
-		return err
-	}
-	host, found, err := get[*network.HostnameStatus](ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.Hostname = host.TypedSpec().Hostname
-	}
-	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.Nodename = node.TypedSpec().Nodename
-	}
-	kind, found, err := get[*config.MachineType](ctx, s, config.NewMachineType().Metadata())
-	if err != nil {
-		return err
-	}
-	m.ControlPlane = found && kind.MachineType().IsControlPlane()
-	return nil
+func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error) {
+	m.UUID, err = readUUID(ctx, s)
+	return err
+}
+
+func readIdentity(ctx context.Context, s session, m *cluster.Machine) error {
+	return atOnce(
+		func() error { return readHardware(ctx, s, m) },
+		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
+			m.Hostname = host.TypedSpec().Hostname
+		}),
+		getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
+			m.Nodename = node.TypedSpec().Nodename
+		}),
+		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
+			m.ControlPlane = kind.MachineType().IsControlPlane()
+		}),
+	)
 }
 
 func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
-	status, found, err := get[*runtime.MachineStatus](ctx, s, runtime.NewMachineStatus().Metadata())
-	if err != nil || !found {
-		return err
-	}
-	spec := status.TypedSpec()
-	m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
-	for _, c := range spec.Status.UnmetConditions {
-		unmet := c.Name
-		if c.Reason != "" {
-			unmet += ": " + c.Reason
-		}
-		m.Unmet = append(m.Unmet, unmet)
-	}
-	install, found, err := get[*runtime.UnattendedInstallStatus](ctx, s, runtime.NewUnattendedInstallStatus().Metadata())
-	if found && install.TypedSpec().Error != "" { // its stage does not tell
-		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.TypedSpec().Phase, install.TypedSpec().Error))
+	var install *runtime.UnattendedInstallStatusSpec
+	err := atOnce(
+		getting(ctx, s, runtime.NewMachineStatus().Metadata(), func(status *runtime.MachineStatus) {
+			spec := status.TypedSpec()
+			m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
+			for _, c := range spec.Status.UnmetConditions {
+				unmet := c.Name
+				if c.Reason != "" {
+					unmet += ": " + c.Reason
+				}
+				m.Unmet = append(m.Unmet, unmet)
+			}
+		}),
+		getting(ctx, s, runtime.NewUnattendedInstallStatus().Metadata(), func(status *runtime.UnattendedInstallStatus) {
+			install = status.TypedSpec()
+		}),
+	)
+	if install != nil && install.Error != "" { // its stage does not tell
+		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.Phase, install.Error))
 	}
 	return err
 }
@@ -160,7 +230,15 @@ func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, 
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
+func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
+	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
+	if found {
+		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+	}
+	return err
+}
+
+func readBootID(ctx context.Context, s session, m *cluster.Machine) error {
 	boot, found, err := get[*runtime.BootID](ctx, s, runtime.NewBootID().Metadata())
 	switch {
 	case err != nil:
@@ -173,13 +251,6 @@ func readBoot(ctx context.Context, s session, m *cluster.Machine) error {
 			return err
 		}
 		m.BootID = strings.TrimSpace(string(b))
-	}
-	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
 	}
 	return nil
 }
@@ -229,9 +300,13 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return err
 	}
-	if m.Encryption, err = encryption(raw); err != nil {
+	docs, err := parseDocuments(raw)
+	if err == nil {
+		m.Encryption, err = encryption(docs)
+	}
+	if err != nil {
 		return fmt.Errorf("its configuration: %w", err)
 	}
-	m.InstallImage = installImage(raw)
+	m.InstallImage = installImage(docs)
 	return nil
 }

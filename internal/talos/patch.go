@@ -172,11 +172,7 @@ func only(m mapping, key, value string) {
 }
 
 // installImage is the installer that a configuration names, "" if it can't be read.
-func installImage(config []byte) string {
-	docs, err := parseDocuments(config)
-	if err != nil {
-		return ""
-	}
+func installImage(docs []*document) string {
 	main, install, _, err := findDocuments(docs)
 	if err != nil {
 		return ""

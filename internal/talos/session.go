@@ -45,7 +45,7 @@ func (c *Client) call(ctx context.Context, addr string, do func(context.Context,
 
 // callWithin is call with a deadline of its own.
 func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
-	return c.with(ctx, addr, limit, false, do, client.WithConfig(c.config))
+	return c.with(ctx, addr, limit, false, do, c.as)
 }
 
 // patience is how long the machine may take from now on to say the next thing; 0 is for ever.
@@ -68,7 +68,7 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 			silent.Reset(d)
 		}
 	}
-	return c.with(ctx, addr, 0, false, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, client.WithConfig(c.config))
+	return c.with(ctx, addr, 0, false, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
 }
 
 // callBlank talks to whatever is at addr, without credentials either way: a
@@ -116,9 +116,9 @@ func (c *Client) with(
 		ctx, cancel = context.WithTimeout(parent, limit)
 		defer cancel()
 	}
-	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(
+	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(append([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
-	))
+	}, c.grpc...)...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}

@@ -75,6 +75,13 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane {
 			t.Errorf("node = %+v", node)
 		}
+		unasked := cmp.Options{
+			cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "FromISO", "Volumes", "ConfigArgs"),
+			cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"),
+		}
+		if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
+			t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
+		}
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.Phase = "ready"

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // Fared is how a run went, as its events told it.
@@ -25,6 +26,8 @@ type NodeFared struct {
 	// Gates is where it ended in a wait for the user's gates: "before" the node was
 	// touched, or "after" it was back and done.
 	Gates string `json:"gates,omitempty"`
+	// Hooks is the same of a hook that failed or was cut off.
+	Hooks string `json:"hooks,omitempty"`
 	// AwaySeconds is from the end of its drain to when it was back, or its branch
 	// ended; 0 if it never was away.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
@@ -62,9 +65,9 @@ func (t *tracker) see(e step.Event) {
 	}
 	n := t.find(name, e.Path)
 	switch {
-	case e.Status == step.Started && below[0] == "ask-gates-again":
+	case e.Status == step.Started && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again"):
 		n.back(t.away)
-	case e.Status == step.Started && takes(below):
+	case e.Status == step.Started && pipeline.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}
@@ -72,21 +75,13 @@ func (t *tracker) see(e step.Event) {
 		n.Gates = "before"
 	case below[0] == "ask-gates-again" && e.Status == step.Failed:
 		n.Gates = "after"
+	case below[0] == "run-hooks" && e.Status == step.Failed:
+		n.Hooks = "before"
+	case below[0] == "run-hooks-again" && e.Status == step.Failed:
+		n.Hooks = "after"
 	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
-}
-
-// takes says whether a step below a node's branch takes it away. While the node
-// is looked at, fetches its installer and is drained, it still serves.
-func takes(below []string) bool {
-	switch below[0] {
-	case "ask-gates", "gate", "pull":
-		return false
-	case "take-down", "upgrade":
-		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
-	}
-	return true
 }
 
 // node notes what happens to the branch of a node itself.

@@ -12,6 +12,9 @@ import (
 
 // WritePlan prints what a roll would do.
 func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
+	if format == "markdown" {
+		return write(w, format, plan, func(p *page) { writeMarkdown(p, plan) })
+	}
 	return write(w, format, plan, func(p *page) {
 		rest := plan.Nodes
 		for _, phase := range phases(plan) {
@@ -30,6 +33,7 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 			p.line("")
 		}
 		drawGates(p, plan)
+		drawHooks(p, plan)
 		for _, text := range plan.Warn {
 			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 		}
@@ -65,14 +69,27 @@ func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
 	case cluster.Canary:
 		return "canary: one node first, since none runs the new build yet"
 	case cluster.ControlPlanes:
-		return fmt.Sprintf("control planes: %d, one at a time", nodes)
+		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
 	}
-	return fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
+	text := fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
+	return text + beside(plan, phase)
+}
+
+// beside says of a batch that it does not wait for the one before it.
+func beside(plan cluster.Plan, phase cluster.Phase) string {
+	i := slices.IndexFunc(plan.Batches, func(b cluster.Batch) bool { return b.Phase == phase })
+	if i < 1 || !plan.Batches[i].Beside {
+		return ""
+	}
+	return fmt.Sprintf(", beside the %s", strings.ReplaceAll(string(plan.Batches[i-1].Phase), "-", " "))
 }
 
 func drawNode(p *page, n cluster.NodePlan) {
 	what := p.paint(yellow, string(n.Strategy))
 	away := ", away for about " + minutes(outage(n))
+	if n.OutageFrom != "" && n.OutageFrom != "assumed" {
+		away += ", as in " + n.OutageFrom
+	}
 	if len(n.Refused) > 0 {
 		what, away = p.paint(red, "refused"), ""
 	}
@@ -145,17 +162,23 @@ func fateOfSystem(s cluster.Strategy) string {
 func drawIdle(p *page, n cluster.NodePlan) {
 	state := p.paint(green, "in sync")
 	switch {
+	case n.Paused != "":
+		state = p.paint(yellow, "paused")
 	case len(n.Drift.Unread) > 0:
 		state = p.paint(yellow, "later")
 	case n.Drift.Stale:
 		state = p.paint(yellow, "stays")
 	}
-	p.line("%s  %s: %s", state, n.Node, n.Why)
+	p.line("%s  %s: %s", state, n.Node, strings.TrimPrefix(n.Why, "paused: "))
 	for _, u := range n.Drift.Unread {
 		p.wrapped("      unread: ", "        ", u)
 	}
 	for _, r := range n.Drift.Reasons {
-		p.wrapped("      no roll changes it: ", "        ", r.Text)
+		label := "no roll changes it: "
+		if n.Paused != "" {
+			label = "stale: "
+		}
+		p.wrapped("      "+label, "        ", r.Text)
 	}
 }
 
@@ -184,7 +207,7 @@ func drawSum(p *page, plan cluster.Plan) {
 	case work == "":
 		p.line("%s: nothing to do", counted(len(plan.Nodes), "node"))
 	default:
-		p.line("%s: %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(duration(plan)))
+		p.line("%s: %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(time.Duration(plan.TotalSeconds)*time.Second))
 		if _, first := plan.Unfinished(); first {
 			p.line("What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")
 		}
@@ -199,33 +222,6 @@ func then(s, separator string) string {
 }
 
 func outage(n cluster.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
-
-// duration is how long the outages of a plan take with as many nodes out at a
-// time as it allows: nodes go in order, each as soon as there is room.
-func duration(plan cluster.Plan) time.Duration {
-	var total time.Duration
-	for _, phase := range phases(plan) {
-		lanes := make([]time.Duration, 1)
-		if phase == cluster.Workers {
-			lanes = make([]time.Duration, max(1, plan.MaxUnavailable))
-		}
-		hosts := map[string][]time.Duration{}
-		for _, n := range ofPhase(plan, phase) {
-			if hosts[n.Host] == nil {
-				hosts[n.Host] = make([]time.Duration, max(1, plan.PerHost))
-			}
-			lane, slot := soonest(lanes), soonest(hosts[n.Host])
-			end := max(*lane, *slot) + outage(n)
-			*lane, *slot = end, end
-		}
-		total += slices.Max(lanes)
-	}
-	return total
-}
-
-func soonest(free []time.Duration) *time.Duration {
-	return &free[slices.Index(free, slices.Min(free))]
-}
 
 // minutes rounds an estimate to what it is worth.
 func minutes(d time.Duration) string {

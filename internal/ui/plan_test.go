@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -84,14 +83,21 @@ func TestWritePlan(t *testing.T) {
 	unread := inSync("wk7")
 	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
 
+	left := inSync("wk8")
+	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale
+
 	for name, plan := range map[string]cluster.Plan{
+		"plan-paused": {
+			Cluster: "c1", ID: "0123456789abcdef", Nodes: []cluster.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
+			Batches: []cluster.Batch{{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: cluster.Workers, Nodes: []string{"wk2"}, Limit: 1}},
+		},
 		"plan-nothing": {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
 		"plan-every-phase": {
-			Run: "20261120-0300-aaaa", MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
+			Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
 			Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
 		},
 		"plan-gates": {
-			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1,
+			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Gates: []cluster.UserGate{
 				{TimeoutSeconds: 3600, Description: "Ceph is whole", Objects: &cluster.ObjectGate{
 					APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Expr: "now - timestamp(status.ceph.lastChecked) < duration('5m') &&\n(status.ceph.health == 'HEALTH_OK')",
@@ -104,6 +110,7 @@ func TestWritePlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			drawn(t, name, func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
+			drawn(t, name+".md", func(b *bytes.Buffer) error { return WritePlan(b, "markdown", plan) })
 		})
 	}
 }
@@ -129,32 +136,5 @@ func TestLossesAreRed(t *testing.T) {
 	drawNode(&page{w: &out, colour: true}, n)
 	if want := "\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m"; !strings.Contains(out.String(), want) {
 		t.Errorf("%q does not hold %q", out.String(), want)
-	}
-}
-
-func TestDuration(t *testing.T) {
-	t.Parallel()
-	on := func(host string, n cluster.NodePlan) cluster.NodePlan { n.Host = host; return n }
-	worker := func(host string) cluster.NodePlan {
-		return on(host, node("w", 1, cluster.Workers, cluster.Recreate, 240))
-	}
-	cp := node("c", 1, cluster.ControlPlanes, cluster.InPlace, 120)
-	for name, tc := range map[string]struct {
-		plan cluster.Plan
-		want time.Duration
-	}{
-		"nothing":                      {cluster.Plan{}, 0},
-		"one after the other":          {cluster.Plan{Nodes: []cluster.NodePlan{worker("a"), worker("b")}}, 8 * time.Minute},
-		"two at a time":                {cluster.Plan{MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{worker("a"), worker("b"), worker("c")}}, 8 * time.Minute},
-		"two at a time on one host":    {cluster.Plan{MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{worker("a"), worker("a"), worker("a")}}, 12 * time.Minute},
-		"two on one host":              {cluster.Plan{MaxUnavailable: 2, PerHost: 2, Nodes: []cluster.NodePlan{worker("a"), worker("a")}}, 4 * time.Minute},
-		"control planes go one by one": {cluster.Plan{MaxUnavailable: 3, PerHost: 3, Nodes: []cluster.NodePlan{cp, cp, worker("a"), worker("a")}}, 8 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := duration(tc.plan); got != tc.want {
-				t.Errorf("%s, want %s", got, tc.want)
-			}
-		})
 	}
 }

@@ -87,9 +87,11 @@ func (p *Progress) line(path, colour, mark, text string) {
 const nodeColumn = 8
 
 // split finds the node in a path, "roll/<phase>/<node>/…", and what is below it.
+// What comes before the first phase is about hosts and scratch VMs. A step that
+// stands beside the nodes has an underscore, which no name of one has.
 func split(path string) (node string, below []string) {
 	parts := strings.Split(path, "/")
-	if len(parts) < 3 || parts[0] != "roll" {
+	if len(parts) < 3 || parts[0] != "roll" || parts[1] == "rehearse" || parts[1] == "clear-scratch" || strings.Contains(parts[2], "_") {
 		return "", nil
 	}
 	return parts[2], parts[3:]

@@ -38,8 +38,15 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		if fared.Snapshot != "" {
 			p.line("  etcd was saved to %s", fared.Snapshot)
 		}
+		for _, r := range rep.Rehearsed {
+			p.wrapped("  ", "      ", fmt.Sprintf("tried out on %s with %s, %s: %s", r.Host, r.Firmware, r.ISO, r))
+		}
 		for _, n := range fared.Nodes {
 			drawFared(p, n, rep.Plan)
+		}
+		drawHooked(p, rep.Hooks)
+		for _, text := range rep.Unsent {
+			p.wrapped(p.paint(yellow, "  not notified: "), "      ", text)
 		}
 		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 			p.line("next: recast status says where every disk is; recast roll goes on where this one stopped")
@@ -57,7 +64,7 @@ var done = map[cluster.Strategy]string{
 func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
-		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String())
+		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
 	}
 	if n.Kept != "" {
 		parts = append(parts, n.Kept)
@@ -65,19 +72,34 @@ func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 	p.wrapped("  "+n.Node+" ", "      ", strings.Join(parts, ", "))
 }
 
+// expected is what the plan had expected of a node's outage; "" where it knew none.
+func expected(n NodeFared, plan cluster.Plan) string {
+	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node && string(w.Phase) == n.Phase })
+	if i < 0 || plan.Work()[i].OutageFrom == "" {
+		return ""
+	}
+	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
+}
+
 // achieved tells the build where the plan knows it: not for what an earlier run
 // had left, which is finished with the build that it was begun with.
 // fate is how a node's branch ended.
 func fate(p *page, n NodeFared, plan cluster.Plan) string {
-	colour, gates := red, "its gates do not hold"
+	colour, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
-		colour, gates = yellow, "stopped while its gates were asked"
+		colour, gates, hooks = yellow, "stopped while its gates were asked", "stopped while its hooks ran"
 	}
 	switch {
 	case n.Gates == "before":
 		return p.paint(colour, "not touched: "+gates)
 	case n.Gates == "after":
 		return achieved(n, plan) + ", " + p.paint(colour, gates)
+	case n.Hooks == "before" && n.Phase == string(cluster.Unfinished):
+		return p.paint(colour, "as it was left: "+hooks)
+	case n.Hooks == "before":
+		return p.paint(colour, "not touched: "+hooks)
+	case n.Hooks == "after":
+		return achieved(n, plan) + ", " + p.paint(colour, hooks)
 	case n.Outcome == NodeDone:
 		return achieved(n, plan)
 	case n.Outcome == NodeNotNeeded:

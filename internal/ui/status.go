@@ -30,6 +30,11 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 		for _, k := range res.Kept {
 			drawKept(p, k)
 		}
+		for _, s := range res.Scratch {
+			p.line("")
+			p.line("scratch  VM %d %q on %s: run %s tries, or tried, a boot ISO out on it", s.VMID, s.Name, s.Host, s.Run)
+			advise(p, s.Next)
+		}
 		if res.Kubernetes != "" {
 			p.line("")
 			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
@@ -69,6 +74,13 @@ func drawLastRun(p *page, r *pipeline.RunStatus) {
 		p.line("journal   run %s, begun here at %s, is running or was killed", r.ID, clock(r.Started))
 	default:
 		p.wrapped("journal   ", "    ", fmt.Sprintf("last run %s: %s, at %s", r.ID, r.Outcome, clock(r.Finished)))
+	}
+	if r == nil {
+		return
+	}
+	for _, t := range r.Took {
+		seconds := func(n int) string { return (time.Duration(n) * time.Second).String() }
+		p.line("    %s was away for %s (%s expected)", t.Node, seconds(t.OutageSeconds), seconds(t.Expected))
 	}
 }
 

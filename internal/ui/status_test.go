@@ -39,7 +39,7 @@ func TestWriteStatus(t *testing.T) {
 	}
 	for name, res := range map[string]pipeline.StatusResult{
 		"status-quiet": {
-			Cluster: "c1", LastRun: &pipeline.RunStatus{ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(10 * time.Minute), Outcome: "done"},
+			Cluster: "c1", LastRun: &pipeline.RunStatus{ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(10 * time.Minute), Outcome: "done", Took: []cluster.Took{{Node: "wk1", OutageSeconds: 251, Expected: 240}}},
 			Kept: []pipeline.Kept{
 				{
 					Node: "wk1", Run: "20261114-0421-3f2a", Volid: "fast:vm-9090-disk-0", Parking: 9090, Host: "pve1", Key: "scsi30", SizeBytes: 10 << 30,

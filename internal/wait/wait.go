@@ -3,7 +3,6 @@
 package wait
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,13 +26,56 @@ func Stop(err error) error {
 	return &stopError{err}
 }
 
+// Watch tells of changes of what is waited for, until ctx ends or it is lost: once
+// it is in place, and whenever something has changed; look says whether that is
+// worth a look. It only hints: what is so the look decides.
+type Watch func(ctx context.Context, tell func(look bool)) error
+
 // For names a wait and bounds it.
 type For struct {
-	Name    string            // what is waited for: "etcd on cp1 healthy"
-	First   time.Duration     // pause after the first look, and twice as long after each further one, up to Every; 0: Every
-	Every   time.Duration     // pause between two looks
-	Timeout time.Duration     // 0: as long as the context lives
-	Seen    func(seen string) // told when what is seen changes; may be nil
+	Name     string        // what is waited for: "etcd on cp1 healthy"
+	First    time.Duration // shortest pause: they grow with the time since the wait began, or since a watch told something; 0: Every
+	Every    time.Duration // longest pause between two looks
+	Expected time.Duration // how long it will take, if that is known: then looks are closest
+	Timeout  time.Duration // 0: as long as the context lives
+
+	Watches []Watch       // are begun anew when they are lost
+	Watched time.Duration // longest pause while all of them are in place, the shortest being a quarter of it; 0: Every
+	// Due is the longest pause that a look which has begun to time something may
+	// bear, watches or not; 0: any. May be nil.
+	Due func() time.Duration
+
+	Seen func(seen string) // told when what is seen changes; may be nil
+}
+
+// A pause is such a part of the time that has passed: the wait ends that much late at most.
+const (
+	part      = 4
+	finePart  = 32 // around the time when it is expected to be so
+	overshoot = 2  // how many times Expected that lasts
+)
+
+// pause is how long not to look, since that long after the last hint.
+func (w For) pause(since time.Duration, watched bool) time.Duration {
+	if w.Due != nil {
+		if due := w.Due(); due > 0 {
+			return min(due, w.Every)
+		}
+	}
+	if watched {
+		return max(w.Every, min(max(since, w.Watched/part), w.Watched))
+	}
+	early := w.Expected - w.Expected/finePart
+	share := since / part
+	switch {
+	case w.First == 0:
+		return w.Every
+	case since < early:
+		share = early - since
+	case since < overshoot*w.Expected:
+		share = since / finePart
+	}
+	return min(max(share, w.First), w.Every)
 }
 
 // Until looks until it is done, and returns nil; or until the timeout, the
@@ -48,10 +90,14 @@ func Until(ctx context.Context, w For, look Look) error {
 		ctx, cancel = context.WithTimeout(ctx, w.Timeout)
 		defer cancel()
 	}
-	pause := min(cmp.Or(w.First, w.Every), w.Every)
+	hints := newHints(w.Watches)
+	watching, cancel := context.WithCancel(ctx)
+	defer hints.running.Wait()
+	defer cancel()
 	const nothing = "nothing yet"
-	last := nothing
+	last, hinted := nothing, start
 	for {
+		hints.watch(watching)
 		done, seen, err := look(ctx)
 		if done && err == nil {
 			return nil
@@ -72,12 +118,16 @@ func Until(ctx context.Context, w For, look Look) error {
 				}
 			}
 		}
+		pause := time.NewTimer(w.pause(time.Since(hinted), hints.complete()))
 		select {
 		case <-ctx.Done():
+			pause.Stop()
 			return fmt.Errorf("%s: gave up after %s; last seen: %s: %w",
 				w.Name, time.Since(start).Round(time.Second), last, context.Cause(ctx))
-		case <-time.After(pause):
-			pause = min(2*pause, w.Every)
+		case <-hints.changed:
+			pause.Stop()
+			hinted = time.Now()
+		case <-pause.C:
 		}
 	}
 }

@@ -146,17 +146,25 @@ func message(err error) string {
 	return err.Error()
 }
 
-// A wait with a first pause looks often at its beginning, and no oftener than others later.
-func TestUntilFirst(t *testing.T) {
+// A wait with a first pause looks often at its beginning and around the time that
+// it is expected to take, and no oftener than others later.
+func TestUntilPauses(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
+	first := func(n time.Duration) wait.For { return wait.For{First: n, Every: time.Second} }
 	cases := map[string]struct {
-		first, every time.Duration
-		want         []time.Duration // when it looked
+		w    wait.For
+		want []time.Duration // when it looked
 	}{
-		"none":                 {0, time.Second, []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms, 4000 * ms, 5000 * ms}},
-		"doubled up to Every":  {100 * ms, time.Second, []time.Duration{0, 100 * ms, 300 * ms, 700 * ms, 1500 * ms, 2500 * ms, 3500 * ms, 4500 * ms}},
-		"never more than that": {100 * ms, 40 * ms, []time.Duration{0, 40 * ms, 80 * ms, 120 * ms}},
+		"none":                 {first(0), []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms}},
+		"grown up to Every":    {first(1000 * ms), []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms}},
+		"a quarter":            {first(400 * ms), []time.Duration{0, 400 * ms, 800 * ms, 1200 * ms, 1600 * ms, 2000 * ms, 2500 * ms, 3125 * ms}},
+		"never more than that": {wait.For{First: 100 * ms, Every: 40 * ms}, []time.Duration{0, 40 * ms, 80 * ms, 120 * ms}},
+		"expected": {
+			wait.For{First: 10 * ms, Every: time.Second, Expected: 1280 * ms},
+			[]time.Duration{0, 1000 * ms, 1240 * ms, 1278750 * time.Microsecond},
+		},
+		"due": {wait.For{First: 10 * ms, Every: time.Second, Due: func() time.Duration { return 700 * ms }}, []time.Duration{0, 700 * ms, 1400 * ms}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +172,7 @@ func TestUntilFirst(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
 				var got []time.Duration
-				err := wait.Until(t.Context(), wait.For{Name: "task", First: c.first, Every: c.every}, func(context.Context) (bool, string, error) {
+				err := wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
 					got = append(got, time.Since(start))
 					return len(got) == len(c.want), "running", nil
 				})
@@ -174,6 +182,49 @@ func TestUntilFirst(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A watch makes the wait look at once, and rarely else. One that is lost is begun
+// anew, and meanwhile the wait looks as often as without; none outlives it.
+func TestUntilWatches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		begun := 0
+		watch := func(ctx context.Context, tell func(bool)) error {
+			begun++
+			if begun == 2 {
+				return errors.New("refused") // and not in place before
+			}
+			tell(true)
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(7 * time.Second):
+			}
+			tell(true)
+			if begun == 1 {
+				return errors.New("lost")
+			}
+			<-ctx.Done()
+			time.Sleep(time.Minute) // which the wait bears with
+			return ctx.Err()
+		}
+		var got []time.Duration
+		w := wait.For{Name: "Ready", Every: time.Second, Watched: 4 * time.Second, Watches: []wait.Watch{watch}}
+		err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
+			got = append(got, time.Since(start))
+			return time.Since(start) >= 20*time.Second, "", nil
+		})
+		s := time.Second
+		want := []time.Duration{0, 0, s, 2 * s, 4 * s, 7 * s, 8 * s, 8 * s, 9 * s, 10 * s, 12 * s, 15 * s, 16 * s, 17 * s, 19 * s, 23 * s}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" || begun != 3 {
+			t.Errorf("error %v; begun %d times; looked (-want +got):\n%s", err, begun, diff)
+		}
+		if time.Since(start) < 80*time.Second {
+			t.Error("the wait did not wait for its watch to end")
+		}
+	})
 }
 
 // Without a timeout only the context ends a wait; its cause is in the error.

@@ -74,6 +74,13 @@ type Server struct {
 	handling    sync.WaitGroup // requests and Serve calls
 }
 
+func (o Options) timeline() *record.Timeline {
+	if o.Recorder == nil {
+		return nil
+	}
+	return &o.Recorder.Timeline
+}
+
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
 	if o.Manifests == nil {
@@ -107,7 +114,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if o.Upstream != nil {
 		s.control, err = control.NewKubelets(ctx, s.store, cmp.Or(o.Speed, 1), o.Refused)
 	} else {
-		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1))
+		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1), o.timeline())
 	}
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // bufferBytes is how much one in-memory connection holds before a writer waits.
@@ -16,10 +17,15 @@ const bufferBytes = 256 << 10
 
 // Network is one lab's network.
 type Network struct {
+	// Latency is how much later each answer arrives; to be set before anybody listens.
+	Latency time.Duration
+
 	loopback bool
 
 	mu        sync.Mutex
 	listeners map[string]*memListener // by "ip:port"
+
+	underWay sync.WaitGroup // what delayed connections deliver
 }
 
 // Memory is a network without sockets. All of it lives in the bubble that made it.
@@ -30,6 +36,14 @@ func Loopback() *Network { return &Network{loopback: true} }
 
 // Listen listens on "ip:port". The caller closes the listener; its address is then free again.
 func (n *Network) Listen(addr string) (net.Listener, error) {
+	l, err := n.listen(addr)
+	if err != nil || n.Latency == 0 {
+		return l, err
+	}
+	return delayed{l, n}, nil
+}
+
+func (n *Network) listen(addr string) (net.Listener, error) {
 	if n.loopback {
 		return net.Listen("tcp", addr)
 	}
@@ -42,6 +56,10 @@ func (n *Network) Listen(addr string) (net.Listener, error) {
 	n.listeners[addr] = l
 	return l, nil
 }
+
+// Wait returns when all has arrived that was under way, because of Latency, as
+// the servers' ends of connections were closed. All of them must have been.
+func (n *Network) Wait() { n.underWay.Wait() }
 
 func (n *Network) listener(addr string) (*memListener, bool) {
 	n.mu.Lock()
@@ -90,6 +108,7 @@ type Dialer struct {
 	mu    sync.Mutex
 	cut   bool
 	conns map[net.Conn]struct{}
+	dials int
 }
 
 // Dialer makes a new client.
@@ -115,7 +134,15 @@ func (d *Dialer) DialContext(ctx context.Context, netw, addr string) (net.Conn, 
 	}
 	tracked := &trackedConn{Conn: conn, dialer: d}
 	d.conns[tracked] = struct{}{}
+	d.dials++
 	return tracked, nil
+}
+
+// Dials counts the connections that this client has made.
+func (d *Dialer) Dials() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.dials
 }
 
 func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) {

@@ -137,6 +137,18 @@ func storageResources(c *call, host string) []object {
 	return list
 }
 
+// memoryInUse is that of a host: its own, and of each VM that runs there all that it is given.
+func memoryInUse(c *call, host string) int64 {
+	used := int64(hostMemory / 16)
+	for _, vm := range c.VMs() {
+		mib, err := strconv.ParseInt(strings.TrimPrefix(vm.Config["memory"], "current="), 10, 64)
+		if err == nil && vm.Host == host && vm.Running {
+			used += mib << 20
+		}
+	}
+	return min(used, hostMemory)
+}
+
 func hostEntry(c *call, host string) object {
 	if c.HostDown(host) {
 		return object{"id": "node/" + host, "type": "node", "node": host, "status": "offline", "level": ""}
@@ -144,7 +156,7 @@ func hostEntry(c *call, host string) object {
 	total, used := c.RootDisk(host)
 	return object{
 		"id": "node/" + host, "type": "node", "node": host, "status": "online", "level": "",
-		"cpu": 0.05, "maxcpu": hostCores, "mem": hostMemory / 4, "maxmem": hostMemory, "disk": used, "maxdisk": total, "uptime": 86400,
+		"cpu": 0.05, "maxcpu": hostCores, "mem": memoryInUse(c, host), "maxmem": hostMemory, "disk": used, "maxdisk": total, "uptime": 86400,
 	}
 }
 

@@ -20,6 +20,8 @@ type Call struct {
 
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.
 type Recorder struct {
+	Timeline Timeline // of the world
+
 	mu     sync.Mutex
 	calls  []Call
 	seq    int

@@ -15,11 +15,13 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -34,6 +36,7 @@ type Client struct {
 	Dir string // its working directory
 	Run string // ID of the run that a roll begins
 
+	Saved   *cluster.Plan                    // of its roll; nil: none
 	Runner  step.Runner                      // of its roll; Emit is that of the client
 	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
 	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
@@ -41,8 +44,18 @@ type Client struct {
 	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
 	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
 
+	// Rehearse is the flag of a roll; nil: not given.
+	Rehearse *bool
+
 	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
+
+	// Commands runs the programs of gates and hooks; nil: this machine does.
+	Commands cluster.CommandRunner
+	// Notify is told of its runs; nil: nobody is.
+	Notify cluster.Notifier
+	// Telemetry tells of the commands that are typed next; nil: nothing.
+	Telemetry *telemetry.Telemetry
 
 	// Imager builds what no factory can; nil: nothing.
 	Imager images.Imager
@@ -86,7 +99,7 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr})
+	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	return pipeline.Project{Config: conf}, err
 }
 
@@ -123,11 +136,11 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 func (c *Client) connectImages(s *session) error {
 	transport := &http.Transport{DialContext: c.dialer.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport})
+	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.Telemetry.HTTP("factory")})
 	if err != nil {
 		return err
 	}
-	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport})
+	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
 	if err != nil {
 		return err
 	}
@@ -140,24 +153,27 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(pve.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("proxmox"),
 	})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial})
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos")})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
-	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll)})
+	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("kubernetes")})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // the same
 	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
+	if c.Commands != nil {
+		s.machines.Commands = c.Commands
+	}
 	return nil
 }
 
@@ -252,6 +268,7 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
+	c.Telemetry.Watch(&c.Runner)
 	return told[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
@@ -302,9 +319,10 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
-		Policy: policy, Confirm: c.Confirm,
-		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync,
+		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
+		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Began: c.Telemetry.Began,
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }

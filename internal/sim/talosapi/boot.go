@@ -63,12 +63,13 @@ type boot struct {
 
 // boot runs one kernel to its end.
 func (m *machine) boot(ctx context.Context, med medium) outcome {
-	if !m.fw.sleep(ctx, bootTime) {
+	if !m.spend(ctx, "boot", m.fw.o.Times.Boot) {
 		return killed
 	}
 	if _, installed := systemDisk(m.devices()); installed && med.halts() {
 		return m.halt(ctx)
 	}
+	m.addr = m.address(med.image)
 	ctx, cancel := context.WithCancel(ctx)
 	b := &boot{
 		m: m, med: med, id: uuid.NewString(),
@@ -82,7 +83,9 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
+	m.fw.systems.begin(b)
 	end, err := b.run(ctx)
+	m.fw.systems.end(b)
 	cancel()
 	b.tasks.Wait() // one of them may start the API
 	b.stopAPI()
@@ -173,12 +176,12 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 		return firstConfig{}, powerOff, nil
 	case first := <-b.configs:
 		// the answer to the request still leaves through the old API
-		if end := b.wait(ctx, switchTime); end != carryOn {
+		if end := b.wait(ctx, "switch", switchTime); end != carryOn {
 			return firstConfig{}, end, nil
 		}
 		b.stopAPI()
 		b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_STOP})
-		return first, b.wait(ctx, switchTime), nil
+		return first, b.wait(ctx, "switch", switchTime), nil
 	}
 }
 
@@ -220,12 +223,12 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		if err := b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running"); err != nil {
 			return carryOn, err
 		}
-		return b.wait(ctx, 0), nil
+		return b.wait(ctx, "", 0), nil
 	}
 	if b.etcdService() == nil {
 		b.startEtcd(ctx)
 	}
-	if end := b.wait(ctx, serviceTime); end != carryOn {
+	if end := b.wait(ctx, "services", b.m.fw.o.Times.Services); end != carryOn {
 		return end, nil
 	}
 	b.tasks.Go(func() { b.discover(ctx) })
@@ -248,7 +251,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		}
 	}
 	b.tasks.Go(func() { b.uncordon(ctx) })
-	return b.wait(ctx, 0), nil
+	return b.wait(ctx, "", 0), nil
 }
 
 // leave brings services down in order before a reboot or power off.
@@ -276,11 +279,11 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	b.gone()
 	b.seq.to("stopEverything")
 	b.etcdService().stop(errOrderly)
-	if err := b.stage(ctx, stage, true); err != nil || !b.m.fw.sleep(ctx, leaveTime/2) {
+	if err := b.stage(ctx, stage, true); err != nil || !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
 		return killed
 	}
 	b.dying.Store(true) // machined goes before apid
-	if !b.m.fw.sleep(ctx, leaveTime/2) {
+	if !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
 		return killed
 	}
 	b.seq.to("reboot")
@@ -308,9 +311,10 @@ func (b *boot) bootSequence() {
 }
 
 // wait lets d pass (0: for ever) unless the machine is told to end before.
-func (b *boot) wait(ctx context.Context, d time.Duration) outcome {
+func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
 	var elapsed <-chan time.Time
 	if d > 0 {
+		defer b.m.account(what)()
 		t := time.NewTimer(b.m.fw.scaled(d))
 		defer t.Stop()
 		elapsed = t.C

@@ -87,7 +87,7 @@ func (e *etcdService) run(ctx context.Context) {
 			break
 		}
 		e.show(ctx, service{state: stateWaiting, message: how, unknown: true})
-		e.b.m.fw.sleep(ctx, etcdRestart)
+		e.b.m.spend(ctx, "etcd", etcdRestart)
 		if ctx.Err() != nil {
 			break
 		}
@@ -134,6 +134,7 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 
 // pause waits for the next attempt to join, which a request to bootstrap brings forward.
 func (e *etcdService) pause(ctx context.Context) {
+	defer e.b.m.account("etcd")()
 	t := time.NewTimer(e.b.m.fw.scaled(etcdJoinRetry))
 	defer t.Stop()
 	e.mu.Lock()

@@ -100,7 +100,7 @@ func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 				return
 			}
 		}
-		if !e.b.m.fw.sleep(ctx, promoteRetry) {
+		if !e.b.m.spend(ctx, "etcd", promoteRetry) {
 			return
 		}
 	}
@@ -109,6 +109,7 @@ func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 // check is the service's health check: one read that takes a quorum, every so often.
 func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 	var once sync.Once
+	began := e.b.m.account("etcd")
 	for pause := healthDelay; e.b.m.fw.sleep(ctx, pause); pause = healthPeriod {
 		err := e.read(ctx, c, id)
 		if ctx.Err() != nil {
@@ -120,7 +121,7 @@ func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 		}
 		e.show(ctx, s)
 		if err == nil {
-			once.Do(e.becomeUp)
+			once.Do(func() { began(); e.becomeUp() })
 		}
 	}
 }

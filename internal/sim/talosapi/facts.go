@@ -56,7 +56,7 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	if b.m.addr.IsValid() {
 		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
 			addr := network.NewNodeAddress(network.NamespaceName, id)
-			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, prefixBits)}
+			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, b.m.fw.o.NetworkBits)}
 			rs = append(rs, addr)
 		}
 	}

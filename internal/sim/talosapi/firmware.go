@@ -4,6 +4,7 @@
 package talosapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -16,15 +17,26 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// How long things take at speed 1.
+// Times are how long things take at speed 1; 0 means as long as by default.
+type Times struct {
+	Boot     time.Duration // kernel and early userland, after firmware or kexec; 10 s
+	Firmware time.Duration // power on to kernel; 5 s
+	Pull     time.Duration // fetching the installer; 8 s
+	Copy     time.Duration // writing the boot image; 12 s
+	Services time.Duration // API up until all services run; 5 s
+	Leave    time.Duration // orderly shutdown of services; 5 s
+}
+
+func (t Times) withDefaults() Times {
+	return Times{
+		Boot: cmp.Or(t.Boot, 10*time.Second), Firmware: cmp.Or(t.Firmware, 5*time.Second),
+		Pull: cmp.Or(t.Pull, 8*time.Second), Copy: cmp.Or(t.Copy, 12*time.Second),
+		Services: cmp.Or(t.Services, 5*time.Second), Leave: cmp.Or(t.Leave, 5*time.Second),
+	}
+}
+
 const (
-	bootTime     = 10 * time.Second // kernel and early userland, after firmware or kexec
-	firmwareTime = 5 * time.Second  // power on to kernel
-	switchTime   = time.Second      // each half of the change from maintenance to configured
-	pullTime     = 8 * time.Second  // fetching the installer
-	copyTime     = 12 * time.Second // writing the boot image
-	serviceTime  = 5 * time.Second  // API up until all services run
-	leaveTime    = 5 * time.Second  // orderly shutdown of services
+	switchTime   = time.Second // each half of the change from maintenance to configured, at speed 1
 	affiliateTTL = 30 * time.Minute
 )
 
@@ -64,8 +76,11 @@ type Options struct {
 	Recorder *record.Recorder
 	// Lease is the address that DHCP gives to a MAC (upper-case).
 	Lease func(mac string) (netip.Addr, bool)
+	// NetworkBits are those of the network that the leases are in; 0 means 24.
+	NetworkBits int
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
+	Times Times
 	// PullInstaller fetches the boot image that an installer image has for that
 	// architecture. One that the registry does not have is ErrNoImage.
 	PullInstaller func(ctx context.Context, ref, arch string) (uki []byte, err error)
@@ -99,6 +114,7 @@ type Firmware struct {
 	defects  defects
 	troubles troubles
 	silences silences
+	systems  systems
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -111,12 +127,15 @@ func New(ctx context.Context, o Options) *Firmware {
 	if o.Speed == 0 {
 		o.Speed = 1
 	}
+	o.Times = o.Times.withDefaults()
+	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
 		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		boots:    bootImages{held: map[string]*world.Media{}},
 		images:   imageStore{volumes: map[string]map[imageName]cachedImage{}},
 		defects:  defects{what: map[string]Defect{}},
+		systems:  systems{up: map[int]*boot{}},
 		troubles: troubles{what: map[int]Trouble{}, changed: make(chan struct{})},
 	}
 }
@@ -125,7 +144,6 @@ func New(ctx context.Context, o Options) *Firmware {
 func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	ctx, cancel := fw.life()
 	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
-	m.addr = m.leased()
 	go func() {
 		off := m.run(ctx)
 		close(m.done)
@@ -150,6 +168,20 @@ func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	case <-t.C:
 		return ctx.Err() == nil
+	}
+}
+
+// spend is sleep for what the machine itself is at, of which the world keeps account.
+func (m *machine) spend(ctx context.Context, what string, d time.Duration) bool {
+	defer m.account(what)()
+	return m.fw.sleep(ctx, d)
+}
+
+// account begins a delay and returns what ends it.
+func (m *machine) account(what string) (end func()) {
+	from := time.Now()
+	return func() {
+		m.fw.o.Recorder.Timeline.Add(record.Delay{VMIDs: []int{m.hw.VMID}, What: what, From: from, To: time.Now()})
 	}
 }
 

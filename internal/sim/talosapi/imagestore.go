@@ -221,7 +221,7 @@ func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progr
 	const parts = 4
 	for i := range parts {
 		progress(c, float64(i)/parts)
-		if !b.m.fw.sleep(ctx, pullTime/parts) {
+		if !b.m.spend(ctx, "pull", b.m.fw.o.Times.Pull/parts) {
 			return context.Cause(ctx)
 		}
 	}

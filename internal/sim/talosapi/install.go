@@ -48,7 +48,7 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return carryOn, err
 	}
-	if end := b.wait(ctx, pullTime); end != carryOn {
+	if end := b.wait(ctx, "pull", b.m.fw.o.Times.Pull); end != carryOn {
 		return end, nil
 	}
 	pulled, err := b.fetchPatiently(ctx, ref, ref, legacyRetries)
@@ -61,7 +61,7 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return blank }); err != nil {
 		return carryOn, err
 	}
-	if end := b.wait(ctx, copyTime); end != carryOn {
+	if end := b.wait(ctx, "install", b.m.fw.o.Times.Copy); end != carryOn {
 		return end, nil
 	}
 	if b.m.fw.defects.of(img, ref) == InstallerFails {

@@ -19,7 +19,7 @@ type installerTask struct{ code int32 }
 
 func (e installerTask) Error() string { return fmt.Sprintf("task failed with exit code %d", e.code) }
 
-// The last steps of an upgrade on disk; the rest of copyTime goes by before them.
+// The last steps of an upgrade on disk; the rest of Times.Copy goes by before them.
 const settleTime = time.Second
 
 // upgradeDisk runs an installer image on an installed machine: it adds a boot
@@ -57,7 +57,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string))
 		after time.Duration
 		do    func() error
 	}{
-		{copyTime - 2*settleTime, func() error {
+		{b.m.fw.o.Times.Copy - 2*settleTime, func() error {
 			say("copying boot assets to " + entry.Name)
 			return b.m.editLoader(d.Key, func(l *loader) { l.Entries = append(l.Entries, entry) })
 		}},
@@ -70,7 +70,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string))
 		}},
 	}
 	for _, s := range steps {
-		if !b.m.fw.sleep(ctx, s.after) {
+		if !b.m.spend(ctx, "install", s.after) {
 			return context.Cause(ctx)
 		}
 		if err := s.do(); err != nil {

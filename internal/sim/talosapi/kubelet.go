@@ -128,7 +128,7 @@ func (k *kubelet) end(ctx context.Context) bool {
 	}
 	if k.service().state == stateRunning {
 		k.become(ctx, stateStopping, fmt.Sprintf("Sending SIGTERM to task %s (PID %d, container %s)", kubeletID, k.b.pid(kubeletID), kubeletID), false, false)
-		if !k.b.m.fw.sleep(ctx, kubeletEnds) {
+		if !k.b.m.spend(ctx, "kubelet", kubeletEnds) {
 			return false
 		}
 	}
@@ -164,7 +164,7 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 	b.announce(image)
 	if !atOnce {
 		k.become(ctx, stateRunning, message, false, true)
-		if !b.m.fw.sleep(ctx, kubeletHealth) {
+		if !b.m.spend(ctx, "kubelet", kubeletHealth) {
 			return
 		}
 	}

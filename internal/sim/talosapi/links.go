@@ -11,9 +11,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 )
 
-// prefixBits are those of the network that a lease is in.
-const prefixBits = 24
-
 // links are the loopback and the machine's interfaces, the first of which has the lease, with
 // addresses and routes. net.ifnames=0 names them as the kernel counts them.
 func (b *boot) links() []resource.Resource {
@@ -34,7 +31,7 @@ func (b *boot) links() []resource.Resource {
 		}
 		rs = append(rs, r)
 		if i == 0 && b.m.addr.IsValid() {
-			prefix := netip.PrefixFrom(b.m.addr, prefixBits)
+			prefix := netip.PrefixFrom(b.m.addr, b.m.fw.o.NetworkBits)
 			rs = append(rs, addressOn(name, index, prefix, nethelpers.ScopeGlobal), routeOver(name, index, prefix))
 		}
 	}

@@ -14,7 +14,7 @@ import (
 type machine struct {
 	fw     *Firmware
 	hw     *world.Hardware
-	addr   netip.Addr // invalid without a lease: the machine is not on the network
+	addr   netip.Addr // of the boot in progress; invalid without a lease: the machine is not on the network
 	cancel context.CancelFunc
 	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
 	done   chan struct{}
@@ -88,7 +88,7 @@ func (m *machine) dark(ctx context.Context) outcome {
 
 // firmwareBoot takes the first bootable medium of the boot order.
 func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
-	if !m.fw.sleep(ctx, firmwareTime) {
+	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
 		return medium{}, false
 	}
 	devs := m.devices()

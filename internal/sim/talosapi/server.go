@@ -61,7 +61,7 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 		clusterapi.RegisterClusterServiceServer(a.grpc, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
 	storage.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
-	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(state.Filter(b.store.st, b.rule)))
+	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
 	b.mu.Lock()
 	b.api = a
 	b.mu.Unlock()

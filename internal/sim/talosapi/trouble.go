@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -55,6 +56,20 @@ func (m *machine) trouble() (Trouble, <-chan struct{}) {
 func (m *machine) has() Trouble {
 	t, _ := m.trouble()
 	return t
+}
+
+// address is where an image has the machine: where its platform is nocloud, what
+// the cloud-init drive says (nocloud/metadata.go), else what DHCP gives it.
+func (m *machine) address(image artefact.Image) netip.Addr {
+	if image.Platform == "nocloud" && !m.has().Unplugged {
+		for part := range strings.SplitSeq(m.hw.CloudInit[0], ",") {
+			given, _ := strings.CutPrefix(part, "ip=")
+			if prefix, err := netip.ParsePrefix(given); err == nil {
+				return prefix.Addr()
+			}
+		}
+	}
+	return m.leased()
 }
 
 // leased is the address that the machine gets; none where nobody hears it ask.

@@ -47,7 +47,7 @@ func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
 		if err := b.unattended(ctx, phase, failed); err != nil {
 			return carryOn, err
 		}
-		if end := b.wait(ctx, pause); end != carryOn {
+		if end := b.wait(ctx, "pause", pause); end != carryOn {
 			return end, nil
 		}
 		if d, installed := systemDisk(b.m.devices()); installed {

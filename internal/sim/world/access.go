@@ -20,6 +20,7 @@ type Token struct {
 	ID      string // "recast@pve!lab"
 	Secret  string // a UUID
 	Privsep bool
+	Expired bool // its time is over, until somebody gives it more
 }
 
 // ACL gives a user or token a role at a path.
@@ -35,6 +36,16 @@ func (w *World) AddToken(t Token) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tokens[t.ID] = t
+}
+
+// ExpireToken says whether the time of a token is over.
+func (w *World) ExpireToken(id string, over bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t, ok := w.tokens[id]; ok {
+		t.Expired = over
+		w.tokens[id] = t
+	}
 }
 
 // AddRole defines a role.

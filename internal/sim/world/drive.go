@@ -1,7 +1,7 @@
 package world
 
 import (
-	"fmt"
+	"cmp"
 	"maps"
 	"math"
 	"regexp"
@@ -81,11 +81,19 @@ func driveKeys(config map[string]string) []string {
 
 // compareKeys orders "scsi2" before "scsi10".
 func compareKeys(a, b string) int {
-	an, bn := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
+	an, bn := withoutNumber(a), withoutNumber(b)
 	if an != bn {
 		return strings.Compare(an, bn)
 	}
-	return strings.Compare(fmt.Sprintf("%8s", a[len(an):]), fmt.Sprintf("%8s", b[len(bn):]))
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
+}
+
+func withoutNumber(key string) string {
+	n := len(key)
+	for n > 0 && '0' <= key[n-1] && key[n-1] <= '9' {
+		n--
+	}
+	return key[:n]
 }
 
 // bootOrder reads the drive and network keys of "boot: order=…".

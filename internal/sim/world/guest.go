@@ -25,11 +25,14 @@ type Hardware struct {
 	UUID   string   // SMBIOS, lower-case
 	Serial string   // SMBIOS serial
 	MACs   []string // upper-case, in order of netN
-	Arch   string   // "amd64" or "arm64"
-	CPU    string
-	Memory int    // MiB
-	SCSI   string // scsihw; "" is an LSI controller
-	Q35    bool   // the machine's IDE drives are on its AHCI controller
+	// CloudInit are the ipconfigN settings by their number, as the cloud-init drive has
+	// had them since power on; nil where there is no such drive.
+	CloudInit map[int]string
+	Arch      string // "amd64" or "arm64"
+	CPU       string
+	Memory    int    // MiB
+	SCSI      string // scsihw; "" is an LSI controller
+	Q35       bool   // the machine's IDE drives are on its AHCI controller
 
 	// Drives reads the drives as plugged in now, in bus order; media may have changed since power on.
 	Drives func() []Drive

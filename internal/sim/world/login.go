@@ -78,6 +78,8 @@ func (w *World) VerifyToken(id, secret string) error {
 		return &Error{Status: 401, Message: fmt.Sprintf("no such user ('%s')", user)}
 	case !ok:
 		return &Error{Status: 401, Message: fmt.Sprintf("no such token '%s' for user '%s'", name, user)}
+	case t.Expired:
+		return &Error{Status: 401, Message: "token expired"}
 	case subtle.ConstantTimeCompare([]byte(t.Secret), []byte(secret)) != 1:
 		return &Error{Status: 401, Message: "invalid token value!"}
 	}

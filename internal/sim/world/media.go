@@ -17,6 +17,7 @@ type Media struct {
 	bytes []byte
 	file  *os.File // without a name; nil: the content is bytes
 	size  int64
+	sum   string // SHA-256 of bytes; "": not yet asked for
 }
 
 // NewMedia is media holding b, which it keeps.
@@ -41,7 +42,7 @@ func (m *Media) Bytes() []byte {
 func (m *Media) Write(b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.bytes, m.file, m.size = b, nil, int64(len(b))
+	m.bytes, m.file, m.size, m.sum = b, nil, int64(len(b)), ""
 }
 
 // Size is how many bytes were written.
@@ -63,17 +64,26 @@ func (m *Media) Open() io.Reader {
 
 // SHA256 is the hex digest of the content.
 func (m *Media) SHA256() string {
-	h := sha256.New()
-	_, _ = io.Copy(h, m.Open()) // a hash never fails; half a file is another digest
-	return hex.EncodeToString(h.Sum(nil))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file != nil {
+		h := sha256.New()
+		_, _ = io.Copy(h, io.NewSectionReader(m.file, 0, m.size)) // a hash never fails; half a file is another digest
+		return hex.EncodeToString(h.Sum(nil))
+	}
+	if m.sum == "" {
+		sum := sha256.Sum256(m.bytes)
+		m.sum = hex.EncodeToString(sum[:])
+	}
+	return m.sum
 }
 
 // replace makes the content that of other, at the moment.
 func (m *Media) replace(other *Media) {
 	other.mu.Lock()
-	b, file, size := other.bytes, other.file, other.size
+	b, file, size, sum := other.bytes, other.file, other.size, other.sum
 	other.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.bytes, m.file, m.size = b, file, size
+	m.bytes, m.file, m.size, m.sum = b, file, size, sum
 }

@@ -104,11 +104,29 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	}
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
-		MACs: v.macs(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
+		MACs: v.macs(), CloudInit: v.cloudInit(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
 		Arch: v.arch(), NVRAM: w.nvram(v), SecureBoot: v.enrolled(), SCSI: v.config["scsihw"], Q35: strings.Contains(v.config["machine"], "q35"),
 		Drives:   func() []Drive { return w.drives(v, p) },
 		PowerOff: func() { w.poweredOff(v, p) },
 	}
+}
+
+// cloudInit is what is written on the VM's cloud-init drive, anew at every start
+// (vm_start_nolock in QemuServer.pm), of its network.
+func (v *vm) cloudInit() map[int]string {
+	for _, key := range driveKeys(v.config) {
+		if d, err := parseDrive(key, v.config[key]); err != nil || !isCloudInit(d.volid) {
+			continue
+		}
+		settings := map[int]string{}
+		for key, value := range v.config {
+			if n, err := strconv.Atoi(strings.TrimPrefix(key, "ipconfig")); err == nil && optionName(key) == "ipconfig" {
+				settings[n] = value
+			}
+		}
+		return settings
+	}
+	return nil
 }
 
 // temporaryVariables says that a VM has UEFI firmware and nothing that keeps its variables.

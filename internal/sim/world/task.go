@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 var errInterrupted = errors.New("received interrupt")
@@ -79,6 +82,7 @@ func (t *task) finish(err error) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
 	t.Running, t.End = false, time.Now()
+	t.world.timeline.Add(record.Delay{VMIDs: vmidsIn(t.ID), What: t.Type, From: t.Start, To: t.End})
 	if t.failure.warns && err == nil && !t.killed {
 		t.warnf("%s", t.failure.message)
 	}
@@ -101,6 +105,19 @@ func (t *task) finish(err error) {
 	}
 	t.world.noteNames()
 	close(t.done)
+}
+
+var vmidPattern = regexp.MustCompile(`\d{3,}`)
+
+// vmidsIn are the VMs that a task works on: two where it moves a disk ("100-scsi1>200-scsi5").
+func vmidsIn(id string) []int {
+	var ids []int
+	for _, s := range vmidPattern.FindAllString(id, -1) {
+		if n, err := strconv.Atoi(s); err == nil {
+			ids = append(ids, n)
+		}
+	}
+	return ids
 }
 
 // taskMessage is an error in one line, with what it says about single parameters.

@@ -45,6 +45,7 @@ type vm struct {
 	pendingDelete map[string]bool
 	snapshots     []Snapshot
 	pool          string
+	read          reading
 	proc          *process
 	qmp           string // while running
 	// When it was made, when it last ended, and since when it had been running then.
@@ -78,9 +79,31 @@ func (v *vm) render() string {
 	return b.String()
 }
 
+// digest is asked for far more often than a configuration changes.
 func (v *vm) digest() string {
+	if len(v.snapshots) == 0 && v.read.of(v) {
+		return v.read.digest
+	}
 	sum := sha1.Sum([]byte(v.render()))
-	return hex.EncodeToString(sum[:])
+	if len(v.snapshots) > 0 {
+		return hex.EncodeToString(sum[:])
+	}
+	v.read = reading{
+		config: maps.Clone(v.config), pending: maps.Clone(v.pending), pendingDelete: maps.Clone(v.pendingDelete), digest: hex.EncodeToString(sum[:]),
+	}
+	return v.read.digest
+}
+
+// reading is a configuration without snapshots and its digest.
+type reading struct {
+	config, pending map[string]string
+	pendingDelete   map[string]bool
+	digest          string
+}
+
+// of says whether the VM's configuration is still the one that was read.
+func (r reading) of(v *vm) bool {
+	return r.digest != "" && maps.Equal(r.config, v.config) && maps.Equal(r.pending, v.pending) && maps.Equal(r.pendingDelete, v.pendingDelete)
 }
 
 func (v *vm) checkLock() error {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // ErrClosed ends what was still going on when the world was closed.
@@ -21,6 +23,8 @@ type Options struct {
 	Speed   float64 // how many simulated seconds pass in one; 0 means 1
 	// Agent answers for the QEMU guest agent of a running VM; nil, or false, where none runs in the guest.
 	Agent func(vmid int) ([]Interface, bool)
+	// Timeline gets how long tasks take; may be nil.
+	Timeline *record.Timeline
 }
 
 // Interface is a network interface as a guest agent reports it.
@@ -31,11 +35,12 @@ type Interface struct {
 
 // World is the datacentre. All its methods may be called from any goroutine.
 type World struct {
-	cluster string
-	speed   float64
-	agent   func(vmid int) ([]Interface, bool)
-	done    chan struct{}
-	work    sync.WaitGroup // tasks and guests being switched off
+	cluster  string
+	speed    float64
+	agent    func(vmid int) ([]Interface, bool)
+	timeline *record.Timeline
+	done     chan struct{}
+	work     sync.WaitGroup // tasks and guests being switched off
 
 	// mu guards all below. It is never held while sleeping, while waiting for a
 	// channel, or while a guest or the firmware is called.
@@ -85,7 +90,7 @@ func New(o Options) *World {
 		o.Speed = 1
 	}
 	return &World{
-		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, done: make(chan struct{}), quorate: true,
+		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, timeline: o.Timeline, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
 		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},

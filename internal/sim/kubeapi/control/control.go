@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // How long things take, before the lab's speed is applied.
@@ -35,13 +36,14 @@ const settle = time.Millisecond
 // after each change it looks at all objects and does what is due. Only this
 // goroutine writes, so that what happened is easy to follow.
 type Manager struct {
-	store  store.Store
-	timers *timers
-	stages []func(context.Context) error // of a pass
-	settle time.Duration                 // from a change to the pass
-	kick   chan struct{}
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	store    store.Store
+	timers   *timers
+	timeline *record.Timeline
+	stages   []func(context.Context) error // of a pass
+	settle   time.Duration                 // from a change to the pass
+	kick     chan struct{}
+	cancel   context.CancelFunc
+	done     sync.WaitGroup
 
 	// refused hears of what the API refuses to kubelets that share it with real
 	// controllers; nil: the lab is alone, and a refusal is a fault of its own.
@@ -54,8 +56,8 @@ type Manager struct {
 
 // New starts the controllers. What takes them a second takes 1/speed of one.
 // They end with ctx or Close.
-func New(ctx context.Context, s store.Store, speed float64) (*Manager, error) {
-	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: settle}
+func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
+	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle}
 	m.stages = []func(context.Context) error{
 		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
 		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,
@@ -148,6 +150,12 @@ func (m *Manager) run(ctx context.Context) {
 			alarm.Reset(max(m.settle, time.Until(next)))
 		}
 	}
+}
+
+// took keeps account of a timer that has just ended.
+func (m *Manager) took(node, what string, d time.Duration) {
+	now := time.Now()
+	m.timeline.Add(record.Delay{Node: node, What: what, From: now.Add(-time.Duration(float64(d) / m.timers.speed)), To: now})
 }
 
 // pass brings everything one step further and returns when a timer ends next. A write that lost against somebody

@@ -91,6 +91,7 @@ func (m *Manager) attachVolume(ctx context.Context, a *storagev1.VolumeAttachmen
 	fresh := a.DeepCopy()
 	switch held := slices.Contains(a.Finalizers, finalizer); {
 	case a.DeletionTimestamp != nil && held && m.timers.due("detach/"+string(a.UID), detachAfter):
+		m.took(a.Spec.NodeName, "detach", detachAfter)
 		fresh.Finalizers = slices.DeleteFunc(fresh.Finalizers, func(f string) bool { return f == finalizer })
 		_, err := m.store.Update(ctx, store.Attachments(), fresh, store.Main)
 		return err

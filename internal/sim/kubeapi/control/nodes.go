@@ -180,6 +180,7 @@ func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) erro
 		k.mark(fresh)
 		k.report(fresh)
 	case ready != corev1.ConditionTrue && m.timers.due("ready/"+string(n.UID)+k.BootID+k.KubeletVersion, readyAfter):
+		m.took(n.Name, "ready", readyAfter)
 		setCondition(fresh, corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status")
 	}
 	if m.alone() {

@@ -48,6 +48,7 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 		if !m.timers.due("end/"+string(p.UID), endsAfter(p)) {
 			return nil
 		}
+		m.took(n.Name, "pod", endsAfter(p))
 		_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &p.UID},
 		})

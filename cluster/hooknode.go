@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// The IDs of the steps that run hooks. Those of a batch stand beside its nodes,
+// and have an underscore, which no name of a node has.
+const (
+	hooksBefore      = "run-hooks"
+	hooksAfter       = "run-hooks-again"
+	hooksBeforeBatch = "hooks_before"
+	hooksAfterBatch  = "hooks_after"
+)
+
+// HooksStep is the step that runs the hooks of one point of a run; none if there are none.
+func (c HookCall) HooksStep(id, title string, hooks []Hook, failed func(context.Context, error) error) []step.Step {
+	if len(hooks) == 0 {
+		return nil
+	}
+	if len(hooks) == 1 {
+		title += ": " + hooks[0].String()
+	}
+	return []step.Step{{ID: id, Title: title, Alone: true, Do: func(ctx context.Context) error { return failed(ctx, c.Run(ctx, hooks)) }}}
+}
+
+// hookBefore is the step right before the last look: the node has the gates'
+// leave by then. A hook of a node that stays where it is would have no counterpart.
+func (n *nodeRoll) hookBefore() []step.Step {
+	if n.staysIn() {
+		return nil
+	}
+	steps := n.hookCall(BeforeNode, hooksBefore).HooksStep(hooksBefore, "run the hooks before "+n.plan.Node+" goes", n.hooks.BeforeNode,
+		func(ctx context.Context, err error) error {
+			fate := n.plan.Node + " was not touched"
+			if n.plan.Resume {
+				fate = n.plan.Node + " is as the earlier run had left it"
+			}
+			return beforeHook(ctx, err, "%s; once the hook ends with 0, run the same command again: the hooks before the node run again", fate)
+		})
+	return yielding(steps)
+}
+
+// hookAfter is the step behind a node that is back: the gates are asked after it,
+// because a hook may undo what keeps them from holding, such as a flag of Ceph.
+// It does not yield, as the next run would not run it for a node that is done.
+func (n *nodeRoll) hookAfter() []step.Step {
+	if n.staysIn() {
+		return nil
+	}
+	return n.hookCall(AfterNode, hooksAfter).HooksStep(hooksAfter, "run the hooks with "+n.plan.Node+" back", n.hooks.AfterNode,
+		func(_ context.Context, err error) error {
+			if err != nil {
+				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err)
+			}
+			return afterHook(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.plan.Node)
+		})
+}
+
+// staysIn says whether the node is only cleared up behind, and never was out.
+func (n *nodeRoll) staysIn() bool { return n.isTidied() && !n.wasCordoned() }
+
+func yielding(steps []step.Step) []step.Step {
+	for i := range steps {
+		steps[i].Yields = true
+	}
+	return steps
+}
+
+func (n *nodeRoll) hookCall(p HookPoint, id string) HookCall {
+	phase, _, _ := strings.Cut(strings.TrimPrefix(n.path, "roll/"), "/")
+	return HookCall{
+		Commands: n.Commands, Point: p, Batch: Phase(phase), Node: n.plan.Node, Env: append(n.runEnv(Phase(phase)), n.nodeEnv(p)...),
+		Say: func(text string) { n.say(id, text) }, Keep: n.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
+	}
+}
+
+// nodeEnv is what hooks are told of the node; "" of what is not known.
+func (n *nodeRoll) nodeEnv(p HookPoint) []string {
+	build, talos := n.want.Build.ID, n.want.Build.TalosVersion
+	switch n.plan.Strategy {
+	case Rollback, PutBack:
+		build, talos = "", ""
+		if back := n.plan.restore; back != nil {
+			build, talos = back.Build, back.Talos
+		}
+	}
+	env := []string{
+		"RECAST_NODE=" + n.plan.Node, "RECAST_ROLE=" + n.plan.Role, "RECAST_STRATEGY=" + string(n.plan.Strategy),
+		"RECAST_VMID=" + strconv.Itoa(int(n.plan.VMID)), "RECAST_HOST=" + n.plan.Host,
+		"RECAST_TALOS_VERSION=" + talos, "RECAST_BUILD_ID=" + build, "RECAST_RESUMED=" + strconv.FormatBool(n.plan.Resume),
+	}
+	if n.plan.Addr.IsValid() {
+		env = append(env, "RECAST_ADDRESS="+n.plan.Addr.String())
+	}
+	return append(env, outcomeEnv(p)...)
+}
+
+// withBatchHooks puts the hooks of a batch before and behind its nodes.
+func (r *Roller) withBatchHooks(p Plan, b Batch, steps []step.Step) []step.Step {
+	phase := b.Phase
+	call := func(point HookPoint, id string) HookCall {
+		return HookCall{
+			Commands: r.Commands, Point: point, Batch: phase,
+			Env:  append(append(r.runEnv(phase), "RECAST_NODES="+strings.Join(b.Nodes, " ")), outcomeEnv(point)...),
+			Say:  func(text string) { r.Say("roll/"+string(phase)+"/"+id, text) },
+			Keep: r.keepHook("hooks/" + strings.ToLower(string(point)) + "/" + string(phase)),
+		}
+	}
+	before := call(BeforeBatch, hooksBeforeBatch).HooksStep(hooksBeforeBatch, "run the hooks before this batch", p.Hooks.BeforeBatch,
+		func(ctx context.Context, err error) error {
+			return beforeHook(ctx, err, "no node of this batch was touched; once the hook ends with 0, run the same command again: the hooks before the batch run again")
+		})
+	after := call(AfterBatch, hooksAfterBatch).HooksStep(hooksAfterBatch, "run the hooks behind this batch", p.Hooks.AfterBatch,
+		func(_ context.Context, err error) error {
+			if err != nil {
+				err = fmt.Errorf("the nodes of this batch are done, but no other batch is to follow: %w", err)
+			}
+			return afterHook(err, "recast roll goes on with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
+		})
+	return append(append(yielding(before), steps...), after...)
+}
+
+func (r *Roller) runEnv(batch Phase) []string {
+	return []string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.Run, "RECAST_BATCH=" + string(batch)}
+}
+
+// outcomeEnv is for hooks behind a node or a batch: they run where that is done, and nowhere else.
+func outcomeEnv(p HookPoint) []string {
+	if p == AfterNode || p == AfterBatch {
+		return []string{"RECAST_OUTCOME=done"}
+	}
+	return nil
+}
+
+// keepHook writes how a hook fared to the journal, and tells the report.
+func (r *Roller) keepHook(key string) func(HookRun, int) error {
+	return func(run HookRun, i int) error {
+		if r.Hooked != nil {
+			r.Hooked(run)
+		}
+		if err := r.Journal.Put(key+"/"+strconv.Itoa(i+1), run); err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
+		return nil
+	}
+}

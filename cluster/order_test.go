@@ -1,0 +1,134 @@
+package cluster
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host
+// with an ending, as in "a+9200", has its node's disks owned by that VM.
+func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
+	var nodes []NodePlan
+	for i, host := range strings.Fields(hosts) {
+		host, holder, _ := strings.Cut(host, "+")
+		n := NodePlan{Node: "n" + string(rune('1'+i)), Role: role, Strategy: Recreate, Host: host, OutageSeconds: int(outage.Seconds())}
+		if holder != "" {
+			n.wanted.Holder = 9200
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+func TestSpread(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		hosts          string
+		limit, perHost int
+		want           string
+	}{
+		"one host":                       {"a a a", 2, 1, "n1 n2 n3"},
+		"turn by turn":                   {"a a b b", 2, 1, "n1 n3 n2 n4"},
+		"turn by turn, one at a time":    {"a a b b", 1, 1, "n1 n3 n2 n4"},
+		"already so":                     {"a b a b", 2, 1, "n1 n2 n3 n4"},
+		"the fullest host is never idle": {"a a a a b b c c", 2, 1, "n1 n5 n2 n7 n3 n6 n4 n8"},
+		"two of a host at a time":        {"a a a a b b", 3, 2, "n1 n5 n2 n6 n3 n4"},
+		"what shares a holder":           {"a+9200 b+9200 c d", 2, 1, "n1 n3 n2 n4"},
+		"none":                           {"", 2, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			for _, n := range spread(onHosts(tc.hosts, worker, time.Minute), tc.limit, tc.perHost) {
+				got = append(got, n.Node)
+			}
+			if s := strings.Join(got, " "); s != tc.want {
+				t.Errorf("%q, want %q", s, tc.want)
+			}
+		})
+	}
+}
+
+func TestEstimate(t *testing.T) {
+	t.Parallel()
+	workers := func(hosts string) []NodePlan { return onHosts(hosts, worker, 4*time.Minute) }
+	controls := func(hosts string) []NodePlan { return onHosts(hosts, controlPlane, 2*time.Minute) }
+	for name, tc := range map[string]struct {
+		nodes  []NodePlan
+		plan   Plan
+		policy Policy
+		want   time.Duration
+	}{
+		"nothing":                      {nil, Plan{}, Policy{}, 0},
+		"one after the other":          {workers("a b"), Plan{}, Policy{}, 8 * time.Minute},
+		"two at a time":                {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
+		"two at a time on one host":    {workers("a a a"), Plan{MaxUnavailable: 2}, Policy{}, 12 * time.Minute},
+		"two on one host":              {workers("a a"), Plan{MaxUnavailable: 2, PerHost: 2}, Policy{}, 4 * time.Minute},
+		"control planes go one by one": {append(controls("a a"), workers("a a")...), Plan{MaxUnavailable: 3, PerHost: 3}, Policy{}, 8 * time.Minute},
+		"side by side":                 {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2}, Policy{}, 4 * time.Minute},
+		"side by side on one host":     {append(controls("a a"), workers("a")...), Plan{WorkersBeside: true}, Policy{}, 8 * time.Minute},
+		"a holder is shared":           {workers("a+9200 b+9200"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
+		"the canary is waited for":     {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{Canary: true}, 8 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := tc.plan
+			p.Nodes = tc.nodes
+			p.order(tc.policy)
+			p.arrange()
+			if got := p.Estimate(); got != tc.want {
+				t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
+			}
+		})
+	}
+}
+
+func TestBatches(t *testing.T) {
+	t.Parallel()
+	p := Plan{
+		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3,
+		Nodes: append(onHosts("a b", controlPlane, time.Minute), onHosts("a b+9200", worker, time.Minute)...),
+	}
+	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"
+	p.order(Policy{Canary: true, CanaryNode: "n4"})
+	p.arrange()
+	want := []Batch{
+		{Phase: Canary, Nodes: []string{"n4"}, Limit: 1},
+		{Phase: ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
+		{Phase: Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
+	}
+	if diff := cmp.Diff(want, p.Batches); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]int{controlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"holder/9200", "host/b"}, p.Nodes[0].Slots); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestQuorumOnOneHost(t *testing.T) {
+	t.Parallel()
+	for hosts, want := range map[string]string{
+		"a b c":     "",
+		"a a b":     "2 of 3 control planes are on Proxmox host a (n1, n2): etcd has no quorum without that host",
+		"a a b b":   "2 of 4 control planes are on Proxmox host a (n1, n2): etcd has no quorum without that host; 2 of 4 control planes are on Proxmox host b (n3, n4): etcd has no quorum without that host",
+		"a a b b c": "",
+		"a a":       "", // two never do without one
+		"a a a":     "", // there is no other host
+	} {
+		var o Observation
+		for _, n := range onHosts(hosts, controlPlane, 0) {
+			vm := VM{Host: n.Host}
+			o.VMs = append(o.VMs, vm)
+			o.Found = append(o.Found, Found{Name: n.Node, VM: &vm, Machine: &Machine{ControlPlane: true}})
+		}
+		if got := strings.Join(o.quorumOnOneHost(), "; "); got != want {
+			t.Errorf("%s: %q, want %q", hosts, got, want)
+		}
+	}
+}

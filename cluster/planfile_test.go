@@ -1,0 +1,180 @@
+package cluster
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// sealed is a plan for stale wk1 and wk2 of the paused world, and how it was made.
+func sealed(t *testing.T, edit func([]Wanted, *Observation), p Policy) Plan {
+	t.Helper()
+	wanted, o := paused(nil)
+	if edit != nil {
+		edit(wanted, &o)
+	}
+	p.Only = []string{"wk1", "wk2"}
+	plan, err := NewPlan("c1", wanted, o, past, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.Gates = []UserGate{{TimeoutSeconds: 60, Command: &CommandGate{Args: []string{"true"}, Dir: "/somewhere"}}}
+	plan.Seal("sha256-lock", "sha256-config")
+	return plan
+}
+
+func asJSON(t *testing.T, p Plan) []byte {
+	t.Helper()
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestPlanReadsBack(t *testing.T) {
+	t.Parallel()
+	plan := sealed(t, nil, Policy{})
+	b := asJSON(t, plan)
+	got, err := ReadPlan(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(b), string(asJSON(t, got))); diff != "" {
+		t.Error(diff)
+	}
+	if len(plan.ID) != 16 || got.ID != plan.ID || sealed(t, nil, Policy{}).ID != plan.ID {
+		t.Errorf("ID %q, read %q", plan.ID, got.ID)
+	}
+}
+
+func TestPlanIsReadStrictly(t *testing.T) {
+	t.Parallel()
+	whole := string(asJSON(t, sealed(t, nil, Policy{})))
+	resumed := sealed(t, nil, Policy{})
+	resumed.Nodes[0].Resume = true
+	resumed.Seal(resumed.Lock, resumed.Config)
+	for name, tc := range map[string]struct {
+		text, want string
+		kind       fault.Kind
+	}{
+		"no JSON":            {"plan: x", "it is no plan: ", fault.Config},
+		"another format":     {strings.Replace(whole, `"version": 1`, `"version": 2`, 1), "it is a plan of format 2; this recast reads format 1", fault.Config},
+		"an unknown field":   {strings.Replace(whole, `"cluster"`, `"x": 1, "cluster"`, 1), `it is no plan: json: unknown field "x"`, fault.Config},
+		"two":                {whole + whole, "", fault.Config},
+		"edited":             {strings.Replace(whole, `"recreate"`, `"in-place"`, 1), "it was changed after it was made: ", fault.Refused},
+		"begins with a rest": {string(asJSON(t, resumed)), "it begins with " + resumed.Nodes[0].Node + ", which was left unfinished then", fault.Refused},
+	} {
+		_, err := ReadPlan([]byte(tc.text))
+		if err == nil || fault.KindOf(err) != tc.kind || !strings.HasPrefix(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	saved, err := ReadPlan(asJSON(t, sealed(t, nil, Policy{})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inSyncNow := func(name string) func([]Wanted, *Observation) {
+		return func(_ []Wanted, o *Observation) {
+			for i := range o.Found {
+				if m := inSync(); o.Found[i].Name == name {
+					m.UUID, m.SystemDisk, m.Disks = o.Found[i].Machine.UUID, o.Found[i].Machine.SystemDisk, o.Found[i].Machine.Disks
+					o.Found[i].Machine = &m
+				}
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		edit  func([]Wanted, *Observation)
+		begun bool
+		mine  bool // wk1's VM was made by a run of the plan
+		want  string
+	}{
+		"nothing moved": {},
+		"estimates differ": {edit: func(_ []Wanted, o *Observation) {
+			o.Took = []Took{{Node: "wk1", Role: worker, Strategy: Recreate, OutageSeconds: 9}}
+		}},
+		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
+		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
+		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
+		"the VM was changed":          {edit: func(_ []Wanted, o *Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"changed, though a run began": {edit: func(_ []Wanted, o *Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"moved to another host":       {edit: func(_ []Wanted, o *Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
+		"another strategy":            {edit: func(w []Wanted, _ *Observation) { w[1].Strategy = Reimage }, want: "wk1: what is done: recreate → reimage"},
+		"another build":               {edit: func(w []Wanted, _ *Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + wantedBuild().ID + " → b2"},
+		"paused since":                {edit: func(_ []Wanted, o *Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
+		"in use by now":               {edit: func(_ []Wanted, o *Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			now := sealed(t, func(w []Wanted, o *Observation) {
+				if tc.edit != nil {
+					tc.edit(w, o)
+				}
+				if tc.mine {
+					o.VMs[1].Config["description"] = runMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
+				}
+			}, Policy{})
+			got, err := now.Follow(saved, tc.begun)
+			var moved string
+			if err != nil {
+				_, lines, _ := strings.Cut(err.Error(), ":\n  ")
+				moved = strings.ReplaceAll(lines, "\n  ", "; ")
+			}
+			if moved != tc.want || (err != nil) != (fault.KindOf(err) == fault.Refused) {
+				t.Errorf("%q, want %q; %v", moved, tc.want, err)
+			}
+			if err == nil && got.ID != saved.ID {
+				t.Errorf("it is plan %s, not %s", got.ID, saved.ID)
+			}
+		})
+	}
+}
+
+// TestFollowKeepsTheOrder although another one would be chosen now.
+func TestFollowKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})
+	now, err := sealed(t, nil, Policy{}).Follow(saved, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(saved.Batches, now.Batches); diff != "" {
+		t.Error(diff)
+	}
+	if now.Work()[0].found.VM == nil {
+		t.Error("what was found is not in the plan any more")
+	}
+}
+
+func TestFollowWhatItWasMadeFrom(t *testing.T) {
+	t.Parallel()
+	saved := sealed(t, nil, Policy{})
+	for want, edit := range map[string]func(*Plan){
+		"the cluster: c1 → c2":                                      func(p *Plan) { p.Cluster = "c2" },
+		"recast.lock: sha256-lock → sha256-x":                       func(p *Plan) { p.Lock = "sha256-x" },
+		"recast.yaml: sha256-config → sha256-x":                     func(p *Plan) { p.Config = "sha256-x" },
+		"workers at a time: 1 → 2":                                  func(p *Plan) { p.MaxUnavailable = 2 },
+		"wk1: left unfinished by run r1, which is not of this plan": func(p *Plan) { p.Run, p.Nodes[0].Resume, p.Nodes[0].run = "r1", true, "r1" },
+	} {
+		now := sealed(t, nil, Policy{})
+		edit(&now)
+		if _, err := now.Follow(saved, true); err == nil || !strings.HasSuffix(err.Error(), ":\n  "+want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	own := sealed(t, nil, Policy{})
+	own.Run = "20000101-0000-feed" + saved.RunSuffix()
+	own.Nodes[0].Resume, own.Nodes[0].run = true, own.Run
+	if _, err := own.Follow(saved, true); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,83 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+)
+
+// NeedsToRehearse is what trying the boot ISOs of a plan out takes, by the scratch
+// VMs that are made for it. Most of it a roll by recreate takes as well.
+func NeedsToRehearse(p Plan, h Rehearsal) Needs {
+	var needs Needs
+	hosts, trials := p.trials(h)
+	for _, host := range hosts {
+		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + host}}, "Sys.Audit")
+		for _, t := range trials[host] {
+			needs.scratch(&rehearsal{trial: t, nodeRoll: &nodeRoll{Roller: &Roller{Rehearse: &h}, plan: t.model, want: t.model.wanted}})
+		}
+	}
+	return needs
+}
+
+// scratchPrivileges are those of a create with the settings of a scratch VM, and
+// of what becomes of it.
+var scratchPrivileges = []string{
+	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+}
+
+func (n *Needs) scratch(t *rehearsal) {
+	const why = "try boot ISOs out on scratch VMs"
+	at := spot{path: "/vms", below: true}
+	if pool := t.plan.found.VM.Pool; pool != "" {
+		at.or = "/pool/" + pool
+	}
+	n.add("/vms", why, []spot{at}, scratchPrivileges...)
+	for _, storage := range t.scratchStorages() {
+		n.add("/storage/"+storage, "make the EFI variables and the cloud-init drive of scratch VMs", nil, "Datastore.AllocateSpace")
+		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")
+	}
+	for _, storage := range t.want.ISOStorages {
+		n.add("/storage/"+storage, "put the boot ISO into scratch VMs", nil, "Datastore.Audit")
+	}
+	config, err := t.config(0, "none")
+	if err != nil {
+		return // such a node is refused
+	}
+	for _, key := range []string{"net0", "cpu"} {
+		if v := config[key]; v != "" {
+			n.config(map[string]string{key: v})
+		}
+	}
+}
+
+// NeedsToRehearse is NeedsToRehearse of a plan that renews all of these nodes.
+func (s Survey) NeedsToRehearse(wanted []Wanted, assessments []Assessment, h Rehearsal) Needs {
+	var p Plan
+	for i, w := range wanted {
+		f := s.Found[i]
+		if f.VM == nil || assessments[i].Strategy == InPlace || w.Strategy == InPlace {
+			continue
+		}
+		p.Nodes = append(p.Nodes, NodePlan{Node: w.Name, Strategy: Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, wanted: w, found: f})
+	}
+	return NeedsToRehearse(p, h)
+}
+
+// agentPrivileges let a token ask guest agents: the last one before Proxmox VE 9,
+// which knows none of the others.
+var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
+
+// MayAskAgents says whether the token may ask the guest agents of VMs that are
+// still to be made; missing is what it lacks, in words.
+func MayAskAgents(ctx context.Context, access Access) (missing string, err error) {
+	has, err := access.Permissions(ctx, "/vms")
+	if err != nil {
+		return "", err
+	}
+	for _, p := range agentPrivileges {
+		if propagates := has[p]; propagates {
+			return "", nil
+		}
+	}
+	return fmt.Sprintf("%s on /vms (before Proxmox VE 9: %s)", agentPrivileges[0], agentPrivileges[len(agentPrivileges)-1]), nil
+}

@@ -1,0 +1,65 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// rarely is how many pauses long one may get while everything that is waited for
+// is watched: a watch may be silent without being lost.
+const rarely = 10
+
+// wait looks until it is so, telling the display what it sees under the step's ID.
+// What is wrong with our own credentials no waiting mends.
+func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
+	return n.watch(ctx, id, wait.For{Name: name, Timeout: timeout}, look)
+}
+
+// watch is wait with hints when to look.
+func (n *nodeRoll) watch(ctx context.Context, id string, w wait.For, look wait.Look) error {
+	w.Every, w.Watched = n.Timing.Poll, rarely*n.Timing.Poll
+	w.Seen = func(seen string) { n.say(id, w.Name+": "+seen) }
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		done, seen, err := look(ctx)
+		if fault.KindOf(err) == fault.Config {
+			err = wait.Stop(err)
+		}
+		return done, seen, err
+	})
+}
+
+func (n *nodeRoll) watchMachine(ctx context.Context, tell func(look bool)) error {
+	return n.Talos.WatchMachine(ctx, n.plan.Addr, tell)
+}
+
+func (n *nodeRoll) watchNode(ctx context.Context, tell func(look bool)) error {
+	return n.Kube.WatchNode(ctx, n.plan.Node, tell)
+}
+
+func (n *nodeRoll) watchDetached(ctx context.Context, tell func(look bool)) error {
+	return n.Kube.WatchDetached(ctx, n.plan.Node, tell)
+}
+
+// onItsWay says how far a machine is that is not running and ready yet, with few
+// questions; "" for one that is.
+func (n *nodeRoll) onItsWay(ctx context.Context) (string, error) {
+	m, err := n.Talos.Standing(ctx, n.plan.Addr)
+	switch {
+	case err != nil:
+		return "", err
+	case m.UUID != n.plan.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
+	case m.Stage != "running" || !m.Ready:
+		return m.standing(), nil
+	}
+	return "", nil
+}
+
+// ofMachine names a wait for what the machine itself shows.
+func (n *nodeRoll) ofMachine(name string, timeout time.Duration) wait.For {
+	return wait.For{Name: name, Timeout: timeout, Watches: []wait.Watch{n.watchMachine}}
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+var (
+	driftNodes = flag.Int("drift.nodes", 500, "how many nodes the lab of BenchmarkDrift and BenchmarkPlan has")
+	driftRuns  = flag.Int("drift.runs", 5, "how often each of them types its command, at least")
+)
+
+const (
+	benchLatency = "20ms"
+	maxDriftMiB  = 250
+)
+
+// BenchmarkDrift has real processes answer whether every node of a large cluster
+// is in sync, each answer of every server 20 ms late.
+func BenchmarkDrift(b *testing.B) { benchObserving(b, openLargeLab(b), "drift", "-o", "json") }
+
+// BenchmarkPlan has them plan a roll of the same size, which asks also for what
+// would be lost with each node.
+func BenchmarkPlan(b *testing.B) { benchObserving(b, openLargeLab(b), "plan", "-o", "json") }
+
+func openLargeLab(b *testing.B) *terminal {
+	b.Helper()
+	return openLab(b, "--control-planes", "3", "--workers", strconv.Itoa(*driftNodes-3), "--proxmox-nodes", "3", "--latency", benchLatency, "--speed", "5")
+}
+
+// benchObserving reports what one run of a command that only reads costs. What it
+// takes in memory and in requests is not a matter of the machine it runs on.
+func benchObserving(b *testing.B, term *terminal, args ...string) {
+	var took []float64
+	var cpu time.Duration
+	peakMiB := 0.0
+	before := term.requests()
+	observe := func() {
+		c := term.recast(args...)
+		began := time.Now()
+		answer, err := c.Output()
+		took = append(took, time.Since(began).Seconds())
+		if err != nil {
+			b.Fatalf("recast %v: %v\n%s", args, err, answer)
+		}
+		term.requireAll(answer, args[0])
+		usage := c.ProcessState.SysUsage().(*syscall.Rusage) // Linux counts in KiB
+		peakMiB = max(peakMiB, float64(usage.Maxrss)/1024)
+		cpu += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	}
+	for b.Loop() {
+		observe()
+	}
+	for len(took) < *driftRuns {
+		observe()
+	}
+	after := term.requests()
+	slices.Sort(took)
+	b.ReportMetric(took[0], "s-min")
+	b.ReportMetric(took[len(took)/2], "s-median")
+	b.ReportMetric(took[len(took)-1], "s-max")
+	b.ReportMetric(cpu.Seconds()/float64(len(took)), "cpu-s")
+	b.ReportMetric(peakMiB, "peak-MiB")
+	for _, proto := range []string{"proxmox", "talos", "kubernetes"} {
+		b.ReportMetric(float64(after[proto]-before[proto])/float64(len(took)**driftNodes), proto+"-requests/node")
+	}
+	if peakMiB > maxDriftMiB {
+		b.Errorf("%.0f MiB at its peak, more than %d", peakMiB, maxDriftMiB)
+	}
+}
+
+// requests are those that the lab's servers have got so far, by protocol.
+func (term *terminal) requests() map[string]int {
+	term.t.Helper()
+	_, now, err := sim.AskState(term.t.Context(), term.dir)
+	if err != nil {
+		term.t.Fatal(err)
+	}
+	return now.Requests
+}
+
+// requireAll makes sure that the command has looked at every node.
+func (term *terminal) requireAll(answer []byte, command string) {
+	term.t.Helper()
+	var res struct {
+		pipeline.DriftResult
+		Nodes []json.RawMessage `json:"nodes"`
+	}
+	if err := json.Unmarshal(answer, &res); err != nil {
+		term.t.Fatal(err)
+	}
+	if len(res.Nodes) != *driftNodes || command == "drift" && !res.InSync {
+		term.t.Fatalf("%d nodes, in sync: %t", len(res.Nodes), res.InSync)
+	}
+}

@@ -1,0 +1,381 @@
+package notify
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+// receiver is a web server that notices are sent to.
+type receiver struct {
+	answer http.HandlerFunc
+
+	mu     sync.Mutex
+	got    []string // method, path and body
+	header http.Header
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	body, _ := io.ReadAll(req.Body)
+	r.mu.Lock()
+	r.got, r.header = append(r.got, req.Method+" "+req.URL.Path+" "+string(body)), req.Header
+	r.mu.Unlock()
+	if r.answer != nil {
+		r.answer(w, req)
+	}
+}
+
+func (r *receiver) requests() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.got)
+}
+
+// serve runs a real net/http server in memory.
+func (r *receiver) serve(t *testing.T, answer http.HandlerFunc) *http.Transport {
+	t.Helper()
+	r.answer = answer
+	n := network.Memory()
+	l, err := n.Listen("hook.example:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Whoever left a handler waiting is gone with the connection.
+	s := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0)}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(l) })
+	transport := &http.Transport{DialContext: n.Dialer().DialContext}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		_ = s.Close()
+		serving.Wait()
+	})
+	return transport
+}
+
+var aNotice = cluster.Notice{
+	Event: cluster.NoticeFailure, Command: "roll", Cluster: "lab", Run: "r1", Outcome: "failed", Error: `it is "broken" <here>`, Hints: []string{"mend it"},
+	Nodes:   cluster.Fates{Done: []string{"wk1"}, Failed: []string{"wk2"}, Left: []string{}},
+	Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Ended: time.Date(2026, 1, 2, 3, 5, 5, 0, time.UTC), Host: "ci", Text: "recast roll of lab: failed",
+}
+
+var everyEvent = []string{"start", "failure", "end"}
+
+// sends sends aNotice to one webhook and says how long that took.
+func sends(t *testing.T, transport http.RoundTripper, w Webhook, env map[string]string) (took time.Duration, warned []string, err error) {
+	t.Helper()
+	if w.URL == "" && w.URLEnv == "" {
+		w.URL = "http://hook.example/s3cret/path"
+	}
+	if w.On == nil {
+		w.On = everyEvent
+	}
+	c, err := New(Options{
+		Webhooks: []Webhook{w}, Getenv: func(name string) string { return env[name] }, User: "alice", Transport: transport,
+		Warn: func(text string) { warned = append(warned, text) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	err = c.Notify(t.Context(), aNotice)
+	return time.Since(start), warned, err
+}
+
+func TestNotify(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var r receiver
+		if _, warned, err := sends(t, r.serve(t, nil), Webhook{}, nil); err != nil || warned != nil {
+			t.Fatal(err, warned)
+		}
+		body, ok := strings.CutPrefix(r.requests()[0], "POST /s3cret/path ")
+		const want = `{"event":"failure","command":"roll","cluster":"lab","run":"r1","outcome":"failed","nodes":{"done":["wk1"],"failed":["wk2"],"left":[]},` +
+			`"error":"it is \"broken\" <here>","hints":["mend it"],"started":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:05:05Z","host":"ci","user":"alice","text":"recast roll of lab: failed"}`
+		if !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast" {
+			t.Errorf("it got %q with %v", r.requests(), r.header)
+		}
+	})
+}
+
+func TestHeadersAndTemplate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var r receiver
+		_, _, err := sends(t, r.serve(t, nil), Webhook{
+			Headers: map[string]string{"Authorization": "AUTH"}, ContentType: "text/x-test",
+			Template: `{"text": {{json .Error}}, "of": "{{join .Nodes.Done ","}}{{.Ended.Sub .Started}}"}`,
+		}, map[string]string{"AUTH": "Bearer s3cret"})
+		if err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}` {
+			t.Errorf("%q, %v", r.requests(), err)
+		}
+		if r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test" {
+			t.Errorf("headers %v", r.header)
+		}
+	})
+}
+
+// TestTrouble has a webhook misbehave: nobody waits long for it, and no message holds a secret.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	const who = "webhook hook.example: notice of failure: "
+	status := func(code int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, body, code) }
+	}
+	first := func(n int, h http.HandlerFunc) http.HandlerFunc { // then it is well
+		return func(w http.ResponseWriter, req *http.Request) {
+			if n--; n >= 0 {
+				h(w, req)
+			}
+		}
+	}
+	lasts := func(d time.Duration) http.HandlerFunc {
+		return func(_ http.ResponseWriter, req *http.Request) {
+			select {
+			case <-time.After(d):
+			case <-req.Context().Done():
+			}
+		}
+	}
+	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		err    string
+		asked  int
+		took   time.Duration
+	}{
+		"slow":              {lasts(9 * time.Second), "", 1, 9 * time.Second},
+		"hangs":             {lasts(time.Hour), "no answer within 10s", 3, 34 * time.Second},
+		"fails once":        {first(1, status(500, "oops")), "", 2, time.Second},
+		"fails for good":    {status(503, "come back\nlater"), "it answers with 503 Service Unavailable: come back later", 3, 4 * time.Second},
+		"too often":         {first(2, status(429, "")), "", 3, 4 * time.Second},
+		"not let in":        {status(403, "Bearer s3cret is bad"), "it answers with 403 Forbidden: [redacted] is bad", 1, 0},
+		"a long complaint":  {status(400, strings.Repeat("x", 5000)), "it answers with 400 Bad Request: " + strings.Repeat("x", 200), 1, 0},
+		"connection is cut": {cut, "EOF", 3, 4 * time.Second},
+		"answer never ends": {func(w http.ResponseWriter, req *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-req.Context().Done()
+		}, "", 1, 10 * time.Second},
+		"moved": {func(w http.ResponseWriter, req *http.Request) {
+			http.Redirect(w, req, "http://evil.example/path", http.StatusTemporaryRedirect)
+		}, "it answers with a redirect to evil.example, which is not followed: give the URL that it leads to", 1, 0},
+		"moved on the same host":  {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/other", http.StatusFound) }, "it answers with a redirect to hook.example, which is not followed: give the URL that it leads to", 1, 0},
+		"moved to nobody knows":   {status(304, ""), "it answers with a redirect, which is not followed: give the URL that it leads to", 1, 0},
+		"accepted, without a 200": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var r receiver
+				took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
+				got := ""
+				if err != nil {
+					got = err.Error()
+				}
+				want := c.err
+				if want != "" {
+					want = who + want
+				}
+				if got != want || (len(warned) == 1) != (want != "") {
+					t.Errorf("%q, want %q; warned %q", got, want, warned)
+				}
+				if len(r.requests()) != c.asked || took != c.took {
+					t.Errorf("asked %d times in %s, want %d in %s", len(r.requests()), took, c.asked, c.took)
+				}
+			})
+		})
+	}
+}
+
+// Nobody is there.
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var r receiver
+		_, _, err := sends(t, r.serve(t, nil), Webhook{URL: "http://other.example/s3cret"}, nil)
+		if err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+// Who presses Ctrl-C does not wait for the next attempt.
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var r receiver
+		c, err := New(Options{
+			Webhooks: []Webhook{{URL: "http://hook.example/", On: everyEvent}}, Getenv: func(string) string { return "" },
+			Transport: r.serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
+		start := time.Now()
+		if err := c.Notify(ctx, aNotice); err == nil || time.Since(start) != 500*time.Millisecond || len(r.requests()) != 1 {
+			t.Errorf("%v after %s, asked %d times", err, time.Since(start), len(r.requests()))
+		}
+	})
+}
+
+func TestWants(t *testing.T) {
+	t.Parallel()
+	got := map[string]string{}
+	for _, on := range everyEvent {
+		for _, e := range everyEvent {
+			if (&webhook{on: []string{on}}).wants(cluster.NoticeEvent(e)) {
+				got[on] += e + " "
+			}
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"start": "start ", "failure": "failure ", "end": "failure end "}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What the environment lacks is said beforehand, and nothing is sent.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		w    Webhook
+		env  map[string]string
+		name string
+		err  string
+	}{
+		"all there":      {Webhook{URLEnv: "U", Headers: map[string]string{"A": "B"}}, map[string]string{"U": "https://h.example/s3cret?sig=1\n", "B": "x"}, "h.example", ""},
+		"no URL":         {Webhook{URLEnv: "U"}, nil, "$U", "webhook $U: the environment variable is not set"},
+		"no header":      {Webhook{URL: "https://h.example/", Headers: map[string]string{"Authorization": "B"}}, nil, "h.example", "webhook h.example: the environment variable B, for its header Authorization, is not set"},
+		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
+		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
+		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: what it holds is not an https URL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
+			client, err := New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := client.States()[0]
+			said := ""
+			if got.Err != nil {
+				said = got.Err.Error()
+				client.hooks[0].on = everyEvent
+				if err := client.Notify(t.Context(), aNotice); err == nil || err.Error() != said {
+					t.Errorf("err = %v", err)
+				}
+			}
+			if got.Name != c.name || said != c.err {
+				t.Errorf("%s: %q", got.Name, said)
+			}
+		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestCheckTemplate(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{"text": {{json .Text}}}`:        "",
+		`{{range .Hints}}{{.}}{{end}}`:    "",
+		`{{.Ended.Format "15:04"}}`:       "",
+		`{{.Txt}}`:                        "not a valid template: template: template:1:2: executing \"template\" at <.Txt>: can't evaluate field Txt in type cluster.Notice",
+		`{{.Text`:                         "not a valid template: template: template:1: unclosed action",
+		`{{env "PROXMOX_VE_API_TOKEN"}}`:  `not a valid template: template: template:1: function "env" not defined`,
+		`{{index .Nodes.Failed 0}} is it`: "not a valid template: template: template:1:2: executing \"template\" at <index .Nodes.Failed 0>: error calling index: reflect: slice index out of range",
+	} {
+		err := CheckTemplate(text)
+		if got := message(err); want == "" && err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// The templates in the notes make JSON of whatever text, or are for none.
+func TestTemplatesOfTheNotes(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/notes/notify.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
+	if len(found) < 5 {
+		t.Fatalf("found %q", found)
+	}
+	n := aNotice
+	n.Text = "a \"b\"\n\\ <c>"
+	for _, f := range found {
+		if err := CheckTemplate(string(f[1])); err != nil {
+			t.Error(err)
+			continue
+		}
+		body, err := parse(string(f[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := (&webhook{body: body}).render(n)
+		if err != nil || !json.Valid(got) && string(got) != n.Text {
+			t.Errorf("%s: %s, %v", f[1], got, err)
+		}
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// A server's certificate counts by the system's CAs, and by one that is named.
+func TestCertificates(t *testing.T) {
+	t.Parallel()
+	var r receiver
+	s := httptest.NewUnstartedServer(&r)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.requests()) != 1 {
+		t.Errorf("%v; it got %q", err, r.requests())
+	}
+	h, err := newWebhook(Webhook{URL: s.URL}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
+		t.Errorf("%v; it got %q", err, r.requests())
+	}
+	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no certificate") {
+		t.Errorf("err = %v", err)
+	}
+}

@@ -1,0 +1,49 @@
+package sim
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// The last bytes of the addresses that DHCP gives to machines which have no
+// reservation. Those after them are nobody's: for whoever needs a fixed one.
+const (
+	firstLease = 231
+	lastLease  = 250
+)
+
+// leases are those of machines without a reservation. No machine gives one back,
+// as Talos does not: they end when the pool has no other address left.
+type leases struct {
+	mu   sync.Mutex
+	macs []string // by address, the oldest first
+	at   map[string]netip.Addr
+}
+
+// lease is the DHCP server. A node's MAC has the same address for ever.
+func (l *Lab) lease(mac string) (netip.Addr, bool) {
+	for _, n := range l.Nodes {
+		if n.MAC == mac {
+			return n.Addr, true
+		}
+	}
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
+	if addr, known := l.leases.at[mac]; known {
+		return addr, true
+	}
+	addr := netip.Addr{}
+	if n := len(l.leases.macs); n <= lastLease-firstLease {
+		addr = l.o.addr(max(firstLease, l.o.last()+1) + n) // behind many workers
+	} else { // the one that was given out first has run out by then
+		addr = l.leases.at[l.leases.macs[0]]
+		delete(l.leases.at, l.leases.macs[0])
+		l.leases.macs = slices.Delete(l.leases.macs, 0, 1)
+	}
+	if l.leases.at == nil {
+		l.leases.at = map[string]netip.Addr{}
+	}
+	l.leases.macs, l.leases.at[mac] = append(l.leases.macs, mac), addr
+	return addr, true
+}

@@ -1,0 +1,42 @@
+package record
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Delay is a time that the world itself took for something, whoever waited.
+type Delay struct {
+	VMIDs    []int  // the VMs that it was about; none where it was about a node
+	Node     string // of Kubernetes
+	What     string // "boot", "qmmove"
+	From, To time.Time
+}
+
+// Timeline is every delay of one world. The zero value is ready to use, and nil
+// keeps nothing.
+type Timeline struct {
+	mu     sync.Mutex
+	delays []Delay
+}
+
+// Add keeps a delay that has passed.
+func (t *Timeline) Add(d Delay) {
+	if t == nil || !d.From.Before(d.To) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.delays = append(t.delays, d)
+}
+
+// Delays returns a copy of all delays so far, in the order in which they ended.
+func (t *Timeline) Delays() []Delay {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.delays)
+}

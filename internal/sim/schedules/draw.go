@@ -1,0 +1,146 @@
+package schedules
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// Seed is that of the n-th case of a run, from 0; the first has the run's own.
+func Seed(run uint64, n int) uint64 {
+	if n == 0 {
+		return run
+	}
+	return rand.New(rand.NewPCG(run, uint64(n))).Uint64()
+}
+
+// drawer draws from one seed.
+type drawer struct{ *rand.Rand }
+
+// one of n.
+func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
+
+func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
+
+// some is a short list.
+func some[T any](d drawer, from ...T) []T {
+	n := pick(d, 1, 1, 1, 2, 3)
+	out := make([]T, n)
+	for i := range out {
+		out[i] = pick(d, from...)
+	}
+	return out
+}
+
+// Draw makes the case of a seed.
+func Draw(seed uint64) Case {
+	d := drawer{rand.New(rand.NewPCG(seed, 0))}
+	c := Case{
+		ControlPlanes: pick(d, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5), Workers: d.workers(), Hosts: pick(d, 1, 1, 2, 2, 3, 3, 4, 5),
+		Shared: d.oneOf(4), EtcdOnData: d.oneOf(2), WorkersFirst: d.oneOf(3), NoCanary: d.oneOf(3),
+		Out: pick(d, "", "", "2", "3", "25%", "50%"), PerHost: pick(d, 0, 0, 2, 3), Keep: pick(d, 0, 0, 2),
+		BootFailure: pick(d, "", "rollback", "reimage"), DrainTimeout: pick(d, "", "", "delete"),
+		Talos: pick(d, "", "", "", "v1.12.6"), Changes: []string{pick(d, changePatch, changePatch, changeTalos)},
+	}
+	if !c.Shared {
+		c.Storage = pick(d, "", "", "lvmthin", "zfspool")
+	}
+	if d.oneOf(3) {
+		c.Changes = append(c.Changes, changePatch)
+	}
+	c.disks(d)
+	c.strategies(d)
+	c.faults(d)
+	return c
+}
+
+// workers are few, mostly.
+func (d drawer) workers() int {
+	switch n := d.IntN(100); {
+	case n < 5:
+		return 0
+	case n < 85:
+		return pick(d, 1, 1, 1, 2, 2, 3, 4, 5)
+	case n < 98:
+		return 6 + d.IntN(10)
+	}
+	return 30 + d.IntN(21)
+}
+
+// mostHeld is how many nodes a data VM of one host can hold a disk for: SCSI has 31 slots.
+const mostHeld = 25
+
+func (c *Case) disks(d drawer) {
+	c.Bus = some(d, "scsi", "scsi", "virtio", "sata")
+	c.Data = some(d, 0, 1, 1, 1, 2, 3)
+	c.Holder = d.oneOf(4) && c.nodes() <= mostHeld
+	if d.oneOf(12) {
+		c.Bus, c.Data = []string{"ide"}, []int{1} // of its four slots one is the CD-ROM's
+	}
+	tidy(&c.Bus, "scsi")
+	tidy(&c.Data, 1)
+}
+
+// tidy leaves a list out that says what is usual.
+func tidy[T comparable](list *[]T, usual T) {
+	for _, v := range *list {
+		if v != usual {
+			return
+		}
+	}
+	*list = nil
+}
+
+// strategies asks for nothing that is impossible for the control planes: of one
+// or two, those with etcd's data on the system disk can't get another one.
+func (c *Case) strategies(d drawer) {
+	c.Strategy = some(d, cluster.Auto, cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace)
+	if c.ControlPlanes < 3 && !c.EtcdOnData {
+		c.Strategy = []cluster.Strategy{pick(d, cluster.Auto, cluster.InPlace)}
+	}
+	tidy(&c.Strategy, cluster.Auto)
+}
+
+const (
+	mostFaults = 6
+	// callsOfNode is about how many changing calls it takes to roll a node.
+	callsOfNode = 20
+	// timeOfNode is about how long that takes.
+	timeOfNode = 90 * time.Second
+)
+
+func (c *Case) faults(d drawer) {
+	var bag []kind
+	for _, k := range kinds() {
+		for range k.weight {
+			bag = append(bag, k)
+		}
+	}
+	for range d.IntN(mostFaults + 1) {
+		k := pick(d, bag...)
+		f := Fault{Name: k.name, Where: -1}
+		if k.onNode {
+			f.Where = d.IntN(c.nodes())
+		}
+		work := c.nodes() * len(c.Changes)
+		if k.atCall || d.IntN(3) > 0 {
+			f.Call = 1 + d.IntN(callsOfNode*work)
+		} else {
+			f.After = time.Duration(1+d.IntN(work*int(timeOfNode/time.Second))) * time.Second
+		}
+		if k.lasts {
+			f.For = time.Duration(pick(d, 5, 20, 60, 120, 300)) * time.Second
+		}
+		c.Faults = append(c.Faults, f)
+	}
+}
+
+// talosOf is what the machines run at first.
+func (c Case) talosOf() string {
+	if c.Talos == "" {
+		return sim.TalosVersion
+	}
+	return c.Talos
+}

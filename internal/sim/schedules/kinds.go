@@ -1,0 +1,289 @@
+package schedules
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+var errStruck = errors.New("struck by a fault")
+
+// kinds are all faults that there are.
+func kinds() []kind {
+	return slices.Concat(processKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
+}
+
+// processKinds are about recast's own process and its answers.
+func processKinds() []kind {
+	die := func(away bool) func(*play, *struck) {
+		return func(p *play, _ *struck) { p.kill(away) }
+	}
+	return []kind{
+		{name: "kill", weight: 6, atCall: true, after: die(false)},
+		{name: "kill-before", weight: 3, atCall: true, before: func(p *play, _ *struck) error { p.kill(false); return errStruck }},
+		{name: "kill-away", weight: 4, atCall: true, after: die(true)},
+		{name: "lost", weight: 4, atCall: true, after: func(p *play, _ *struck) { p.blink() }},
+		{name: "dropped", weight: 3, atCall: true, before: func(*play, *struck) error { return errStruck }},
+		{name: "second", weight: 2, act: func(p *play, _ *struck) (func(), error) { p.second(); return nil, nil }},
+	}
+}
+
+// serverKinds are about Proxmox and the API of Kubernetes.
+func serverKinds() []kind {
+	return []kind{
+		{name: "task", weight: 3, atCall: true, litters: true, before: func(p *play, s *struck) error {
+			if task := taskOf(s.call); task != "" {
+				p.lab.World.FailNext(task, "command '/sbin/lvs' failed: exit code 5")
+			}
+			return nil
+		}},
+		{name: "refused", weight: 2, atCall: true, before: func(p *play, s *struck) error {
+			if s.call.Proto == "proxmox" {
+				p.lab.World.FailNext(s.call.Method+" "+pathOf(s.call), "unable to open file '/etc/pve/local/x' - Input/output error")
+			}
+			return nil
+		}},
+		{name: "worker", weight: 3, atCall: true, litters: true, after: func(p *play, _ *struck) {
+			if tasks := p.lab.World.Tasks(); len(tasks) > 0 && tasks[0].Running {
+				p.lab.World.KillTask(tasks[0].UPID)
+			}
+		}},
+		{name: "quorum", weight: 4, lasts: true, litters: true, act: func(p *play, _ *struck) (func(), error) {
+			p.lab.World.SetQuorum(false)
+			return func() { p.lab.World.SetQuorum(true) }, nil
+		}},
+		{name: "daemon", weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
+			host := p.hostOf(s.Where)
+			p.lab.World.SetDaemon(host, false)
+			return func() { p.lab.World.SetDaemon(host, true) }, nil
+		}},
+		{name: "host", weight: 3, onNode: true, lasts: true, etcd: true, litters: true, act: func(p *play, s *struck) (func(), error) {
+			host := p.hostOf(s.Where)
+			p.lab.World.CrashHost(host)
+			return func() { p.lab.World.BootHost(host) }, nil
+		}},
+		full("full", sim.DiskStorage), full("full-isos", sim.ISOStorage),
+		{name: "token", weight: 2, lasts: true, act: func(p *play, _ *struck) (func(), error) {
+			id, _, _ := strings.Cut(p.lab.Token(), "=")
+			p.lab.World.ExpireToken(id, true)
+			return func() { p.lab.World.ExpireToken(id, false) }, nil
+		}},
+		{name: "api", weight: 2, lasts: true, act: func(p *play, _ *struck) (func(), error) {
+			p.withoutAPI(1)
+			return func() { p.withoutAPI(-1) }, nil
+		}},
+	}
+}
+
+func full(name, storage string) kind {
+	return kind{name: name, weight: 1, lasts: true, act: func(p *play, _ *struck) (func(), error) {
+		p.lab.World.FillStorage(storage)
+		return func() { p.lab.World.FreeStorage(storage) }, nil
+	}}
+}
+
+// machineKinds are about the machines of nodes.
+func machineKinds() []kind {
+	return []kind{
+		{name: "mute", weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
+			id := p.lab.Nodes[s.Where].VMID
+			p.mute(id, true)
+			return func() { p.mute(id, false) }, nil
+		}},
+		{name: "off", weight: 2, onNode: true, lasts: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || !vm.Running {
+				return nil, errNothing
+			}
+			// Somebody switches it on again, unless recast has taken it in hand.
+			return func() {
+				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inHand(s.Where) {
+					p.start(now)
+				}
+			}, p.lab.World.PowerOff(vm.ID)
+		}},
+		{name: "reset", weight: 1, onNode: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || !vm.Running {
+				return nil, errNothing
+			}
+			_, err = p.lab.World.Reset("", vm.Host, vm.ID)
+			return nil, err
+		}},
+		{name: "etcd", weight: 2, onNode: true, lasts: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
+			node := p.lab.Nodes[s.Where]
+			if !node.ControlPlane {
+				return nil, errNothing
+			}
+			return func() { _ = p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{}) }, p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{Down: true}) // it has just been found
+		}},
+	}
+}
+
+// errNothing says that there is nothing to do it to.
+var errNothing = errors.New("there is nothing to do it to")
+
+// foreignKinds are what other people do to the VMs, with the rights of root@pam.
+func foreignKinds() []kind {
+	return []kind{
+		{name: "cordon", weight: 3, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			return func() { p.uncordon(s.Where) }, p.cordon(s.Where)
+		}},
+		edited("memory", "memory", "8192"), edited("description", "description", "Somebody was here."),
+		{name: "snapshot", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			id := p.lab.Nodes[s.Where].VMID
+			return func() { _ = p.lab.World.DeleteSnapshot(id, "theirs") }, p.lab.World.AddSnapshot(id, world.Snapshot{Name: "theirs"}) // it may be gone with its VM
+		}},
+		{name: "locked", weight: 1, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
+			release, err := p.lab.World.HoldLock(p.lab.Nodes[s.Where].VMID)
+			return release, err
+		}},
+		{name: "lock", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || vm.Config["lock"] != "" {
+				return nil, errNothing
+			}
+			p.lab.World.SetLock(vm.ID, "suspended")
+			return func() { p.lab.World.SetLock(vm.ID, "") }, nil
+		}},
+		{name: "stop", weight: 1, onNode: true, foreign: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || !vm.Running {
+				return nil, errNothing
+			}
+			return func() {
+				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inHand(s.Where) {
+					p.start(now)
+				}
+			}, p.task(p.lab.World.Stop("", vm.Host, vm.ID))
+		}},
+		{name: "start", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || vm.Running {
+				return nil, errNothing
+			}
+			return nil, p.task(p.lab.World.Start("", vm.Host, vm.ID))
+		}},
+		{name: "migrate", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			vm, err := p.vmOf(s.Where)
+			if err != nil || p.c.Hosts < 2 || p.c.Holder {
+				return nil, errNothing
+			}
+			hosts := p.lab.World.Hosts()
+			target := hosts[0]
+			if target == vm.Host {
+				target = hosts[1]
+			}
+			return nil, p.task(p.lab.World.Migrate("", vm.Host, world.MigrateRequest{ID: vm.ID, Target: target, Online: vm.Running, WithLocalDisks: vm.Running}))
+		}},
+	}
+}
+
+// edited is a key of a VM that gets another value, and in the end its old one.
+func edited(name, key, value string) kind {
+	return kind{name: name, weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+		vm, err := p.vmOf(s.Where)
+		if err != nil {
+			return nil, errNothing
+		}
+		old := vm.Config[key]
+		set := func(to string) error {
+			return p.lab.World.SetConfig("", p.hostOf(s.Where), world.ChangeRequest{ID: vm.ID, Set: map[string]string{key: to}})
+		}
+		return func() {
+			if now, err := p.vmOf(s.Where); err == nil && now.Config[key] == value {
+				_ = set(old) // the VM has just been found
+			}
+		}, set(value)
+	}}
+}
+
+func pathOf(call record.Call) string {
+	path, _, _ := strings.Cut(strings.TrimPrefix(call.Path, "/api2/json"), "?")
+	return path
+}
+
+// taskOf is the type of the task that a call to Proxmox starts; "" if it starts none.
+func taskOf(call record.Call) string {
+	path := pathOf(call)
+	_, last, _ := strings.Cut(path, "/qemu/")
+	_, last, _ = strings.Cut(last, "/")
+	switch {
+	case call.Proto != "proxmox":
+		return ""
+	case call.Method == "DELETE" && strings.Contains(path, "/qemu/"):
+		return "qmdestroy"
+	case call.Method != "POST":
+		return ""
+	case strings.HasSuffix(path, "/qemu"):
+		return "qmcreate"
+	}
+	return map[string]string{
+		"move_disk": "qmmove", "config": "qmconfig", "status/start": "qmstart", "status/stop": "qmstop", "status/shutdown": "qmshutdown",
+	}[last]
+}
+
+// task waits for one of somebody else's.
+func (p *play) task(upid string, err error) error {
+	if err == nil {
+		p.lab.World.WaitTask(upid)
+	}
+	return err
+}
+
+func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // who does it sees what came of it
+
+// cordon makes a node unschedulable as a person does, who does not see that it is already.
+func (p *play) cordon(node int) error {
+	name := p.lab.Nodes[node].Name
+	k, err := p.lab.Kube.Node(p.ctx, name)
+	if err != nil || k.Spec.Unschedulable {
+		return errNothing
+	}
+	p.lab.Cordon(name, true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cordoned[name] = true
+	return nil
+}
+
+func (p *play) uncordon(node int) {
+	name := p.lab.Nodes[node].Name
+	p.mu.Lock()
+	delete(p.cordoned, name)
+	p.mu.Unlock()
+	p.lab.Cordon(name, false)
+}
+
+// mute has a machine take requests and never answer.
+func (p *play) mute(vmid int, on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.muted[vmid] = on
+	p.lab.Silence(func(r talosapi.Request) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.muted[r.VMID]
+	})
+}
+
+func (p *play) withoutAPI(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.apiAway += n
+}
+
+// sleep lets time pass for somebody.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,182 @@
+package schedules
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+var (
+	mutantsPlay  = flag.Bool("mutants", false, "make the mutants and play schedules with each until one fails")
+	mutantsOnly  = flag.String("mutants.only", "", "only those with this in their name")
+	mutantsBound = flag.Int("mutants.bound", 2000, "give a mutant up after so many node-rolls")
+	mutantsSeed  = flag.String("mutants.seed", "1", "of the run of schedules that all of them play")
+	mutantsProcs = flag.Int("mutants.procs", runtime.GOMAXPROCS(0), "mutants that play at a time")
+)
+
+// caught is how a mutant was found out.
+type caught struct {
+	by        string // what was found broken; "": nothing
+	nodeRolls int    // that it took
+	schedules int
+}
+
+// TestMutants takes the guards of recast out, one after the other, and wants the
+// schedules to find each of them missing. Recast as it is passes the same ones.
+func TestMutants(t *testing.T) {
+	if !*mutantsPlay {
+		t.Skip("with -mutants: make mutants")
+	}
+	all, err := mutants()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := make(chan struct{}, *mutantsProcs)
+	var mu sync.Mutex
+	most := 0
+	t.Run("mutants", func(t *testing.T) {
+		for _, m := range all {
+			if !strings.Contains(m.name, *mutantsOnly) {
+				continue
+			}
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				limit <- struct{}{}
+				defer func() { <-limit }()
+				c := hunt(t, m, *mutantsBound, 0)
+				mu.Lock()
+				defer mu.Unlock()
+				most = max(most, c.schedules)
+				c.tell(m)
+				if c.by == "" {
+					t.Errorf("%s: %d node-rolls have not found it", m.says, c.nodeRolls)
+				}
+			})
+		}
+	})
+	if c := hunt(t, mutant{}, 0, most); c.by != "" {
+		t.Errorf("recast as it is fails after %d node-rolls, too: %s", c.nodeRolls, c.by)
+	} else {
+		fmt.Printf("%-28s %s after %d node-rolls, %d schedules, seed %s\n", "recast as it is", "nothing is found", c.nodeRolls, c.schedules, *mutantsSeed)
+	}
+}
+
+func (c caught) tell(m mutant) {
+	fmt.Printf("%-28s %s after %d node-rolls, schedule %d of seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
+}
+
+// hunt makes a mutant and plays schedules with it, in order, until one fails, or
+// there were that many node-rolls, or schedules; 0 is no bound.
+func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
+	t.Helper()
+	program, err := m.build(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for (nodeRolls == 0 || c.nodeRolls < nodeRolls) && (schedules == 0 || c.schedules < schedules) {
+		count := min(1+c.schedules, 10)
+		if schedules > 0 {
+			count = min(count, schedules-c.schedules)
+		}
+		results, said := playIn(t, program, c.schedules, count)
+		for _, r := range results {
+			c.schedules++
+			c.nodeRolls += r.NodeRolls
+			if len(r.Problems) > 0 {
+				if failed, err := Parse(r.Case); err == nil { // it was under way
+					c.nodeRolls += failed.nodes()
+				}
+				c.by = plain(r.Problems[0])
+				t.Logf("%s\n%s\n%s", m.says, r.Case, strings.Join(r.Problems, "\n"))
+				return c
+			}
+		}
+		if len(results) < count {
+			c.schedules++
+			c.by = "its process died"
+			t.Logf("%s\n%s", m.says, said)
+			return c
+		}
+	}
+	return c
+}
+
+// numbers are what makes two sightings of the same thing differ.
+var numbers = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
+
+// plain is the beginning of a problem without its numbers.
+func plain(problem string) string {
+	line, _, _ := strings.Cut(problem, "\n")
+	line = numbers.ReplaceAllString(line, "#")
+	const longest = 140
+	return line[:min(len(line), longest)]
+}
+
+// build makes the test program of the mutant and returns its path.
+func (m mutant) build(t *testing.T) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	files, err := m.sources()
+	if err != nil {
+		return "", err
+	}
+	var overlay struct{ Replace map[string]string }
+	overlay.Replace = map[string]string{}
+	for name, content := range files {
+		path, err := filepath.Abs(filepath.Join(root, name))
+		if err != nil {
+			return "", err
+		}
+		copied := filepath.Join(dir, strconv.Itoa(len(overlay.Replace))+".go")
+		if err := os.WriteFile(copied, content, 0o600); err != nil {
+			return "", err
+		}
+		overlay.Replace[path] = copied
+	}
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600); err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "mutant.test")
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("mutant %s does not compile: %w\n%s", m.name, err, out)
+	}
+	return program, nil
+}
+
+// playIn plays some schedules of the run with a program; said is the end of what it said else.
+func playIn(t *testing.T, program string, from, count int) (results []Result, said string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestSchedules$", "-test.timeout", "0", "-schedules.child",
+		"-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
+	out, err := cmd.CombinedOutput()
+	lines := bufio.NewScanner(bytes.NewReader(out))
+	lines.Buffer(nil, 64<<20)
+	for lines.Scan() {
+		var r Result
+		if text, found := strings.CutPrefix(lines.Text(), resultMark); found && json.Unmarshal([]byte(text), &r) == nil {
+			results = append(results, r)
+			continue
+		}
+		said += lines.Text() + "\n"
+	}
+	const longest = 4 << 10
+	return results, fmt.Sprintf("%s\n%v", said[max(0, len(said)-longest):], err)
+}

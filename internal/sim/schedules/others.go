@@ -1,0 +1,213 @@
+package schedules
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// others is what other people have put into the way of recast, and what is known
+// of the calls that came in so far.
+type others struct {
+	mu      sync.Mutex
+	squats  map[int]bool              // numbers of nodes' VMs that somebody takes as soon as they are free
+	vms     map[int]map[string]string // VMs of other people, as they made them
+	calls   int                       // to Proxmox
+	sent    map[string]int            // changes, by all that is in them: at which call
+	looked  map[string]int            // VMs, at which call they were last read; "": the list of all
+	quorum  int                       // at which call recast last asked for quorum, and there was one
+	changed map[string]int            // VMs, at which call they were last changed
+}
+
+// otherKinds are about VMs of other people that recast could take for its own.
+func otherKinds() []kind {
+	return []kind{
+		// Proxmox offers the lowest free number to whoever makes a VM.
+		{name: "squat", weight: 2, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			id := p.lab.Nodes[s.Where].VMID
+			p.others.mu.Lock()
+			defer p.others.mu.Unlock()
+			p.others.squats[id] = true
+			return func() { p.removeTheirs(id) }, nil
+		}},
+	}
+}
+
+func (p *play) isOver() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
+}
+
+// define makes a VM of somebody else's.
+func (p *play) define(host string, id int, config map[string]string) error {
+	p.others.mu.Lock()
+	defer p.others.mu.Unlock()
+	if p.others.vms[id] != nil {
+		return errNothing
+	}
+	if err := p.lab.World.DefineVM(host, id, config, nil); err != nil {
+		return err
+	}
+	vm, err := p.lab.World.LookupVM(host, id)
+	p.others.vms[id] = vm.Config
+	return err
+}
+
+// removeTheirs is what people do when they are asked to take their VM away.
+func (p *play) removeTheirs(id int) {
+	p.others.mu.Lock()
+	made := p.others.vms[id] != nil
+	delete(p.others.squats, id)
+	delete(p.others.vms, id)
+	p.others.mu.Unlock()
+	vms := p.lab.World.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
+	if !made || i < 0 {
+		return
+	}
+	if vms[i].Running {
+		_ = p.task(p.lab.World.Stop("", vms[i].Host, id)) // it may have ended by itself
+	}
+	if err := p.task(p.lab.World.DestroyVM("", vms[i].Host, world.DestroyRequest{ID: id})); err != nil {
+		p.tell("remove VM %d: %v", id, err)
+	}
+}
+
+// squat takes the numbers that have become free, and ends the process at that:
+// the next one finds the VM.
+func (p *play) squat() {
+	p.others.mu.Lock()
+	ids := slices.Sorted(maps.Keys(p.others.squats))
+	p.others.mu.Unlock()
+	for _, id := range ids {
+		if p.isOver() || slices.ContainsFunc(p.lab.World.VMs(), func(vm world.VM) bool { return vm.ID == id }) {
+			continue
+		}
+		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.VMID == id })
+		err := p.define(p.lab.Nodes[i].Host, id, map[string]string{
+			"name": "theirs", "memory": "512", "ostype": "l26", "smbios1": "uuid=99999999-8888-7777-6666-555555555555",
+		})
+		p.others.mu.Lock()
+		delete(p.others.squats, id)
+		p.others.mu.Unlock()
+		p.tell("somebody makes VM %d: %v", id, err)
+		p.kill(false)
+	}
+}
+
+// lookAtTheirs wants VMs of other people to be as those have made them.
+func (p *play) lookAtTheirs(after string) {
+	p.squat()
+	p.others.mu.Lock()
+	made := maps.Clone(p.others.vms)
+	p.others.mu.Unlock()
+	vms := p.lab.World.VMs()
+	for _, id := range slices.Sorted(maps.Keys(made)) {
+		i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
+		if i < 0 {
+			p.failTheirs(id, "VM %d, which somebody else made, is gone (after %s)", id, after)
+			continue
+		}
+		for key, value := range vms[i].Config {
+			if want, had := made[id][key]; !had && key != "digest" && key != "vmgenid" && key != "meta" || had && want != value {
+				p.failTheirs(id, "%s of VM %d, which somebody else made, is %q (after %s)", key, id, value, after)
+			}
+		}
+	}
+}
+
+// failTheirs fails unless the VM has been taken away meanwhile.
+func (p *play) failTheirs(id int, format string, args ...any) {
+	p.others.mu.Lock()
+	still := p.others.vms[id] != nil
+	p.others.mu.Unlock()
+	if still {
+		p.fail(format, args...)
+	}
+}
+
+// lookAtConfigured wants the VM that has an address, as the first that came with
+// its MAC address, to be that of the node.
+func (p *play) lookAtConfigured(addr string) {
+	i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == addr })
+	if i < 0 {
+		return
+	}
+	n := p.lab.Nodes[i]
+	var first world.VM
+	for _, vm := range p.lab.World.VMs() {
+		if vm.Running && strings.Contains(strings.ToUpper(vm.Config["net0"]), n.MAC) && (first.ID == 0 || vm.Started.Before(first.Started)) {
+			first = vm
+		}
+	}
+	if first.ID != 0 && first.ID != n.VMID {
+		p.fail("the configuration of %s is applied to VM %d of somebody else, which has its address", n.Name, first.ID)
+	}
+}
+
+// vmOfCall is the VM that a call to Proxmox is about; "" where it is about none.
+func vmOfCall(call record.Call) string {
+	_, rest, found := strings.Cut(pathOf(call), "/qemu/")
+	if !found {
+		return call.Params["vmid"]
+	}
+	id, _, _ := strings.Cut(rest, "/")
+	return id
+}
+
+// lookAtCall wants no configuration to go to a machine of somebody else's, no
+// change to be sent again before anybody has looked, and nothing to be destroyed
+// without quorum.
+func (p *play) lookAtCall(call record.Call) {
+	p.others.mu.Lock()
+	defer p.others.mu.Unlock()
+	if call.Proto == "talos" {
+		if strings.HasSuffix(call.Method, "/ApplyConfiguration") {
+			p.lookAtConfigured(call.Target)
+		}
+		return
+	}
+	if call.Proto != "proxmox" {
+		return
+	}
+	p.others.calls++
+	id, path := vmOfCall(call), pathOf(call)
+	switch {
+	case path == "/cluster/status":
+		if p.lab.World.Quorate() {
+			p.others.quorum = p.others.calls
+		}
+	case path == "/cluster/resources" || strings.HasPrefix(path, "/cluster/nextid"):
+		p.others.looked[""] = p.others.calls
+	case !call.Mutation:
+		p.others.looked[id] = p.others.calls
+	default:
+		p.lookAtChange(call, id, path)
+	}
+}
+
+func (p *play) lookAtChange(call record.Call, id, path string) {
+	what := fmt.Sprint(call.Method, call.Path, call.Params)
+	if before := p.others.sent[what]; before > 0 && id != "" {
+		seen := p.others.looked[id]
+		if strings.HasSuffix(path, "/qemu") { // it makes a VM, and where there is none the list says so
+			seen = max(seen, p.others.looked[""])
+		}
+		if seen < before {
+			p.fail("%s %s is sent again, and nobody has looked what came of it", call.Method, call.Path)
+		}
+	}
+	p.others.sent[what] = p.others.calls
+	destroys := call.Method == "DELETE" && taskOf(call) == "qmdestroy" || taskOf(call) == "qmmove" || call.Params["force"] == "1"
+	if destroys && !p.lab.World.Quorate() && p.others.quorum < p.others.changed[id] {
+		p.fail("%s %s without quorum: since the VM was last changed nobody has heard that there is one", call.Method, call.Path)
+	}
+	p.others.changed[id] = p.others.calls
+}

@@ -1,0 +1,317 @@
+package schedules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/simtest"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Result is what came of a case.
+type Result struct {
+	Case      string         `json:"case"`
+	NodeRolls int            `json:"nodeRolls"` // nodes that were brought to another build
+	Runs      int            `json:"runs"`      // processes of recast that it took
+	Calls     int            `json:"calls"`     // that servers got
+	Struck    map[string]int `json:"struck"`    // faults that came true
+	Persons   map[string]int `json:"persons"`   // what recast said where it took a person to go on
+	Problems  []string       `json:"problems,omitempty"`
+	Story     []string       `json:"story,omitempty"` // what happened, where there are problems
+	Virtual   time.Duration  `json:"virtual"`
+}
+
+// play is a case on its way.
+type play struct {
+	c     Case
+	lab   *simtest.Lab
+	t     testing.TB
+	ctx   context.Context
+	begun time.Time
+	first map[int]world.VM // the VMs of the nodes at the beginning
+
+	beside sync.WaitGroup // what faults do beside calls
+	others others
+
+	mu       sync.Mutex
+	res      Result
+	list     []*struck
+	calls    int // changing ones of recast's
+	apiAway  int
+	cordoned map[string]bool // by people
+	muted    map[int]bool
+	current  *process
+	away     bool // the next process is on another machine
+	members  map[string]string
+	problems map[string]bool // all that were seen
+	calm     bool            // no trouble begins any more, and those that end by themselves have
+	over     bool
+	busy     bool
+}
+
+// struck is a fault on its way.
+type struck struct {
+	Fault
+	kind
+	begun bool
+	call  record.Call
+	end   func() // nil: it is over, or needs no end
+	since time.Time
+	timer *time.Timer // begins it, and then ends it
+}
+
+// process is one recast.
+type process struct {
+	client *simtest.Client
+	cancel context.CancelFunc
+	dead   bool
+}
+
+// Play makes the lab of a case and plays it; it belongs into a bubble.
+func Play(t testing.TB, c Case) Result {
+	p := &play{
+		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{},
+		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
+		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
+	}
+	p.lab = simtest.New(t, c.options())
+	p.prepare()
+	p.begun = time.Now()
+	p.aim()
+	p.lab.Recorder.Hooks(p.before, p.after)
+	for _, change := range c.Changes {
+		p.change(change)
+		if !p.round() {
+			break
+		}
+		p.res.NodeRolls += c.nodes()
+	}
+	p.lab.Recorder.Hooks(nil, nil)
+	p.mu.Lock()
+	p.over = true
+	p.mu.Unlock()
+	p.endAll(true)
+	p.beside.Wait()
+	p.look("everything")
+	p.res.Virtual = time.Since(p.begun)
+	return p.res
+}
+
+// prepare writes the policy into the configuration, and remembers how all began.
+func (p *play) prepare() {
+	for _, key := range p.c.roll() {
+		p.lab.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
+	}
+	for i, n := range p.lab.Nodes {
+		p.lab.Replace("recast.yaml", "{name: "+n.Name+",", fmt.Sprintf("{name: %s, strategy: %s,", n.Name, p.c.strategy(i)))
+		vm, err := p.vmOf(i)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.first[i] = vm
+	}
+	p.members = p.memberIDs()
+}
+
+// change brings something new for all nodes.
+func (p *play) change(what string) {
+	if what == changePatch {
+		p.lab.Patch("qemu-guest-agent")
+		return
+	}
+	p.lab.Replace("recast.yaml", "version: "+p.c.talosOf(), "version: "+nextTalos)
+	if _, err := p.lab.Client().Lock(p.ctx, pipeline.LockOptions{Update: true}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// tries is how often somebody runs recast again before they help, and after that.
+const tries = 2
+
+// round rolls until recast says that all is done, and looks at what there is then.
+func (p *play) round() bool {
+	var err error
+	for n := 0; ; n++ {
+		var died bool
+		died, err = p.run()
+		if died {
+			continue
+		}
+		if err == nil {
+			problems := p.ended()
+			if len(problems) == 0 {
+				return true
+			}
+			err = errors.New("recast says that it is done, but " + strings.Join(problems, "; "))
+			p.tell("%v", err)
+			if n > len(p.c.Faults)+2*tries {
+				p.fail("%v", err)
+				return false
+			}
+		}
+		switch {
+		case n == len(p.c.Faults)+tries: // the troubles that end by themselves have ended
+			p.endAll(false)
+		case n == len(p.c.Faults)+2*tries:
+			p.person(err)
+			p.endAll(true)
+		case n == len(p.c.Faults)+3*tries:
+			p.fail("it does not converge: %s", said(err))
+			return false
+		}
+		sleep(p.ctx, 2*time.Minute)
+		p.remedy(err)
+	}
+}
+
+// run is one process of recast, from its start to its end or its death.
+func (p *play) run() (died bool, err error) {
+	ctx, cancel := context.WithCancel(p.ctx)
+	defer cancel()
+	p.mu.Lock()
+	away := p.away
+	p.away = false
+	p.res.Runs++
+	run := fmt.Sprintf("20000101-0000-%04x", p.res.Runs)
+	p.mu.Unlock()
+	c := p.lab.Client()
+	c.Run, c.Elsewhere = run, away
+	if away {
+		if err := os.RemoveAll(filepath.Join(p.lab.Dir, ".recast")); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	life := &process{client: c, cancel: cancel}
+	c.JournalSync = func(string) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if life.dead {
+			return errStruck
+		}
+		return nil
+	}
+	p.mu.Lock()
+	p.current = life
+	p.mu.Unlock()
+	_, err = c.Roll(ctx, p.policy())
+	p.mu.Lock()
+	p.current = nil
+	died = life.dead
+	p.mu.Unlock()
+	p.tell("run %s: died %t: %s", run, died, said(err))
+	return died, err
+}
+
+func (p *play) policy() cluster.Policy { return cluster.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
+
+// kill ends the process that runs, if any; away says that the next one is on another machine.
+func (p *play) kill(away bool) {
+	p.mu.Lock()
+	life := p.current
+	if life == nil || life.dead {
+		p.mu.Unlock()
+		return
+	}
+	life.dead, p.away = true, away
+	p.mu.Unlock()
+	life.client.Kill()
+	life.cancel()
+}
+
+// blink breaks every connection of the process once.
+func (p *play) blink() {
+	p.mu.Lock()
+	life := p.current
+	p.mu.Unlock()
+	if life != nil && !life.dead {
+		life.client.Cut()
+		life.client.Mend()
+	}
+}
+
+// second is a second recast, on another machine, at the same time.
+func (p *play) second() {
+	dir := p.t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(p.lab.Dir)); err != nil {
+		p.tell("second: %v", err) // the first one was writing
+		return
+	}
+	if err := os.RemoveAll(filepath.Join(dir, ".recast")); err != nil {
+		p.t.Error(err)
+		return
+	}
+	c := p.lab.Client()
+	c.Run, c.Elsewhere, c.Dir = "20000101-0000-beef", true, dir
+	_, err := c.Roll(p.ctx, p.policy())
+	p.tell("second: %s", said(err))
+}
+
+// remedy does what recast says has to be done by hand, where that is mechanical:
+// what the creation of a VM left that was killed only root can remove.
+func (p *play) remedy(err error) {
+	if err == nil || !strings.Contains(err.Error(), "is locked by its creation (create)") {
+		return
+	}
+	for _, vm := range p.lab.World.VMs() {
+		if vm.Config["lock"] != "create" {
+			continue
+		}
+		p.lab.World.SetLock(vm.ID, "")
+		if err := p.task(p.lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})); err != nil {
+			p.tell("remove VM %d: %v", vm.ID, err)
+		}
+	}
+}
+
+var errNoVM = errors.New("there is no such VM")
+
+// vmOf is the VM of a node, wherever it is.
+func (p *play) vmOf(node int) (world.VM, error) {
+	vms := p.lab.World.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == p.lab.Nodes[node].VMID })
+	if i < 0 {
+		return world.VM{}, errNoVM
+	}
+	return vms[i], nil
+}
+
+// hostOf is where it is, or was at first.
+func (p *play) hostOf(node int) string {
+	if vm, err := p.vmOf(node); err == nil {
+		return vm.Host
+	}
+	return p.lab.Nodes[node].Host
+}
+
+// tell notes what happens, for the failure of a case.
+func (p *play) tell(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.res.Story = append(p.res.Story, fmt.Sprintf("%s, %d changes: ", time.Since(p.begun).Round(time.Second), p.calls)+fmt.Sprintf(format, args...))
+}
+
+// fail notes a problem, once.
+func (p *play) fail(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.mu.Lock()
+	known := p.problems[text]
+	p.problems[text] = true
+	if !known {
+		p.res.Problems = append(p.res.Problems, text)
+	}
+	p.mu.Unlock()
+	if !known {
+		p.tell("PROBLEM: %s", text)
+	}
+}

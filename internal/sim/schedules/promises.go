@@ -1,0 +1,277 @@
+package schedules
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+const unnamed = "no VM's configuration names its volume"
+
+// lookAfter holds the world against what must be so after every single call; only
+// calls that can have changed something, themselves or by a worker that is at work.
+func (p *play) lookAfter(call record.Call) {
+	busy := slices.ContainsFunc(p.lab.World.Tasks(), func(t world.Task) bool { return t.Running })
+	p.mu.Lock()
+	was := p.busy
+	p.busy = busy
+	p.mu.Unlock()
+	if call.Mutation || was || busy {
+		p.look(call.Method + " " + call.Path)
+	}
+}
+
+func (p *play) look(after string) {
+	vms := p.lab.World.VMs()
+	open := openRecords(vms)
+	for _, v := range p.lab.World.Violations() {
+		// For a moment a volume may be without a name: then a record has to say so.
+		if strings.HasSuffix(v, unnamed) && slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Intent != nil }) {
+			continue
+		}
+		p.fail("%s (after %s)", v, after)
+	}
+	p.lookAtEtcd(after)
+	p.lookAtCordons(after)
+	p.lookAtTheirs(after)
+	p.lookAtOutages(vms, open, after)
+}
+
+func openRecords(vms []world.VM) (open []cluster.Record) {
+	for _, vm := range vms {
+		rec, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+		if err == nil && found && rec.Open {
+			open = append(open, rec)
+		}
+	}
+	return open
+}
+
+// meddled says whether a fault has struck that can take members of etcd away.
+func (p *play) meddled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.list, func(s *struck) bool { return s.begun && s.etcd })
+}
+
+// lookAtEtcd wants a majority at any time, and each member that has its data
+// still to be the one that it was.
+func (p *play) lookAtEtcd(after string) {
+	if p.c.ControlPlanes >= 3 && !p.meddled() {
+		for _, v := range p.lab.EtcdViolations() {
+			p.fail("etcd: %s (after %s)", v, after)
+		}
+	}
+	if !p.c.EtcdOnData {
+		return
+	}
+	now := p.memberIDs()
+	for name, id := range p.members {
+		if now[name] != id {
+			p.fail("etcd: the member of %s, whose data is kept, was %s and is %q (after %s)", name, id, now[name], after)
+		}
+	}
+}
+
+func (p *play) memberIDs() map[string]string {
+	ids := map[string]string{}
+	for _, m := range p.lab.EtcdMembers() {
+		ids[m.Name] = m.ID
+	}
+	return ids
+}
+
+// lookAtCordons wants nodes that people have cordoned to stay so.
+func (p *play) lookAtCordons(after string) {
+	p.mu.Lock()
+	var names []string
+	for name := range p.cordoned {
+		names = append(names, name)
+	}
+	p.mu.Unlock()
+	for _, name := range names {
+		k, err := p.lab.Kube.Node(p.ctx, name)
+		p.mu.Lock()
+		still := p.cordoned[name]
+		p.mu.Unlock()
+		if err == nil && still && !k.Spec.Unschedulable {
+			p.fail("%s, which somebody had cordoned, takes pods (after %s)", name, after)
+		}
+	}
+}
+
+const rollMark = "recast.dev/roll"
+
+// inHand says whether recast is at work on a node, or has left it half-way.
+func (p *play) inHand(node int) bool {
+	return p.isOut(node, p.lab.World.VMs(), openRecords(p.lab.World.VMs()))
+}
+
+func (p *play) isOut(node int, vms []world.VM, open []cluster.Record) bool {
+	n := p.lab.Nodes[node]
+	if slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Node == n.Name }) {
+		return true
+	}
+	if !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID }) {
+		return true
+	}
+	k, err := p.lab.Kube.Node(p.ctx, n.Name)
+	return err == nil && k.Annotations[rollMark] != ""
+}
+
+// lookAtOutages counts the nodes that are out by recast's hand.
+func (p *play) lookAtOutages(vms []world.VM, open []cluster.Record, after string) {
+	controls, workers, hosts := []string{}, []string{}, map[string][]string{}
+	for i, n := range p.lab.Nodes {
+		if !p.isOut(i, vms, open) {
+			continue
+		}
+		if n.ControlPlane {
+			controls = append(controls, n.Name)
+		} else {
+			workers = append(workers, n.Name)
+		}
+		host := n.Host
+		if j := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID }); j >= 0 {
+			host = vms[j].Host
+		}
+		hosts[host] = append(hosts[host], n.Name)
+	}
+	if len(controls) > 1 {
+		p.fail("control planes %v are out at a time (after %s)", controls, after)
+	}
+	if most := p.mostOut(); len(workers) > most {
+		p.fail("workers %v are out at a time, %d may be (after %s)", workers, most, after)
+	}
+	migrated := slices.ContainsFunc(p.c.Faults, func(f Fault) bool { return f.Name == "migrate" })
+	for host, names := range hosts {
+		if len(names) > max(p.c.PerHost, 1) && !migrated {
+			p.fail("%v are out at a time on %s, %d may be (after %s)", names, host, max(p.c.PerHost, 1), after)
+		}
+	}
+}
+
+// mostOut is how many workers may be out.
+func (p *play) mostOut() int {
+	share := config.Share{Count: 1}
+	if p.c.Out != "" {
+		if err := share.UnmarshalText([]byte(p.c.Out)); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return share.Of(p.c.Workers)
+}
+
+// grace is for how long a member of etcd may have been away without anybody noticing.
+const grace = 2 * time.Minute
+
+// lookBefore wants quorum of etcd to survive what is about to take a control plane out.
+func (p *play) lookBefore(call record.Call) {
+	if p.c.ControlPlanes < 3 || !call.Mutation {
+		return
+	}
+	node := p.takenOut(call)
+	if node < 0 || !p.lab.Nodes[node].ControlPlane {
+		return
+	}
+	vm, err := p.vmOf(node)
+	if err != nil || !vm.Running || p.isAway(node) {
+		return
+	}
+	var away []string
+	for i, n := range p.lab.Nodes {
+		if i != node && n.ControlPlane && p.isAway(i) {
+			away = append(away, n.Name)
+		}
+	}
+	if p.c.ControlPlanes-len(away)-1 < p.c.ControlPlanes/2+1 {
+		p.fail("etcd: %s is taken out by %s %s, though %v have been away for %s", p.lab.Nodes[node].Name, call.Method, call.Path, away, grace)
+	}
+}
+
+// takenOut is the node whose machine a call stops or boots anew; -1: none.
+func (p *play) takenOut(call record.Call) int {
+	path := pathOf(call)
+	stops := call.Proto == "proxmox" && call.Method == "POST" && (strings.HasSuffix(path, "/status/stop") || strings.HasSuffix(path, "/status/shutdown"))
+	stops = stops || call.Proto == "talos" && (strings.HasSuffix(call.Method, "/Upgrade") || strings.HasSuffix(call.Method, "/Reboot") || strings.HasSuffix(call.Method, "/EtcdLeaveCluster"))
+	if !stops {
+		return -1
+	}
+	for i, n := range p.lab.Nodes {
+		if strings.Contains(path, fmt.Sprintf("/qemu/%d/", n.VMID)) || call.Proto == "talos" && call.Target == n.Addr.String() {
+			return i
+		}
+	}
+	return -1
+}
+
+// isAway says whether a fault has kept a control plane's member away for long.
+func (p *play) isAway(node int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.list, func(s *struck) bool {
+		return s.etcd && s.end != nil && s.Where == node && s.Name != "host" && time.Since(s.since) > grace
+	})
+}
+
+// ended says what is not as it has to be when recast says that all is done.
+func (p *play) ended() (problems []string) {
+	note := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	drift, err := p.lab.Client().Drift(p.ctx)
+	if err != nil {
+		return []string{"drift: " + err.Error()}
+	}
+	for _, d := range drift.Nodes {
+		if d.Stale || len(d.Unread) > 0 {
+			note("drift of %s: %+v %v", d.Node, d.Reasons, d.Unread)
+		}
+	}
+	status, err := p.lab.Client().Status(p.ctx)
+	if err != nil {
+		return append(problems, "status: "+err.Error())
+	}
+	if len(status.Open)+len(status.Marked) > 0 || status.Claim != nil {
+		note("left: open %+v, marked %+v, claim %+v", status.Open, status.Marked, status.Claim)
+	}
+	for _, n := range p.lab.Nodes {
+		k, err := p.lab.Kube.Node(p.ctx, n.Name)
+		switch {
+		case err != nil:
+			note("Node %s: %v", n.Name, err)
+		case !ready(k):
+			note("Node %s is not Ready", n.Name)
+		case k.Spec.Unschedulable && !p.cordonedByPeople(n.Name):
+			note("Node %s is cordoned still", n.Name)
+		}
+	}
+	members := p.memberIDs()
+	for _, m := range p.lab.EtcdMembers() {
+		if m.Learner {
+			note("%s is a learner of etcd still", m.Name)
+		}
+	}
+	if len(members) != p.c.ControlPlanes {
+		note("members of etcd: %v", members)
+	}
+	return append(problems, p.endedVMs()...)
+}
+
+func (p *play) cordonedByPeople(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cordoned[name]
+}
+
+func ready(k *corev1.Node) bool {
+	return slices.ContainsFunc(k.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}

@@ -1,0 +1,265 @@
+package schedules
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var (
+	many    = flag.Int("schedules.n", 0, "play so many schedules")
+	runSeed = flag.String("schedules.seed", "1", "of the run; its first schedule has the same")
+	first   = flag.Int("schedules.first", 0, "begin with that one of the run, from 0")
+	procs   = flag.Int("schedules.procs", runtime.GOMAXPROCS(0), "processes that play")
+	replay  = flag.String("schedules.replay", "", "play the case of this text")
+	child   = flag.Bool("schedules.child", false, "play in this process, and print each result as a line of JSON")
+	shrinks = flag.Int("schedules.shrink", 40, "tries to make a failing case smaller")
+	stories = flag.Bool("schedules.story", false, "with -schedules.replay: tell what happened")
+)
+
+// resultMark begins the line of a result.
+const resultMark = "RESULT "
+
+// perProcess is how many cases a process plays before the next one begins with an empty heap.
+const perProcess = 10
+
+// playOne plays a case in a bubble. What the lab itself complains about fails the case, too.
+func playOne(t *testing.T, name string, c Case) (r Result) {
+	r.Case = c.String()
+	ok := t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r = Play(t, c)
+			for _, problem := range r.Problems {
+				t.Errorf("%s", problem)
+			}
+		})
+	})
+	if !ok && len(r.Problems) == 0 {
+		r.Problems = []string{"its test failed"}
+	}
+	if len(r.Problems) == 0 && !*stories {
+		r.Story = nil
+	}
+	return r
+}
+
+// TestSchedules plays random schedules, each in a lab of its own, in several processes.
+func TestSchedules(t *testing.T) {
+	seed, err := strconv.ParseUint(*runSeed, 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := *many
+	if n == 0 && !testing.Short() {
+		n = 4
+	}
+	if *child {
+		for i := *first; i < *first+n; i++ {
+			tell(playOne(t, fmt.Sprintf("%#x", Seed(seed, i)), Draw(Seed(seed, i))))
+		}
+		return
+	}
+	tally, start := NewTally(), time.Now()
+	var mu sync.Mutex
+	var failed []failure
+	next := *first
+	var wg sync.WaitGroup
+	for range max(1, *procs) {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				from, count := next, min(perProcess, *first+n-next)
+				next += max(count, 0)
+				mu.Unlock()
+				if count <= 0 {
+					return
+				}
+				inProcess(t, seed, from, count, func(i int, r Result) {
+					s := Seed(seed, i)
+					mu.Lock()
+					defer mu.Unlock()
+					tally.Add(Draw(s), r)
+					if len(r.Problems) > 0 {
+						failed = append(failed, failure{s, r})
+						fmt.Printf("schedule %d, seed %#x: %s\n  %s\n", i, s, r.Problems[0], r.Case)
+					}
+				})
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	for _, f := range failed {
+		f.tell(t)
+	}
+	if n == 0 {
+		return
+	}
+	var b strings.Builder
+	tally.Distribution(&b)
+	fmt.Printf("%s%s\n%.1f node-rolls a second with %d processes\n", b.String(), tally, float64(tally.NodeRolls)/took.Seconds(), *procs)
+	for name, figure := range map[string]int{"schedules": tally.Schedules, "node-rolls": tally.NodeRolls, "faults": tally.Faults, "violations": tally.Violations} {
+		t.Attr(name, strconv.Itoa(figure))
+	}
+}
+
+func tell(r Result) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("\n%s%s\n", resultMark, b)
+}
+
+// inProcess plays some cases of a run in a process of their own. One that kills
+// its process has failed, and the others are played in another.
+func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
+	for at := from; at < from+count; at++ {
+		said := spawn(t.Context(), func(r Result) {
+			each(at, r)
+			at++
+		}, "-schedules.seed", fmt.Sprintf("%#x", seed), "-schedules.first", strconv.Itoa(at), "-schedules.n", strconv.Itoa(from+count-at))
+		if at < from+count {
+			each(at, Result{Case: Draw(Seed(seed, at)).String(), Problems: []string{"its process died: " + said}})
+		}
+	}
+}
+
+// longestProcess is how long a process may take, of the wall's clock.
+const longestProcess = 30 * time.Minute
+
+// spawn runs this test binary again, hands on each result that it prints, and
+// returns what it said after the last.
+func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
+	ctx, cancel := context.WithTimeout(ctx, longestProcess)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		return err.Error()
+	}
+	cmd := exec.CommandContext(ctx, self, append([]string{"-test.run", "^TestSchedules$|^TestReplay$", "-test.timeout", "0", "-schedules.child"}, args...)...)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err.Error()
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		return err.Error()
+	}
+	var last []string
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 64<<20)
+	for lines.Scan() {
+		text, found := strings.CutPrefix(lines.Text(), resultMark)
+		var r Result
+		if found && json.Unmarshal([]byte(text), &r) == nil {
+			each(r)
+			last = nil
+			continue
+		}
+		last = append(last, lines.Text())
+	}
+	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait()))
+}
+
+// failure is a case that failed.
+type failure struct {
+	seed uint64
+	r    Result
+}
+
+// tell shrinks a failing case, and says how to play it again.
+func (f failure) tell(t *testing.T) {
+	c := Draw(f.seed)
+	small := Shrink(c, *shrinks, time.Now().Add(longestProcess), fails(t.Context()))
+	t.Errorf("%s\n%s\nmake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), f.seed, small)
+}
+
+// fails plays a case in a process of its own.
+func fails(ctx context.Context) func(Case) bool {
+	return func(c Case) bool {
+		failed := true // unless it says otherwise: it may die
+		spawn(ctx, func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
+		return failed
+	}
+}
+
+// TestReplay plays the case of -schedules.replay.
+func TestReplay(t *testing.T) {
+	if *replay == "" {
+		t.Skip("for -schedules.replay")
+	}
+	c, err := Parse(*replay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := playOne(t, "case", c)
+	if *child {
+		tell(r)
+		return
+	}
+	t.Logf("%s\n%d runs, %d calls, %v, %v", strings.Join(r.Story, "\n"), r.Runs, r.Calls, r.Struck, r.Persons)
+}
+
+// TestCorpus plays what has failed in the past; in a short run the first of it.
+func TestCorpus(t *testing.T) {
+	for i, entry := range corpus(t) {
+		if testing.Short() && i > 0 {
+			break // each costs make test seconds
+		}
+		t.Run(entry.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := Play(t, entry.c)
+				for _, problem := range r.Problems {
+					t.Errorf("%s\n%s", problem, strings.Join(r.Story, "\n"))
+				}
+			})
+		})
+	}
+}
+
+type corpusEntry struct {
+	name string
+	c    Case
+}
+
+// corpus reads the lines of testdata/corpus that are no comments.
+func corpus(t testing.TB) (list []corpusEntry) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/corpus/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("there is no corpus", err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(b), "\n") {
+			if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			c, err := Parse(line)
+			if err != nil {
+				t.Fatal(errors.Join(fmt.Errorf("%s:%d", file, i+1), err))
+			}
+			list = append(list, corpusEntry{fmt.Sprintf("%s:%d", strings.TrimSuffix(filepath.Base(file), ".txt"), i+1), c})
+		}
+	}
+	return list
+}

@@ -1,0 +1,35 @@
+package simtest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// TestDriftAsksLittle counts what a drift asks, and how many of its questions
+// wait for the answer to another: in the lab nothing takes time but the way there.
+func TestDriftAsksLittle(t *testing.T) {
+	const latency = 20 * time.Millisecond
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2, Latency: latency}, func(t *testing.T, lab *Lab) {
+		before := lab.State().Requests
+		began := time.Now()
+		requireDrift(t, lab)
+		waits := int(time.Since(began) / latency)
+		after := lab.State().Requests
+		nodes := len(lab.Nodes)
+		for proto, most := range map[string]int{
+			"proxmox":    nodes + 4,    // a VM each; the list of them, of hosts and of storages, and the quorum
+			"talos":      11*nodes + 1, // a machine each; the members
+			"kubernetes": 1,            // the Nodes
+		} {
+			if asked := after[proto] - before[proto]; asked > most {
+				t.Errorf("%s was asked %d times about %d nodes, more than %d", proto, asked, nodes, most)
+			}
+		}
+		const most = 10 // handshakes included
+		if waits > most {
+			t.Errorf("it waited for %d answers one after the other, more than %d", waits, most)
+		}
+	})
+}

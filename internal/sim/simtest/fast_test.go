@@ -1,0 +1,216 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// The longest that a roll may take, and what it may ask of the servers.
+const (
+	maxWaste  = 0.01            // beyond the critical path, as a part of it
+	maxAsking = 2.0             // requests a second of a node that is waited for
+	maxLonger = 2 * time.Second // that a node is out than what the world takes for that
+)
+
+// watched is one roll as seen from outside.
+type watched struct {
+	lab         *Lab
+	began, end  time.Time
+	rolling     time.Time // when everything was planned
+	plan        cluster.Plan
+	drained     map[string]time.Time // when a node's drain began
+	empty       map[string]time.Time // when it had ended
+	ready       map[string]time.Time // when the node was waited for no longer
+	out         map[string]time.Time // when its turn began
+	nodeSeconds float64
+
+	mu       sync.Mutex
+	requests map[time.Time]int // by when they came
+	work     map[time.Time]bool
+	dials    int
+}
+
+// rollWatched rolls a lab whose images are published already.
+func rollWatched(t *testing.T, lab *Lab) *watched {
+	t.Helper()
+	if err := lab.Client().Publish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w := &watched{
+		lab: lab, drained: map[string]time.Time{}, empty: map[string]time.Time{}, ready: map[string]time.Time{}, out: map[string]time.Time{},
+		requests: map[time.Time]int{}, work: map[time.Time]bool{},
+	}
+	c := lab.Client()
+	c.Emit = w.see
+	lab.Recorder.Hooks(func(c record.Call) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.requests[time.Now()]++
+		if c.Mutation {
+			w.work[time.Now()] = true
+		}
+		return nil
+	}, nil)
+	w.began = time.Now()
+	rep, err := c.Roll(t.Context(), cluster.Policy{})
+	w.end, w.plan = time.Now(), rep.Plan
+	w.dials = c.dialer.Dials()
+	lab.Recorder.Hooks(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.RequireIntact()
+	return w
+}
+
+func (w *watched) see(e step.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if e.Status != step.Note {
+		w.work[now] = true
+	}
+	if e.Path == "roll" && e.Status == step.Started {
+		w.rolling = now
+	}
+	parts := strings.Split(e.Path, "/")
+	if len(parts) < 3 {
+		return
+	}
+	node, below := parts[2], "/"+strings.Join(parts[3:], "/")
+	switch {
+	case below == "/" && e.Status == step.Started:
+		w.out[node] = now
+	case below == "/" && e.Status == step.Done:
+		w.nodeSeconds += now.Sub(w.out[node]).Seconds()
+	case strings.HasSuffix(below, "/drain") && e.Status == step.Started:
+		w.drained[node] = now
+	case strings.HasSuffix(below, "/drain"):
+		w.empty[node] = now
+	case strings.HasSuffix(below, "/wait-healthy") && e.Status == step.Done:
+		w.ready[node] = now
+	}
+}
+
+// asked counts the requests, and those among them that came, once all was planned,
+// while nothing but time passed: no step began or ended then, and nothing was changed.
+func (w *watched) asked() (all, waiting int) {
+	for at, n := range w.requests {
+		all += n
+		if !w.work[at] && at.After(w.rolling) {
+			waiting += n
+		}
+	}
+	return all, waiting
+}
+
+func (w *watched) took() time.Duration { return w.end.Sub(w.began) }
+
+// judge prints how the roll went, and fails the test where that is not fast or gentle enough.
+func (w *watched) judge(t *testing.T, name string) {
+	t.Helper()
+	critical := w.lab.criticalPath(w.plan, w.began, w.end, w.drained)
+	waste := (w.took() - critical).Seconds() / critical.Seconds()
+	all, waiting := w.asked()
+	nodes := float64(len(w.drained))
+	rate := float64(waiting) / w.nodeSeconds
+	fmt.Printf("%-14s roll %9s critical path %9s waste %.2f %% requests per node %.0f, %.2f a second of waiting, connections per node %.0f\n",
+		name, w.took().Round(10*time.Millisecond), critical.Round(10*time.Millisecond), 100*waste, float64(all)/nodes, rate, float64(w.dials)/nodes)
+	if waste > maxWaste {
+		t.Errorf("%.2f %% more than the critical path", 100*waste)
+	}
+	if rate > maxAsking {
+		t.Errorf("%.2f requests a second of waiting", rate)
+	}
+}
+
+// requireOutages fails the test if a node was out, from drained to Ready, for
+// longer than the world needs for what is done meanwhile.
+func (w *watched) requireOutages(t *testing.T) {
+	t.Helper()
+	delays := w.lab.byNode(w.lab.Recorder.Timeline.Delays())
+	for node, from := range w.empty {
+		to := w.ready[node]
+		if longer := to.Sub(from) - busy(delays[node], from, to); longer > maxLonger {
+			t.Errorf("%s was out for %s, %s longer than the world takes", node, to.Sub(from), longer)
+		}
+	}
+}
+
+// atOnce is a lab that waits for nothing but the world.
+func atOnce(lab *Lab, roll ...string) {
+	lab.Replace("recast.yaml", "settle: 2s", "settle: 0s")
+	lab.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9300-9999")
+	lab.setRoll(roll...)
+	lab.Patch(everywhere)
+}
+
+// A roll takes hardly longer than what the world takes for its steps.
+func TestRollNearTheCriticalPath(t *testing.T) {
+	cases := map[string]struct {
+		options sim.Options
+		roll    []string
+		long    bool
+	}{
+		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}, long: true},
+		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, long: true},
+		"5+100 in-place": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
+		"5+100 recreate": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if c.long {
+				long(t)
+			}
+			inLab(t, c.options, func(t *testing.T, lab *Lab) {
+				atOnce(lab, c.roll...)
+				w := rollWatched(t, lab)
+				w.judge(t, name)
+				w.requireOutages(t)
+			})
+		})
+	}
+}
+
+// seedTimes are what an upgrade in place takes: 45 s for the download, 20 s to
+// stage it, 60 s for the reboot and 45 s until the node has joined again.
+func seedTimes() talosapi.Times {
+	return talosapi.Times{Pull: 45 * time.Second, Copy: 20 * time.Second, Leave: 5 * time.Second, Boot: 55 * time.Second, Services: 40 * time.Second}
+}
+
+// A roll takes a small part of what its nodes take one after another.
+func TestRollBesidesTheSerialSum(t *testing.T) {
+	long(t)
+	const serial = (45 + 20 + 60 + 45) * time.Second
+	cases := map[string]struct {
+		options sim.Options
+		roll    []string
+		most    float64
+	}{
+		"3+2":   {sim.Options{ControlPlanes: 3, Workers: 2, Times: seedTimes()}, []string{"strategy: in-place", "canary: false", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}"}, 1. / 2},
+		"3+100": {sim.Options{ControlPlanes: 3, Workers: 100, Hosts: 5, Times: seedTimes()}, []string{"strategy: in-place", "canary: false", "maxUnavailable: {workers: 10%, perHost: 10}"}, 1. / 8},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, c.options, func(t *testing.T, lab *Lab) {
+				atOnce(lab, c.roll...)
+				w := rollWatched(t, lab)
+				sum := time.Duration(len(lab.Nodes)) * serial
+				part := w.took().Seconds() / sum.Seconds()
+				fmt.Printf("%-6s roll %s, one node after another %s: %.3f\n", name, w.took().Round(time.Second), sum, part)
+				if part > c.most {
+					t.Errorf("%.3f of one node after another, wanted at most %.3f", part, c.most)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,358 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/command"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// everyHook has one hook at each point.
+const everyHook = "hooks: {beforeRun: [{command: [h]}], afterRun: [{command: [h]}], beforeBatch: [{command: [h]}], " +
+	"afterBatch: [{command: [h]}], beforeNode: [{command: [h]}], afterNode: [{command: [h]}]}"
+
+// hooker stands for the programs of hooks.
+type hooker struct {
+	command.Gates
+	// do is what the program does that is run at such a point: "beforeNode wk1"; nil: it ends with 0.
+	do func(ctx context.Context, at string) (exit int, err error)
+
+	mu   sync.Mutex
+	ran  []string
+	envs map[string][]string // by point
+}
+
+func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []string, line func(string)) (cluster.HookEnd, error) {
+	value := func(name string) string {
+		for _, entry := range env {
+			if v, ok := strings.CutPrefix(entry, name+"="); ok {
+				return v
+			}
+		}
+		return ""
+	}
+	at := strings.TrimSpace(value("RECAST_HOOK") + " " + value("RECAST_NODE"))
+	if strings.HasSuffix(at, "Batch") {
+		at += " " + value("RECAST_BATCH")
+	}
+	h.mu.Lock()
+	h.ran = append(h.ran, at)
+	if h.envs == nil {
+		h.envs = map[string][]string{}
+	}
+	h.envs[at] = env
+	h.mu.Unlock()
+	line("at " + at)
+	if h.do == nil {
+		return cluster.HookEnd{Output: "at " + at + "\n"}, nil
+	}
+	exit, err := h.do(ctx, at)
+	return cluster.HookEnd{Exit: exit, Said: "at " + at, Output: "at " + at + "\n"}, err
+}
+
+// failAt has the hook of one point end with 3.
+func failAt(point string) func(context.Context, string) (int, error) {
+	return func(_ context.Context, at string) (int, error) {
+		if at == point {
+			return 3, nil
+		}
+		return 0, nil
+	}
+}
+
+// withHooks makes a lab of stale workers with a hook at each point.
+func withHooks(lab *Lab, do func(context.Context, string) (int, error)) (*Client, *hooker) {
+	lab.setRoll(everyHook)
+	lab.Patch(sim.PatchedExtension)
+	c, h := lab.Client(), &hooker{do: do}
+	c.Commands = h
+	return c, h
+}
+
+func (h *hooker) require(t *testing.T, want ...string) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if diff := cmp.Diff(want, h.ran); diff != "" {
+		t.Errorf("hooks (-want +got):\n%s", diff)
+	}
+	h.ran = nil
+}
+
+// Programs run around what they are about, with what they have to know, and what
+// they print is told and kept.
+func TestHooks(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
+		if err := os.Chmod(filepath.Join(lab.Dir, "hook.sh"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		lab.setRoll(strings.ReplaceAll(everyHook, "[h]", "[./hook.sh]"))
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		plan, err := c.Plan(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range cluster.HookPoints() {
+			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
+			if diff := cmp.Diff(want, plan.Hooks.At(p)); diff != "" {
+				t.Errorf("%s in the plan (-want +got):\n%s", p, diff)
+			}
+		}
+		var paths, notes []string
+		c.Emit = func(e step.Event) {
+			switch {
+			case e.Status == step.Note && strings.HasSuffix(e.Text, "no token"):
+				notes = append(notes, e.Path+": "+e.Text)
+			case e.Status == step.Started && regexp.MustCompile(`hooks|gate|take-down|bring-up|-run$`).MatchString(e.Path[strings.LastIndex(e.Path, "/")+1:]):
+				paths = append(paths, e.Path)
+			}
+		}
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const wk1 = "roll/workers/wk1/"
+		if diff := cmp.Diff([]string{
+			"before-run", "roll/workers/hooks_before", wk1 + "run-hooks", wk1 + "gate", wk1 + "take-down", wk1 + "bring-up", wk1 + "run-hooks-again", "roll/workers/hooks_after", "after-run",
+		}, paths); diff != "" {
+			t.Errorf("steps (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{
+			"before-run: beforeRun with no token", "roll/workers/hooks_before: beforeBatch with no token", wk1 + "run-hooks: beforeNode with no token",
+			wk1 + "run-hooks-again: afterNode with no token", "roll/workers/hooks_after: afterBatch with no token", "after-run: afterRun with no token",
+		}, notes); diff != "" {
+			t.Errorf("notes (-want +got):\n%s", diff)
+		}
+		asked := regexp.MustCompile(`[0-9a-f]{64}|127\.42\.[0-9.]+`).ReplaceAllString(string(lab.Read("asked")), "X")
+		const (
+			run   = "RECAST_RUN=20000101-0000-feed "
+			batch = "RECAST_BATCH=workers RECAST_CLUSTER=lab "
+			node  = "RECAST_NODE=wk1 "
+			of    = "RECAST_RESUMED=false RECAST_ROLE=worker " + run + "RECAST_STRATEGY=recreate RECAST_TALOS_VERSION=v1.13.9 RECAST_VMID=9031 \n"
+			first = "RECAST_ADDRESS=X RECAST_BATCH=workers RECAST_BUILD_ID=X RECAST_CLUSTER=lab "
+		)
+		want := "RECAST_CLUSTER=lab RECAST_HOOK=beforeRun RECAST_NODES=wk1 " + run + "\n" +
+			batch + "RECAST_HOOK=beforeBatch RECAST_NODES=wk1 " + run + "\n" +
+			first + "RECAST_HOOK=beforeNode RECAST_HOST=pve1 " + node + of +
+			first + "RECAST_HOOK=afterNode RECAST_HOST=pve1 " + node + "RECAST_OUTCOME=done " + of +
+			batch + "RECAST_HOOK=afterBatch RECAST_NODES=wk1 RECAST_OUTCOME=done " + run + "\n" +
+			"RECAST_CLUSTER=lab RECAST_ERROR= RECAST_HOOK=afterRun RECAST_NODES=wk1 RECAST_NODES_DONE=wk1 RECAST_NODES_FAILED= RECAST_NODES_LEFT= RECAST_OUTCOME=done " + run + "\n"
+		if diff := cmp.Diff(want, asked); diff != "" {
+			t.Errorf("environments (-want +got):\n%s", diff)
+		}
+		var kept []string
+		for _, h := range rep.Hooks {
+			kept = append(kept, fmt.Sprintf("%s %s %s %d %s%s", h.Point, h.Batch, h.Node, *h.Exit, h.Error, h.Output))
+		}
+		if len(kept) != 6 || kept[2] != "beforeNode workers wk1 0 beforeNode with no token\n" {
+			t.Errorf("the report has %q", kept)
+		}
+		if at := string(lab.Read(".recast/runs/20000101-0000-feed/wk1~hooks~afternode~1.json")); !strings.Contains(at, `"output": "afterNode with no token\n"`) {
+			t.Errorf("the journal has %s", at)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// A hook before anything is touched refuses it, and the hooks after the run tell how it went.
+func TestAHookBefore(t *testing.T) {
+	for at, want := range map[string]struct {
+		err string
+		ran []string
+	}{
+		"beforeRun":           {`before-run: hook "h": h ended with 3: at beforeRun`, []string{"beforeRun", "afterRun"}},
+		"beforeBatch workers": {`roll/workers/hooks_before: hook "h": h ended with 3: at beforeBatch workers`, []string{"beforeRun", "beforeBatch workers", "afterRun"}},
+		"beforeNode wk1":      {`roll/workers/wk1/run-hooks: hook "h": h ended with 3: at beforeNode wk1`, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun"}},
+	} {
+		t.Run(at, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				c, h := withHooks(lab, failAt(at))
+				seen := lab.watchOutage()
+				before := len(lab.Recorder.Calls())
+				rep, err := c.Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Refused || message(err) != want.err || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "was touched") && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "not touched") {
+					t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
+				}
+				if len(seen.order) > 0 {
+					t.Errorf("was out: %q", seen.order)
+				}
+				for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
+					t.Errorf("%s was sent", call)
+				}
+				env := strings.Join(h.envs["afterRun"], "\n")
+				if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
+					t.Errorf("the hook after the run was told\n%s", env)
+				}
+				if n := len(want.ran) - 2; rep.Hooks[n].Error != "h ended with 3: at "+at || *rep.Hooks[n].Exit != 3 {
+					t.Errorf("the report has %+v", rep.Hooks)
+				}
+				h.require(t, want.ran...)
+				requireNoClaim(t, lab)
+				requireDrift(t, lab, "wk1")
+
+				h.do = nil
+				again := lab.second()
+				again.Commands = h
+				if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// A hook behind a node stops the roll there; the next one goes on with the next node.
+func TestAHookAfterANode(t *testing.T) {
+	for _, strategy := range []string{"recreate", "in-place"} {
+		t.Run(strategy, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "strategy: "+strategy)
+				c, h := withHooks(lab, failAt("afterNode wk1"))
+				_, err := c.Roll(t.Context(), cluster.Policy{})
+				const want = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook "h": h ended with 3: at afterNode wk1`
+				if fault.KindOf(err) != fault.Failed || message(err) != want {
+					t.Errorf("kind %d: %v", fault.KindOf(err), err)
+				}
+				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || node.Spec.Unschedulable {
+					t.Errorf("wk1 does not take pods: %v", err)
+				}
+				requireDrift(t, lab, "wk2")
+				h.do = nil
+				again := lab.second()
+				again.Commands = h
+				if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// The hooks of a batch stand before and behind all of its nodes, however many are out at a time.
+func TestHooksOfABatch(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("maxUnavailable: {workers: 2, perHost: 2}")
+		lab.Patch(everywhere)
+		c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
+			if strings.HasPrefix(at, "beforeNode") || strings.HasPrefix(at, "beforeBatch") {
+				time.Sleep(time.Second)
+			}
+			if strings.HasSuffix(at, "wk3") {
+				time.Sleep(time.Second)
+			}
+			return 0, nil
+		})
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(h.ran, ", ")
+		if !regexp.MustCompile(`^beforeRun, beforeBatch canary, beforeNode wk1, afterNode wk1, afterBatch canary, ` +
+			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {
+			t.Errorf("hooks: %s", got)
+		}
+		if env := strings.Join(h.envs["beforeBatch workers"], " "); !strings.Contains(env, "RECAST_NODES=wk2 wk3") {
+			t.Errorf("the batch was told %s", env)
+		}
+	})
+}
+
+// A hook that fails once everything is done makes the run fail, and says that it is done.
+func TestAHookAfterTheRun(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c, _ := withHooks(lab, failAt("afterRun"))
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		const want = `every node is done: after-run: hook "h": h ended with 3: at afterRun`
+		if fault.KindOf(err) != fault.Failed || message(err) != want || rep.Outcome != "failed: "+want {
+			t.Errorf("kind %d, %q: %v", fault.KindOf(err), rep.Outcome, err)
+		}
+		requireNoClaim(t, lab)
+		requireDrift(t, lab)
+	})
+}
+
+// It hides no other failure, and does not change what kind that is.
+func TestTwoHooksFail(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c, _ := withHooks(lab, func(context.Context, string) (int, error) { return 3, nil })
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		const want = "before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun"
+		if fault.KindOf(err) != fault.Refused || message(err) != want || len(fault.Hints(err)) != 2 {
+			t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+	})
+}
+
+// A hook has the time that it is given.
+func TestAHookThatHangs(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c, h := withHooks(lab, func(ctx context.Context, at string) (int, error) {
+			if at == "beforeNode wk1" {
+				<-ctx.Done()
+				return 0, fmt.Errorf("h was stopped: %w", context.Cause(ctx))
+			}
+			return 0, nil
+		})
+		start := time.Now()
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || message(err) != `roll/workers/wk1/run-hooks: hook "h": h was stopped: its timeout of 1m0s is over` {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if took := time.Since(start); took < time.Minute || took > 3*time.Minute {
+			t.Errorf("it took %s", took)
+		}
+		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun")
+		requireDrift(t, lab, "wk1")
+	})
+}
+
+// Doctor looks for the programs and runs none.
+func TestDoctorLooksForHooks(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-program]}]}")
+		var said []string
+		res := doctor(t, lab.Client())
+		for _, c := range res.Checks {
+			if c.Group == pipeline.GroupHooks {
+				said = append(said, string(c.State)+" "+c.What+": "+c.Seen)
+			}
+		}
+		if diff := cmp.Diff([]string{
+			"ok drain the balancer: a roll runs it before each node",
+			`problem no-such-program: exec: "no-such-program": executable file not found in $PATH`,
+		}, said); diff != "" {
+			t.Error(diff)
+		}
+		if err := res.Err(); fault.KindOf(err) != fault.Refused {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+	})
+}

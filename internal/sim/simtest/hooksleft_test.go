@@ -1,0 +1,145 @@
+package simtest
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// Ctrl-C cuts a hook before a node off, and lets one after it end.
+func TestCtrlCInAHook(t *testing.T) {
+	for at, c := range map[string]struct {
+		stale []string
+		ran   []string
+	}{
+		"beforeRun":           {[]string{"wk1", "wk2"}, []string{"beforeRun", "afterRun"}},
+		"beforeBatch workers": {[]string{"wk1", "wk2"}, []string{"beforeRun", "beforeBatch workers", "afterRun"}},
+		"beforeNode wk1":      {[]string{"wk1", "wk2"}, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun"}},
+		"afterNode wk1":       {[]string{"wk2"}, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun"}},
+	} {
+		t.Run(at, func(t *testing.T) {
+			long(t)
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false")
+				var client *Client
+				client, h := withHooks(lab, func(ctx context.Context, now string) (int, error) {
+					if now != at {
+						return 0, nil
+					}
+					client.Runner.Stop()
+					select {
+					case <-ctx.Done():
+						return 0, context.Cause(ctx)
+					case <-time.After(30 * time.Second):
+						return 0, nil
+					}
+				})
+				_, err := client.Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Interrupted {
+					t.Errorf("kind %d: %v", fault.KindOf(err), err)
+				}
+				if env := strings.Join(h.envs["afterRun"], " "); !strings.Contains(env, "RECAST_OUTCOME=interrupted") {
+					t.Errorf("the hook after the run was told %s", env)
+				}
+				h.require(t, c.ran...)
+				requireDrift(t, lab, c.stale...)
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// Whoever presses Ctrl-C twice waits for the hooks after the run no longer than 30 s.
+func TestCtrlCTwiceInTheLastHook(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var pressed time.Time
+		c, _ := withHooks(lab, func(within context.Context, at string) (int, error) {
+			if at != "afterRun" {
+				return 0, nil
+			}
+			cancel()
+			pressed = time.Now()
+			<-within.Done()
+			return 0, context.Cause(within)
+		})
+		_, err := c.Roll(ctx, cluster.Policy{})
+		if took := time.Since(pressed); err == nil || took < 29*time.Second || took > 2*time.Minute {
+			t.Errorf("after %s: %v", took, err)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// A node that a killed run has left gets its hooks as well, since nobody knows whether they ran.
+func TestHooksOfWhatWasLeft(t *testing.T) {
+	for strategy, at := range map[string]string{"recreate": "wk1/bring-up", "in-place": "wk1/finish"} {
+		t.Run(strategy, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + strategy)
+				c, h := withHooks(lab, nil)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c.Emit = whenStarted(at, func() { c.Kill(); cancel() })
+				if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+					t.Fatal("it was not killed")
+				}
+				h.ran = nil
+				again := lab.second()
+				again.Commands = h
+				rep, err := again.Roll(t.Context(), cluster.Policy{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
+				if env := strings.Join(h.envs["afterNode wk1"], " "); !strings.Contains(env, "RECAST_RESUMED=true") {
+					t.Errorf("it was told %s; %q", env, rep.Resumed)
+				}
+				requireDrift(t, lab)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// A hook that fails leaves what was half done as it is.
+func TestAHookBeforeWhatWasLeft(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c, h := withHooks(lab, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
+		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+			t.Fatal("it was not killed")
+		}
+		h.do = failAt("beforeNode wk1")
+		again := lab.second()
+		again.Commands = h
+		_, err := again.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "wk1 is as the earlier run had left it") {
+			t.Errorf("kind %d: %v; %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+		// The way out has none in front of it.
+		h.ran = nil
+		if _, err := lab.second().recoverWith(h, "wk1"); err != nil {
+			t.Fatal(err)
+		}
+		h.require(t)
+		requireDrift(t, lab, "wk1")
+		lab.RequireIntact()
+	})
+}
+
+func (c *Client) recoverWith(h *hooker, node string) (any, error) {
+	c.Commands = h
+	return c.Recover(c.lab.t.Context(), node)
+}

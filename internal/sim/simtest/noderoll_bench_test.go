@@ -1,0 +1,75 @@
+package simtest
+
+import (
+	"regexp"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// BenchmarkNodeRoll tells what it costs, in processor time and in requests, to
+// bring a cluster up and roll all of it, per node that is rolled. Of this the
+// lab's share is told by itself.
+func BenchmarkNodeRoll(b *testing.B) {
+	for _, size := range []sim.Options{{ControlPlanes: 3, Workers: 2, Hosts: 3}, {ControlPlanes: 3, Workers: 20, Hosts: 3}} {
+		for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+			name := string(strategy) + "/3+2"
+			if size.Workers == 20 {
+				name = string(strategy) + "/3+20"
+			}
+			b.Run(name, func(b *testing.B) { benchmarkNodeRoll(b, size, strategy) })
+		}
+	}
+}
+
+func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy) {
+	b.ReportAllocs()
+	var lab, all time.Duration
+	requests := 0
+	for b.Loop() {
+		begin := processorTime(b)
+		benchmarkInBubble(b, func(t *testing.T) {
+			l := New(t, o)
+			l.setRoll("strategy: " + string(strategy))
+			l.Patch(sim.CommonExtension)
+			lab += processorTime(t) - begin
+			before := len(l.Recorder.Calls())
+			rep, err := l.Client().Roll(t.Context(), cluster.Policy{})
+			if err != nil || len(rep.Plan.Work()) != len(l.Nodes) {
+				t.Fatalf("rolled %d nodes: %v", len(rep.Plan.Work()), err)
+			}
+			requests += len(l.Recorder.Calls()) - before
+		})
+		all += processorTime(b) - begin
+	}
+	rolls := float64(b.N * (o.ControlPlanes + o.Workers))
+	b.ReportMetric(float64(all.Microseconds())/1000/rolls, "cpu-ms/node-roll")
+	b.ReportMetric(float64(lab.Microseconds())/1000/rolls, "lab-cpu-ms/node-roll")
+	b.ReportMetric(float64(requests)/rolls, "requests/node-roll")
+}
+
+// benchmarkInBubble is synctest.Test for a benchmark.
+func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
+	b.Helper()
+	all := func(pattern, name string) (bool, error) {
+		_, err := regexp.Compile(pattern)
+		return true, err
+	}
+	if !testing.RunTests(all, []testing.InternalTest{{Name: b.Name(), F: func(t *testing.T) { synctest.Test(t, f) }}}) {
+		b.FailNow()
+	}
+}
+
+// processorTime is what this process has used, in user mode and in the kernel.
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

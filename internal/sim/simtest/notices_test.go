@@ -1,0 +1,159 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// chat stands for a webhook that takes its time.
+type chat struct {
+	takes time.Duration
+	err   error
+
+	mu  sync.Mutex
+	got []cluster.Notice
+}
+
+func (c *chat) Notify(ctx context.Context, n cluster.Notice) error {
+	c.mu.Lock()
+	c.got = append(c.got, n)
+	c.mu.Unlock()
+	select {
+	case <-time.After(c.takes):
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// require compares what was told, without the times.
+func (c *chat) require(t *testing.T, want ...string) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var got []string
+	for _, n := range c.got {
+		text, _, _ := strings.Cut(n.Text, " after ")
+		got = append(got, fmt.Sprintf("%s %s %s %s %q %q: %s", n.Event, n.Command, n.Run, n.Outcome, n.Nodes, n.Error, text))
+		if n.Started.IsZero() || n.Ended.IsZero() != (n.Event == cluster.NoticeStart) || n.Host != "test" {
+			t.Errorf("started %s, ended %s on %s", n.Started, n.Ended, n.Host)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("notices (-want +got):\n%s", diff)
+	}
+	c.got = nil
+}
+
+// A run tells when it begins and when it ends, and does not wait for who is told in between.
+func TestNotices(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false")
+		c, h := withHooks(lab, failAt("afterNode wk1"))
+		told := &chat{takes: 5 * time.Minute}
+		c.Notify = told
+		var began, gone time.Time
+		c.Emit = func(e step.Event) {
+			switch {
+			case e.Status == step.Started && e.Path == "before-run":
+				began = time.Now()
+			case e.Status == step.Started && e.Path == "roll/workers/wk1/take-down":
+				gone = time.Now()
+			}
+		}
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+			t.Fatal("no failure")
+		}
+		if took := gone.Sub(began); gone.IsZero() || took > time.Minute {
+			t.Errorf("the first node went %s after the start", took)
+		}
+		const err = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook \"h\": h ended with 3: at afterNode wk1`
+		told.require(t, `start roll 20000101-0000-feed  {[] [] ["wk1" "wk2"]} "": recast roll of lab has begun, to do: wk1, wk2`,
+			`failure roll 20000101-0000-feed failed {[] ["wk1"] ["wk2"]} "`+err+`": recast roll of lab: failed`)
+
+		h.do, told.takes = nil, 0
+		again := lab.second()
+		again.Commands, again.Notify = h, told
+		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has begun, to do: wk2`,
+			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)
+
+		// Nothing to do is nothing to tell.
+		idle := lab.second()
+		idle.Notify = told
+		if _, err := idle.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		told.require(t)
+	})
+}
+
+// Nobody who is away makes a roll fail; the report says so.
+func TestNoticesThatDoNotArrive(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Notify = &chat{err: errors.New("webhook h: notice: it answers with 500\nwebhook i: it is not set")}
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		if err != nil || rep.Outcome != "done" {
+			t.Errorf("%q: %v", rep.Outcome, err)
+		}
+		if diff := cmp.Diff([]string{"webhook h: notice: it answers with 500", "webhook i: it is not set", "webhook h: notice: it answers with 500", "webhook i: it is not set"}, rep.Unsent); diff != "" {
+			t.Error(diff)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// A roll that is refused tells that too; one that somebody declines does not, and
+// who presses Ctrl-C twice waits for nobody.
+func TestNoticesOfWhatDidNotBegin(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		told := &chat{}
+		c := lab.Client()
+		c.Notify = told
+		c.Confirm = func(cluster.Plan) (bool, error) { return false, nil }
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+			t.Fatal("it was confirmed")
+		}
+		told.require(t)
+		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk9"}}); err == nil {
+			t.Fatal("there is a wk9")
+		}
+		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration": recast roll of lab: failed`)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c = lab.second()
+		told.takes = time.Hour
+		c.Notify = told
+		var pressed time.Time
+		c.Emit = whenStarted("wk1/bring-up", func() { pressed = time.Now(); cancel() })
+		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+			t.Fatal("it was not interrupted")
+		}
+		if took := time.Since(pressed); took > time.Minute {
+			t.Errorf("it took %s to end", took)
+		}
+		if n := len(told.got); n != 2 || told.got[1].Outcome != "interrupted" || told.got[1].Event != cluster.NoticeFailure {
+			t.Errorf("told %+v", told.got)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package simtest
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// editNode sets a label or annotation of a Node as a person would; "" removes it.
+func (l *Lab) editNode(name, key, value string, label bool) {
+	l.t.Helper()
+	node, err := l.Kube.Node(l.t.Context(), name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	of := &node.Annotations
+	if label {
+		of = &node.Labels
+	}
+	if *of == nil {
+		*of = map[string]string{}
+	}
+	(*of)[key] = value
+	if value == "" {
+		delete(*of, key)
+	}
+	if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
+
+// save makes a plan and reads it back from what recast plan -o json would have written.
+func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
+	l.t.Helper()
+	plan, err := l.Client().Plan(l.t.Context(), policy)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	b, err := json.Marshal(plan)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	saved, err := cluster.ReadPlan(b)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return &saved
+}
+
+// rollOf carries a saved plan out.
+func (l *Lab) rollOf(saved *cluster.Plan) error {
+	c := l.second()
+	c.Saved = saved
+	_, err := c.Roll(l.t.Context(), cluster.Policy{})
+	return err
+}
+
+func TestRollByLabel(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		lab.editNode("wk2", "zone", "b", true)
+		zone := func(text string) cluster.Policy {
+			s, err := kube.ParseSelector(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return cluster.Policy{Labels: s}
+		}
+		if _, err := lab.Client().Roll(t.Context(), zone("zone=c")); fault.KindOf(err) != fault.Config {
+			t.Errorf("err = %v", err)
+		}
+		if _, err := lab.Client().Roll(t.Context(), zone("zone in (b,c)")); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab, "cp1", "wk1")
+	})
+}
+
+// TestPauseDuringARoll keeps a node from being taken out that the plan has.
+func TestPauseDuringARoll(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false")
+		lab.Patch(sim.PatchedExtension)
+		seen := lab.watchOutage()
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "somebody works on it") })
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: somebody works on it"
+		if fault.KindOf(err) != fault.Refused || message(err) != want {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if diff := cmp.Diff([]string{"wk1"}, seen.order); diff != "" {
+			t.Errorf("nodes that were out (-want +got):\n%s", diff)
+		}
+		if rep, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil || rep.Outcome != "nothing to do" {
+			t.Errorf("%s, %v", rep.Outcome, err)
+		}
+		requireDrift(t, lab, "wk2")
+		lab.pause("wk2", "")
+		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+func TestWhatWasBegunIsFinishedThoughPaused(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.rollKilledWhen("wk1/bring-up/create-vm")
+		lab.pause("wk1", "somebody works on it")
+		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// TestNodesOfOneHolder are never out at the same time, whatever the limits are.
+func TestNodesOfOneHolder(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		holder bool
+		most   int
+	}{"one holder": {true, 1}, "none": {false, 3}} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 3, Holder: c.holder}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
+				lab.Patch(sim.PatchedExtension)
+				seen := lab.watchOutage()
+				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if seen.most != c.most {
+					t.Errorf("%d were out at a time", seen.most)
+				}
+				told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
+				if told != c.holder {
+					t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestRollOfASavedPlan does what the plan says, and says no once that is done.
+func TestRollOfASavedPlan(t *testing.T) {
+	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		saved := lab.save(cluster.Policy{Only: []string{"wk2"}})
+		if err := lab.rollOf(saved); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab, "wk1")
+		runs, err := lab.Client().Status(t.Context())
+		if err != nil || !strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) || len(runs.LastRun.Took) != 1 || runs.LastRun.Took[0].OutageSeconds == 0 {
+			t.Errorf("%+v, %v", runs.LastRun, err)
+		}
+		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		if err != nil || plan.Work()[0].OutageFrom != "an earlier roll of workers" || plan.Work()[0].OutageSeconds != runs.LastRun.Took[0].OutageSeconds {
+			t.Errorf("%+v, %v", plan.Work(), err)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestASavedPlanIsRefused where the world has moved, before anything is touched.
+func TestASavedPlanIsRefused(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		move func(*Lab)
+		want string // the difference that is told
+	}{
+		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
+		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
+		"recast.yaml":   {func(l *Lab) { l.setRoll("keepDisks: 2") }, "recast.yaml: sha256-"},
+		"a pause":       {func(l *Lab) { l.pause("wk1", "x") }, "wk1: what is done: recreate → none"},
+		"another roll":  {func(l *Lab) { l.rollOnly("wk1") }, "wk1: what is done: recreate → none"},
+		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false")
+				lab.Patch(sim.PatchedExtension)
+				saved := lab.save(cluster.Policy{})
+				c.move(lab)
+				seen := lab.watchOutage()
+				err := lab.rollOf(saved)
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), ":\n  "+c.want) {
+					t.Errorf("kind %d: %v", fault.KindOf(err), err)
+				}
+				if out := slices.DeleteFunc(seen.order, func(n string) bool { return n == "wk1" && strings.HasPrefix(name, "an ") }); len(out) > 0 {
+					t.Errorf("nodes that were out: %q", out)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+func (l *Lab) rollOnly(node string) {
+	l.t.Helper()
+	if _, err := l.Client().Roll(l.t.Context(), cluster.Policy{Only: []string{node}}); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// TestASavedPlanGoesOn after its run was killed, here and where its journal is not.
+func TestASavedPlanGoesOn(t *testing.T) {
+	long(t)
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		for at, moment := range map[string]string{"within a node": "wk1/wait-healthy", "between two": "wk2/gate"} {
+			for where, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
+				if strategy == cluster.Recreate && at == "within a node" {
+					moment = "wk1/bring-up/create-vm"
+				}
+				t.Run(strings.Join([]string{string(strategy), at, where}, "/"), func(t *testing.T) {
+					inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+						lab.setRoll("canary: false", "strategy: "+string(strategy))
+						lab.Patch(sim.PatchedExtension)
+						saved := lab.save(cluster.Policy{})
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						first := lab.Client()
+						first.Saved = saved
+						first.Emit = whenStarted(moment, func() { first.Kill(); cancel() })
+						if _, err := first.Roll(ctx, cluster.Policy{}); err == nil {
+							t.Fatal("it was not killed")
+						}
+						again := lab.second()
+						again.Saved = saved
+						if elsewhere {
+							again.Elsewhere = true
+							if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")); err != nil {
+								t.Fatal(err)
+							}
+						}
+						_, err := again.Roll(t.Context(), cluster.Policy{})
+						lab.RequireIntact()
+						refused := map[string]string{
+							// Nothing tells who upgraded it.
+							"in-place between two elsewhere": "wk1: what is done: in-place → none",
+							// Its machine configuration is lost, so that its old system disk is put back into the new VM.
+							"recreate within a node elsewhere": "wk1: digest of the VM's configuration: ",
+						}[strings.Join([]string{string(strategy), at, where}, " ")]
+						if refused != "" {
+							if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), refused) {
+								t.Errorf("err = %v", err)
+							}
+							return
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						requireDrift(t, lab)
+					})
+				})
+			}
+		}
+	}
+}

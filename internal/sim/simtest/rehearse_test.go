@@ -1,0 +1,325 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// scratchVM is the VMID that the first scratch VM takes: the last of recast's own.
+const scratchVM = 9099
+
+// rehearsing is a client whose roll tries the boot ISOs out first.
+func (l *Lab) rehearsing() *Client {
+	c := l.Client()
+	c.Rehearse = new(true)
+	return c
+}
+
+// scratches are the scratch VMs that are there.
+func (l *Lab) scratches() []string {
+	var out []string
+	for _, vm := range l.World.VMs() {
+		if strings.HasPrefix(vm.Config["name"], "recast-rehearse-") {
+			out = append(out, vm.Config["name"])
+		}
+	}
+	return out
+}
+
+// requireUntouched fails unless nothing of a rehearsal is left and no node was changed since.
+func (l *Lab) requireUntouched(before int) {
+	l.t.Helper()
+	for _, call := range changesOfNodes(l.Recorder.Calls()[before:]) {
+		if !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) && !strings.HasSuffix(call, "/qemu") {
+			l.t.Errorf("%s was sent", call)
+		}
+	}
+	l.requireNoScratch()
+}
+
+func (l *Lab) requireNoScratch() {
+	l.t.Helper()
+	if left := l.scratches(); len(left) > 0 {
+		l.t.Errorf("left: %q", left)
+	}
+	for _, volid := range l.strays() {
+		l.t.Errorf("no configuration names volume %s", volid)
+	}
+	requireNoClaim(l.t.(*testing.T), l)
+}
+
+// TestRehearse tries one ISO out on two hosts, at the same time, before any node goes.
+func TestRehearse(t *testing.T) {
+	inLab(t, sim.Options{Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.rehearsing()
+		var order []string
+		c.Emit = func(e step.Event) {
+			if e.Status == step.Started && strings.HasPrefix(e.Path, "roll/") && strings.Count(e.Path, "/") == 1 {
+				order = append(order, e.Path)
+			}
+		}
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(order) == 0 || order[0] != "roll/rehearse" {
+			t.Errorf("order: %q", order)
+		}
+		requireDrift(t, lab)
+		var seen []string
+		for _, r := range rep.Rehearsed {
+			seen = append(seen, fmt.Sprintf("%s %s %v: %q", r.Host, r.Firmware, r.Nodes, r.Unseen))
+		}
+		slices.Sort(seen)
+		want := []string{`pve1 OVMF, q35, CPU host [wk2]: ""`, `pve2 OVMF, q35, CPU host [wk1]: ""`}
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("rehearsed (-want +got):\n%s", diff)
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestRehearseFirmware tries an ISO out with the firmware that a node has, and by
+// every way to find the scratch VM.
+func TestRehearseFirmware(t *testing.T) {
+	long(t)
+	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
+	cases := map[string]struct {
+		bring                 func(*Lab)
+		firmware, at, blindly string
+	}{
+		"SeaBIOS":         {func(l *Lab) { whileOff(remove("bios"), discard("efidisk0"))(l) }, "SeaBIOS, q35, CPU host", "127.42.7.231", ""},
+		"i440fx":          {func(l *Lab) { whileOff(remove("machine"), change("cpu=x86-64-v2-AES"))(l) }, "OVMF, i440fx, CPU x86-64-v2-AES", "127.42.7.231", ""},
+		"a fixed address": {func(l *Lab) { l.setRoll(fixed) }, "OVMF, q35, CPU host", "127.42.7.251", ""},
+		"a fixed address in another network": {
+			func(l *Lab) { l.setRoll("rehearse: {addresses: [192.0.2.250/24]}") }, "OVMF, q35, CPU host", "127.42.7.231", "",
+		},
+		"metal has no fixed address": {func(l *Lab) { l.setRoll(fixed); l.lockImages("platform: metal") }, "OVMF, q35, CPU host", "127.42.7.231", ""},
+		"nobody can find it": {
+			func(l *Lab) {
+				l.Replace("schematics/storage.yaml", "      - siderolabs/qemu-guest-agent\n", "")
+				l.lockImages("signature: off")
+			},
+			"OVMF, q35, CPU host", "invalid IP", "the image has no qemu-guest-agent to tell its address, and roll.rehearse.addresses has none for it",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				c.bring(lab)
+				lab.Patch(sim.PatchedExtension)
+				client := lab.rehearsing()
+				var made record.Call
+				lab.Recorder.Hooks(nil, func(call record.Call) {
+					if call.Params["vmid"] == strconv.Itoa(scratchVM) {
+						made = call
+					}
+				})
+				rep, err := client.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				lab.Recorder.Hooks(nil, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(rep.Rehearsed) != 1 {
+					t.Fatalf("rehearsed %+v", rep.Rehearsed)
+				}
+				got := rep.Rehearsed[0]
+				if got.Firmware != c.firmware || got.Addr.String() != c.at || got.Unseen != c.blindly {
+					t.Errorf("rehearsed %+v", got)
+				}
+				for key, value := range made.Params {
+					if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
+						t.Errorf("the scratch VM has %s: %s", key, value)
+					}
+				}
+				lab.requireNoScratch()
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestRehearsalFails: no node is touched, and nothing of the rehearsal is left.
+func TestRehearsalFails(t *testing.T) {
+	long(t)
+	cases := map[string]struct {
+		bring func(*testing.T, *Lab)
+		kind  fault.Kind
+		want  string // in the error
+	}{
+		"the bytes are another ISO's": {func(t *testing.T, l *Lab) {
+			must(t, l.Client().Publish(t.Context()))
+			l.SwapISOs()
+		}, fault.Refused, "it booted v1.13.9 with schematic"},
+		"it hangs": {func(_ *testing.T, l *Lab) {
+			l.Silence(func(r talosapi.Request) bool { return r.VMID == scratchVM })
+		}, fault.Failed, "scratch VM 9099 in maintenance mode: gave up after 2m0s; last seen: "},
+		"it does not start": {func(_ *testing.T, l *Lab) { l.World.FailNext("qmstart", "start failed: QEMU exited with code 1") }, fault.Failed, "QEMU exited with code 1"},
+		"it is not made":    {func(_ *testing.T, l *Lab) { l.failScratch() }, fault.Failed, "create scratch VM 9099 on pve1"},
+		"no memory": {func(t *testing.T, l *Lab) {
+			l.DefineVM(777, map[string]string{"memory": "53248"})
+			must(t, l.World.PowerOn(777))
+		}, fault.Refused, "pve1 has 0 MiB of memory free, and a scratch VM is to leave 512 MiB beside its 4096 MiB"},
+		"the address of a node": {func(_ *testing.T, l *Lab) {
+			l.setRoll("rehearse: {addresses: [127.42.7.11/24]}")
+		}, fault.Refused, "127.42.7.11 is to be the address of a scratch VM, and node cp1 has it"},
+		"no number is free": {func(_ *testing.T, l *Lab) {
+			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9001")
+		}, fault.Refused, "no VMID is free for a scratch VM on pve1"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				c.bring(t, lab)
+				boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
+				rep, err := lab.rehearsing().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				lab.Silence(nil)
+				if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
+					t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
+				}
+				if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
+					t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
+				}
+				lab.requireUntouched(before)
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// failScratch has Proxmox fail to make the VM for which room was looked at.
+func (l *Lab) failScratch() {
+	l.Recorder.Hooks(nil, func(call record.Call) {
+		if strings.HasSuffix(call.Path, "/nodes/pve1/status") {
+			l.World.FailNext("qmcreate", "no space left")
+		}
+	})
+}
+
+// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, which
+// does not rehearse, leaves nothing of it.
+func TestRehearsalKilled(t *testing.T) {
+	long(t)
+	var points []string
+	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { points, _ = lab.rehearsalKilledAt(t, 0) })
+	last := slices.IndexFunc(points, func(p string) bool {
+		return strings.Contains(p, "DELETE") && strings.Contains(p, strconv.Itoa(scratchVM))
+	})
+	first := slices.IndexFunc(points, func(p string) bool { return strings.Contains(p, "POST") && strings.HasSuffix(p, "/qemu") })
+	if first < 0 || last < first {
+		t.Fatalf("points %q", points)
+	}
+	for at := first + 1; at <= last+2; at++ {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				_, err := lab.rehearsalKilledAt(t, at)
+				if err == nil || errors.Is(err, errNotReached) {
+					t.Fatalf("killed at %s: %v", points[at-1], err)
+				}
+				if err := lab.second().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()); err != nil {
+					t.Errorf("killed at %s: the next roll: %v", points[at-1], err)
+				}
+				lab.requireNoScratch()
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
+}
+
+// rehearsalKilledAt rehearses and is killed at a point; 0 lets it live.
+func (l *Lab) rehearsalKilledAt(t *testing.T, at int) (points []string, err error) {
+	l.Patch(sim.PatchedExtension)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := l.rehearsing()
+	k := l.watch(c, at, cancel)
+	defer l.Recorder.Hooks(nil, nil)
+	_, err = c.Roll(ctx, cluster.Policy{Only: []string{"wk1"}})
+	if at != 0 && !k.dead {
+		err = errors.Join(err, errNotReached)
+	}
+	return k.points, err
+}
+
+// TestCtrlCInARehearsal: once or twice, its VM goes and no node is touched.
+func TestCtrlCInARehearsal(t *testing.T) {
+	long(t)
+	for _, twice := range []bool{false, true} {
+		for _, at := range []string{"start", "seen"} {
+			t.Run(fmt.Sprintf("%s/%t", at, twice), func(t *testing.T) {
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+					lab.Patch(sim.PatchedExtension)
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					c := lab.rehearsing()
+					var pressed time.Time
+					lab.Recorder.Hooks(nil, func(call record.Call) {
+						is := map[string]string{"start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces"}[at]
+						if !strings.HasSuffix(call.Path, is) || !pressed.IsZero() {
+							return
+						}
+						pressed = time.Now()
+						c.Runner.Stop()
+						if twice {
+							cancel()
+						}
+					})
+					before := len(lab.Recorder.Calls())
+					_, err := c.Roll(ctx, cluster.Policy{})
+					lab.Recorder.Hooks(nil, nil)
+					if fault.KindOf(err) != fault.Interrupted || pressed.IsZero() {
+						t.Errorf("kind %d: %v", fault.KindOf(err), err)
+					}
+					if took := time.Since(pressed); took > 30*time.Second {
+						t.Errorf("it took %s to end", took)
+					}
+					lab.requireUntouched(before)
+					lab.RequireIntact()
+				})
+			})
+		}
+	}
+}
+
+// TestAScratchVMOfSomebody: what a killed run has left is not deleted once it has
+// something that recast did not make.
+func TestAScratchVMOfSomebody(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.rehearsing()
+		c.killedAt(t, onServer("/9099/status/start POST"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=somebody")
+		err := lab.second().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "is none of the drives that it was made with") {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if left := lab.scratches(); len(left) != 1 {
+			t.Errorf("left: %q", left)
+		}
+		lab.RequireIntact()
+	})
+}

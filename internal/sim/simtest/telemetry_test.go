@@ -1,0 +1,351 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// collector is a receiver of OTLP over HTTP.
+type collector struct {
+	t      testing.TB
+	canary *canary
+
+	mu    sync.Mutex
+	spans map[string]*tracepb.Span // by ID
+}
+
+func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.Method != http.MethodPost || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/x-protobuf" {
+		c.t.Errorf("collector: %s %s, %v, %v", r.Method, r.URL, r.Header, err)
+	}
+	c.canary.hear(string(body))
+	var got collectorpb.ExportTraceServiceRequest
+	if err := proto.Unmarshal(body, &got); err != nil {
+		c.t.Errorf("collector: %v", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, of := range got.ResourceSpans {
+		for _, scope := range of.ScopeSpans {
+			for _, s := range scope.Spans {
+				c.spans[string(s.SpanId)] = s
+			}
+		}
+	}
+}
+
+// collect starts a collector and returns it with an exporter that leads to it.
+func collect(t *testing.T, lab *Lab) (*collector, sdktrace.SpanExporter) {
+	t.Helper()
+	const addr = "127.42.7.200:4318"
+	n := network.Memory()
+	l, err := n.Listen(addr)
+	must(t, err)
+	c := &collector{t: t, canary: lab.canary, spans: map[string]*tracepb.Span{}}
+	server := &http.Server{Handler: c}
+	served := make(chan error)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		must(t, server.Close())
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return c, exporterTo(t, addr, n.Dialer().DialContext)
+}
+
+func exporterTo(t *testing.T, addr string, dial func(context.Context, string, string) (net.Conn, error)) sdktrace.SpanExporter {
+	t.Helper()
+	transport := &http.Transport{DialContext: dial}
+	t.Cleanup(transport.CloseIdleConnections)
+	e, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint(addr), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport}))
+	must(t, err)
+	return e
+}
+
+// observed is a client whose commands are told of, and what was warned of.
+func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx context.Context, warned *[]string) {
+	t.Helper()
+	warned = new([]string)
+	tele, ctx, err := telemetry.Start(t.Context(), telemetry.Options{
+		Command: "recast roll", Version: "devel", Exporter: e, Warn: func(text string) { *warned = append(*warned, text) },
+		LogFile: filepath.Join(l.Dir, "log.jsonl"), MetricsFile: filepath.Join(l.Dir, "roll.prom"),
+	})
+	must(t, err)
+	c = l.Client()
+	c.Telemetry = tele
+	return c, ctx, warned
+}
+
+// TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics
+// hold what the report says, the log has every change that the servers saw.
+func TestTelemetryOfARoll(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		received, exporter := collect(t, lab)
+		c, ctx, warned := lab.observed(t, exporter)
+		progress := ui.NewProgress(io.Discard)
+		c.Emit = progress.Emit
+		calls := len(lab.Recorder.Calls())
+		rep, err := c.Roll(ctx, cluster.Policy{})
+		must(t, err)
+		c.Telemetry.Cluster("lab")
+		c.Telemetry.Rolled(rep, progress.Fared())
+		c.Telemetry.End(ctx, 0, nil)
+		if len(*warned) > 0 {
+			t.Errorf("warned of %q", *warned)
+		}
+		requireTree(t, received)
+		requireLog(t, lab, calls)
+		requireMetrics(t, lab, rep, progress.Fared())
+		lab.RequireIntact()
+	})
+}
+
+// lineage is the names of a span and of all that it is in, outermost first.
+func (c *collector) lineage(s *tracepb.Span) []string {
+	names := []string{s.Name}
+	for len(s.ParentSpanId) > 0 {
+		parent := c.spans[string(s.ParentSpanId)]
+		if parent == nil {
+			return append([]string{"?"}, names...)
+		}
+		s = parent
+		names = append([]string{s.Name}, names...)
+	}
+	return names
+}
+
+func requireTree(t *testing.T, c *collector) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := map[string]bool{}
+	for _, s := range c.spans {
+		line := strings.Join(c.lineage(s), " / ")
+		seen[line] = true
+		if !strings.HasPrefix(line, "recast roll") {
+			t.Errorf("a span that is not of the run: %s", line)
+		}
+		if parent := c.spans[string(s.ParentSpanId)]; parent != nil && (s.StartTimeUnixNano < parent.StartTimeUnixNano || s.StartTimeUnixNano > parent.EndTimeUnixNano) {
+			t.Errorf("%s does not begin within the span that it is in", line)
+		}
+		for _, a := range s.Attributes {
+			if a.Key == "url.path" && strings.Contains(a.Value.GetStringValue(), "?") {
+				t.Errorf("a query is told: %v", a)
+			}
+		}
+	}
+	const node = "recast roll / roll / workers / wk1"
+	for _, want := range []string{
+		"recast roll", node,
+		node + " / take-down / drain / POST kubernetes", node + " / take-down / delete-vm / DELETE proxmox",
+		node + " / bring-up / create-vm / POST proxmox", node + " / bring-up / configure / machine.MachineService/ApplyConfiguration",
+	} {
+		if !seen[want] {
+			t.Errorf("no span %s", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(strings.Join(slices.Sorted(keys(seen)), "\n"))
+	}
+}
+
+func keys(m map[string]bool) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// requireLog compares the log with what the servers saw since a call.
+func requireLog(t *testing.T, lab *Lab, since int) {
+	t.Helper()
+	asked := lab.Read("log.jsonl")
+	run := lab.Read(".recast/runs/20000101-0000-feed/" + telemetry.LogName)
+	if !bytes.HasPrefix(asked, run) {
+		t.Error("the log of the run is not that which was asked for")
+	}
+	got := map[string]int{}
+	status := map[string]int{}
+	for line := range bytes.Lines(asked) {
+		var l struct{ Msg, Status, Server, Method, Path, Node, Step string }
+		if err := json.Unmarshal(line, &l); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		switch l.Msg {
+		case "request":
+			got[strings.TrimPrefix(l.Server+" "+l.Method+" "+strings.TrimPrefix(l.Path, "/api2/json"), "/")]++
+		case "step":
+			status[l.Status]++
+		}
+	}
+	want := map[string]int{}
+	for _, call := range lab.Recorder.Calls()[since:] {
+		if call.Mutation {
+			path, _, _ := strings.Cut(call.Path, "?")
+			want[call.Proto+" "+strings.TrimPrefix(call.Method, "/")+" "+strings.TrimPrefix(path, "/api2/json")]++
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("changes (-servers +log):\n%s", diff)
+	}
+	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
+		t.Errorf("events of steps: %v", status)
+	}
+	info, err := os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", telemetry.LogName))
+	must(t, err)
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("the log of the run has mode %s", info.Mode())
+	}
+}
+
+func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(lab.Read("roll.prom")))
+	must(t, err)
+	value := func(name string, labels ...string) float64 {
+		t.Helper()
+		f := families[name]
+		if f == nil || f.GetHelp() == "" {
+			t.Fatalf("no metric %s", name)
+		}
+		for _, m := range f.Metric {
+			var has []string
+			for _, l := range m.Label {
+				has = append(has, l.GetName()+"="+l.GetValue())
+			}
+			if slices.ContainsFunc(append(labels, "cluster=lab", "command=roll"), func(l string) bool { return !slices.Contains(has, l) }) {
+				continue
+			}
+			return m.GetGauge().GetValue() + m.GetCounter().GetValue() + m.GetSummary().GetSampleSum()
+		}
+		t.Fatalf("%s has none with %q: %v", name, labels, f.Metric)
+		return 0
+	}
+	n := fared.Nodes[0]
+	of := []string{"node=wk1", "phase=workers", "strategy=recreate"}
+	if got := value("recast_node_outage_seconds", of...); got != float64(n.AwaySeconds) || got == 0 {
+		t.Errorf("outage %v, the report says %d", got, n.AwaySeconds)
+	}
+	total, stages := value("recast_node_roll_seconds", of...), 0.0
+	for _, m := range families["recast_node_stage_seconds"].Metric {
+		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetValue() == "pull" }) { // ahead of its turn
+			stages += m.GetGauge().GetValue()
+		}
+	}
+	if total < float64(n.AwaySeconds) || stages > total+0.1 || stages < 0.9*total {
+		t.Errorf("the turn of wk1 took %v, its stages %v, away %d", total, stages, n.AwaySeconds)
+	}
+	if got, want := value("recast_run_duration_seconds"), rep.Ended.Sub(rep.Started).Seconds(); got < want-0.01 || got > want+0.01 {
+		t.Errorf("the run took %v, the report says %v", got, want)
+	}
+	for _, server := range []string{"proxmox", "kubernetes", "registry", "factory"} {
+		if value("recast_requests_total", "server="+server, "class=2xx") == 0 {
+			t.Errorf("no request to %s was answered", server)
+		}
+	}
+	value("recast_requests_total", "server=talos", "class=OK")
+	value("recast_run_info", "run=20000101-0000-feed", "outcome=done")
+	value("recast_node_roll_info", append(of, "outcome=done")...)
+	if value("recast_command_exit_code") != 0 || value("recast_step_duration_seconds", "step=drain") == 0 {
+		t.Error("the exit code, or the time of drains, is not what it was")
+	}
+}
+
+// TestTelemetryWithoutACollector: whoever does not take the traces, by refusing, by
+// silence or by errors, costs a roll no time, and is told of once.
+func TestTelemetryWithoutACollector(t *testing.T) {
+	long(t)
+	took := map[string]time.Duration{}
+	for name, dial := range map[string]func(ctx context.Context) (net.Conn, error){
+		"nobody wants traces": nil,
+		"refuses":             func(context.Context) (net.Conn, error) { return nil, errors.New("connection refused") },
+		"is silent":           func(context.Context) (net.Conn, error) { here, _ := net.Pipe(); return here, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lab := New(t, oneWorker())
+				lab.Patch(sim.PatchedExtension)
+				var e sdktrace.SpanExporter
+				if dial != nil {
+					e = exporterTo(t, "127.42.7.200:4318", func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) })
+				}
+				c, ctx, warned := lab.observed(t, e)
+				began := time.Now()
+				_, err := c.Roll(ctx, cluster.Policy{})
+				must(t, err)
+				took[name] = time.Since(began)
+				began = time.Now()
+				c.Telemetry.End(ctx, 0, nil)
+				if end := time.Since(began); end > 5*time.Second {
+					t.Errorf("the end took %s", end)
+				}
+				if (len(*warned) == 1) != (dial != nil) {
+					t.Errorf("warned of %q", *warned)
+				}
+			})
+		})
+	}
+	for name, d := range took {
+		if d != took["nobody wants traces"] {
+			t.Errorf("%s: the roll took %s, without traces %s", name, d, took["nobody wants traces"])
+		}
+	}
+}
+
+// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, and
+// what is told of that call is no more than its code.
+func TestTelemetryKeepsSecrets(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		token := lab.Talos.Secrets.TrustdInfo.Token
+		lab.Patch(everywhere)
+		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: fmt.Sprintf("line 4: cannot unmarshal !!str `%s` into []string", token)}))
+		_, exporter := collect(t, lab)
+		c, ctx, _ := lab.observed(t, exporter)
+		_, err := c.Roll(ctx, cluster.Policy{Only: []string{"wk1"}})
+		c.Telemetry.End(ctx, 1, err)
+		if err == nil || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
+			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
+		}
+		lab.RequireIntact()
+	})
+}

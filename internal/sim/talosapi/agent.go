@@ -1,0 +1,55 @@
+package talosapi
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// agentExtension brings the QEMU guest agent. Its service waits for machined and
+// for its device alone, so it runs in maintenance mode as well
+// (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
+const agentExtension = "qemu-guest-agent"
+
+// systems knows the boots that are in progress, by VMID.
+type systems struct {
+	mu sync.Mutex
+	up map[int]*boot
+}
+
+func (s *systems) begin(b *boot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.up[b.m.hw.VMID] = b
+}
+
+func (s *systems) end(b *boot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.up[b.m.hw.VMID] == b {
+		delete(s.up, b.m.hw.VMID)
+	}
+}
+
+// Agent is the QEMU guest agent of a machine: it answers where the system that
+// runs has it.
+func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
+	fw.systems.mu.Lock()
+	defer fw.systems.mu.Unlock()
+	b := fw.systems.up[vmid]
+	if b == nil || !slices.ContainsFunc(b.med.image.Extensions, func(e artefact.Extension) bool { return e.Name == agentExtension }) {
+		return nil, false
+	}
+	list := []world.Interface{{Name: "lo", MAC: "00:00:00:00:00:00", Addresses: []string{"127.0.0.1/8"}}}
+	for i, mac := range b.m.hw.MACs {
+		card := world.Interface{Name: "eth" + strconv.Itoa(i), MAC: mac}
+		if i == 0 && b.m.addr.IsValid() {
+			card.Addresses = []string{b.m.addr.String() + "/" + strconv.Itoa(b.m.fw.o.NetworkBits)}
+		}
+		list = append(list, card)
+	}
+	return list, true
+}

@@ -1,0 +1,93 @@
+package step
+
+import (
+	"context"
+	"errors"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// ahead does what goes ahead of a step. Where that fails, or may not begin any
+// more, the step itself is none that was started.
+func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
+	if len(s.Ahead) == 0 {
+		return outcome{}
+	}
+	if at.scope.ended(ctx) {
+		return t.notStarted(s, at)
+	}
+	if err := checkAhead(s.Ahead, at.held); err != nil {
+		return t.failed(ctx, s, at, err)
+	}
+	out := t.children(ctx, Step{Limit: len(s.Ahead)}, s.Ahead, at)
+	switch {
+	case len(out.failures) > 0:
+		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
+	case len(out.notStarted) > 0:
+		return t.notStarted(s, at)
+	}
+	return out
+}
+
+// lookingAhead runs children in their order, Limit of them at a time and those that
+// are Beside another with it, and does what goes ahead of those that are next.
+func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below func(Step) place) []outcome {
+	limit := max(1, s.Limit)
+	outs := make([]outcome, len(steps))
+	prepared := make([]chan struct{}, len(steps))
+	for i := range steps {
+		prepared[i] = make(chan struct{})
+	}
+	window := make(chan struct{}, limit+s.LookAhead+countBeside(steps)) // a token for each child that was begun with
+	var running, preparing errgroup.Group
+	if limit > 1 {
+		running.SetLimit(limit)
+	}
+	preparing.Go(func() error {
+		for i, child := range steps {
+			window <- struct{}{}
+			preparing.Go(func() error {
+				defer close(prepared[i])
+				outs[i] = t.ahead(ctx, child, below(child))
+				return nil
+			})
+		}
+		return nil
+	})
+	for i, child := range steps {
+		if limit == 1 && !child.Beside || child.Alone || i > 0 && steps[i-1].Alone {
+			_ = running.Wait() // outcomes carry the errors
+		}
+		running.Go(func() error {
+			<-prepared[i]
+			if outs[i].isClean() {
+				outs[i] = t.itself(ctx, child, below(child))
+			}
+			<-window
+			return nil
+		})
+	}
+	_, _ = running.Wait(), preparing.Wait() // outcomes carry the errors
+	return outs
+}
+
+func countBeside(steps []Step) (n int) {
+	for _, s := range steps {
+		if s.Beside {
+			n++
+		}
+	}
+	return n
+}
+
+// checkAhead is checkSteps for steps that go ahead: holding a slot, one would wait
+// for those who are to run beside it.
+func checkAhead(steps []Step, held []string) error {
+	var problems []error
+	for _, s := range steps {
+		if len(s.Uses) > 0 || s.Whole {
+			problems = append(problems, errors.New("step \""+s.ID+"\" goes ahead of another and can neither take slots nor be whole"))
+		}
+	}
+	return errors.Join(append(problems, checkSteps(steps, held))...)
+}

@@ -1,0 +1,85 @@
+package telemetry
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+)
+
+// GRPC returns what every connection to one kind of server is made with.
+func (t *Telemetry) GRPC(server string) []grpc.DialOption {
+	if t == nil {
+		return nil
+	}
+	return []grpc.DialOption{grpc.WithStatsHandler(&rpcs{t, server})}
+}
+
+// rpcs tells of every call of a gRPC connection.
+type rpcs struct {
+	t      *Telemetry
+	server string
+}
+
+var _ stats.Handler = (*rpcs)(nil)
+
+type callKey struct{}
+
+// TagRPC implements stats.Handler.
+func (r *rpcs) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	method := strings.TrimPrefix(info.FullMethodName, "/")
+	c := &call{server: r.server, method: method, change: !reads(method)}
+	ctx = r.t.begin(ctx, c, method, attrRPCSystem.String("grpc"), attrRPCMethod.String(method))
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+// HandleRPC implements stats.Handler.
+func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	c, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		return
+	}
+	switch s := s.(type) {
+	case *stats.OutHeader:
+		if s.RemoteAddr != nil {
+			c.remote.Store(new(s.RemoteAddr.String()))
+			c.span.SetAttributes(attrAddress.String(s.RemoteAddr.String()))
+		}
+	case *stats.End:
+		code := status.FromContextError(s.Error).Code() // of an error that gRPC has not made
+		if st, made := status.FromError(s.Error); made {
+			code = st.Code()
+		}
+		if remote := c.remote.Load(); remote != nil {
+			c.host = *remote
+		}
+		res := result{code: code.String(), class: code.String()}
+		if code != codes.OK {
+			res.kind = code.String() // its message may quote what was sent
+		}
+		c.span.SetAttributes(attrRPCCode.String(res.code))
+		r.t.answered(c, res)
+		c.span.End()
+	}
+}
+
+// TagConn implements stats.Handler.
+func (*rpcs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (*rpcs) HandleConn(context.Context, stats.ConnStats) {}
+
+// reads says whether a method of Talos' API changes nothing; one that is not known may.
+func reads(method string) bool {
+	return slices.Contains([]string{
+		"Get", "List", "Watch", // cosi.resource.State, and files and images of a machine
+		"Version", "Read", "Copy", "Hostname", "Memory", "SystemStat", "Mounts", "Containers", "Processes",
+		"Dmesg", "Logs", "Events", "ServiceList", "DiskUsage", "ImageList",
+		"EtcdStatus", "EtcdMemberList", "EtcdAlarmList", "EtcdSnapshot",
+	}, path.Base(method))
+}

@@ -1,0 +1,140 @@
+package telemetry
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+const (
+	// LogName is the log of a run in the directory of its journal, and olderLogName
+	// what it was before it grew too long: the newest lines are there in any case.
+	LogName      = "log.jsonl"
+	olderLogName = "log.1.jsonl"
+
+	maxLog     = 8 << 20
+	maxPending = 1 << 20
+)
+
+// openLog opens a log for appending; only its owner may read it.
+func openLog(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+}
+
+// sink is where log lines go: a file that was asked for, and the log of the run.
+type sink struct {
+	warn func(string)
+
+	mu      sync.Mutex
+	file    *os.File // nil: none was asked for, or it can't be written any more
+	pending []byte   // lines of before the first run
+	begun   bool     // a run has
+	run     *os.File // nil: none has begun, or it can't be written any more
+	dir     string   // of the run
+	size    int64    // of its log
+}
+
+// Write takes one whole line, as slog's handlers write them. It never fails: a log
+// that can't be written is warned of once and given up.
+func (s *sink) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file != nil {
+		if _, err := s.file.Write(line); err != nil {
+			s.giveUp(&s.file, err)
+		}
+	}
+	if !s.begun {
+		s.keep(line)
+	} else if s.run != nil {
+		s.append(line)
+	}
+	return len(line), nil
+}
+
+// keep holds a line back until a run begins; the oldest go where there are too many.
+func (s *sink) keep(line []byte) {
+	if len(s.pending)+len(line) > maxPending {
+		_, newer, _ := bytes.Cut(s.pending[len(s.pending)/2:], []byte("\n"))
+		s.pending = bytes.Clone(newer)
+	}
+	s.pending = append(s.pending, line...)
+}
+
+func (s *sink) append(line []byte) {
+	if s.size+int64(len(line)) > maxLog {
+		if err := s.turn(); err != nil {
+			s.giveUp(&s.run, err)
+			return
+		}
+	}
+	n, err := s.run.Write(line)
+	s.size += int64(n)
+	if err != nil {
+		s.giveUp(&s.run, err)
+	}
+}
+
+// turn begins the log of the run anew and keeps what it was.
+func (s *sink) turn() error {
+	path := filepath.Join(s.dir, LogName)
+	if err := errors.Join(s.run.Close(), os.Rename(path, filepath.Join(s.dir, olderLogName))); err != nil {
+		return err
+	}
+	return s.open()
+}
+
+func (s *sink) open() error {
+	f, err := openLog(filepath.Join(s.dir, LogName))
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	s.run, s.size = f, info.Size()
+	return nil
+}
+
+// begin turns to the log of a run.
+func (s *sink) begin(dir string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun && s.dir == dir {
+		return
+	}
+	if s.run != nil {
+		_ = s.run.Close() // every line was written by itself
+		s.run = nil
+	}
+	s.dir, s.begun = dir, true
+	if err := s.open(); err != nil {
+		s.warn("the run has no log: " + err.Error())
+		return
+	}
+	if pending := s.pending; len(pending) > 0 {
+		s.pending = nil
+		s.append(pending)
+	}
+}
+
+// giveUp is said once of each log.
+func (s *sink) giveUp(f **os.File, err error) {
+	s.warn("the log ends here: " + err.Error())
+	_ = (*f).Close() // it is lost already
+	*f = nil
+}
+
+func (s *sink) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range []**os.File{&s.file, &s.run} {
+		if *f != nil {
+			_ = (*f).Close() // every line was written by itself
+			*f = nil
+		}
+	}
+}

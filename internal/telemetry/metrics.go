@@ -1,0 +1,127 @@
+package telemetry
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// checkMetricsFile finds early what would keep the metrics from being written: the
+// command may take hours.
+func checkMetricsFile(path string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return err
+	}
+	_ = f.Close() // nothing was written
+	return os.Remove(f.Name())
+}
+
+// counts are the metrics that add up while a command goes.
+type counts struct {
+	requests *prometheus.CounterVec
+	answers  *prometheus.SummaryVec
+	steps    *prometheus.SummaryVec
+	failed   *prometheus.CounterVec
+}
+
+func newCounts() *counts {
+	return &counts{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "recast_requests_total",
+			Help: "Requests that the command sent, by kind of server and by how they were answered: class of the HTTP status, gRPC code, or none.",
+		}, []string{"server", "class"}),
+		answers: prometheus.NewSummaryVec(prometheus.SummaryOpts{
+			Name: "recast_request_duration_seconds",
+			Help: "How long answers took to begin, by kind of server; a gRPC call until its end.",
+		}, []string{"server"}),
+		steps: prometheus.NewSummaryVec(prometheus.SummaryOpts{
+			Name: "recast_step_duration_seconds",
+			Help: "How long steps took that had something to do, by their last name; those of stop, drain, configure and wait-healthy is nearly all waiting.",
+		}, []string{"step"}),
+		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "recast_steps_failed_total",
+			Help: "Steps that failed, by their last name; a branch fails with a step in it.",
+		}, []string{"step"}),
+	}
+}
+
+func (c *counts) call(server, class string, took time.Duration) {
+	c.requests.WithLabelValues(server, class).Inc()
+	c.answers.WithLabelValues(server).Observe(took.Seconds())
+}
+
+// step counts a step by its own name; those of nodes and phases are no kinds of steps.
+func (c *counts) step(e step.Event, took time.Duration) {
+	if _, node, below := nodeOf(e.Path); node != "" && len(below) == 0 {
+		return
+	}
+	c.steps.WithLabelValues(path.Base(e.Path)).Observe(took.Seconds())
+	if e.Status == step.Failed {
+		c.failed.WithLabelValues(path.Base(e.Path)).Inc()
+	}
+}
+
+// page is one metrics file while it is put together. Each of its metrics has the
+// cluster and the command as labels: files of several commands lie side by side.
+type page struct {
+	reg prometheus.Registerer
+	err error
+}
+
+// gauge adds a metric of that name and returns what sets it for values of labels.
+func (p *page) gauge(name, help string, labels ...string) func(v float64, values ...string) {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	p.add(g)
+	return func(v float64, values ...string) {
+		for i, value := range values {
+			values[i] = strings.ToValidUTF8(value, "\uFFFD")
+		}
+		g.WithLabelValues(values...).Set(v)
+	}
+}
+
+func (p *page) add(c prometheus.Collector) {
+	if err := p.reg.Register(c); err != nil && p.err == nil {
+		p.err = err
+	}
+}
+
+// answer keeps what the command has found out until the metrics are written.
+func (t *Telemetry) answer(tell func(*page)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.answers = append(t.answers, tell)
+}
+
+func (t *Telemetry) writeMetrics(exitCode int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	reg := prometheus.NewRegistry()
+	p := &page{reg: prometheus.WrapRegistererWith(prometheus.Labels{
+		"cluster": t.cluster, "command": strings.TrimPrefix(t.o.Command, "recast "),
+	}, reg)}
+	p.gauge("recast_info", "The version of recast; always 1.", "version")(1, t.o.Version)
+	p.gauge("recast_command_start_timestamp_seconds", "When the command began.")(stamp(t.began))
+	p.gauge("recast_command_end_timestamp_seconds", "When the command ended.")(stamp(time.Now()))
+	p.gauge("recast_command_exit_code", "How it ended: 0 done or in sync, 1 failed, 2 drift or changes, 3 configuration, 4 refused as unsafe, 5 another run holds the claim, 130 interrupted.")(float64(exitCode))
+	for _, c := range []prometheus.Collector{t.counts.requests, t.counts.answers, t.counts.steps, t.counts.failed} {
+		p.add(c)
+	}
+	for _, tell := range t.answers {
+		tell(p)
+	}
+	if p.err != nil {
+		return p.err
+	}
+	// Writes beside the file and renames, with mode 0644.
+	return prometheus.WriteToTextfile(t.o.MetricsFile, reg)
+}
+
+func stamp(at time.Time) float64 { return float64(at.UnixMilli()) / 1000 }

@@ -1,0 +1,339 @@
+package telemetry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func start(t *testing.T, o Options) (*Telemetry, context.Context) {
+	t.Helper()
+	o.Command = "recast drift"
+	if o.Warn == nil {
+		o.Warn = func(text string) { t.Errorf("warned: %s", text) }
+	}
+	tele, ctx, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tele, ctx
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
+	t.Parallel()
+	dirs := []string{t.TempDir(), t.TempDir()}
+	tele, ctx := start(t, Options{})
+	tele.log.Info("before")
+	tele.Began("one", dirs[0])
+	tele.log.Info("in one")
+	tele.Began("one", dirs[0])
+	tele.Began("two", dirs[1])
+	tele.log.Info("in two")
+	tele.End(ctx, 0, nil)
+	want := []string{"command, before, run, in one, run", "run, in two, command"}
+	for i, dir := range dirs {
+		var got []string
+		for line := range strings.Lines(read(t, filepath.Join(dir, LogName))) {
+			var l struct{ Msg string }
+			if err := json.Unmarshal([]byte(line), &l); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, l.Msg)
+		}
+		if diff := cmp.Diff(want[i], strings.Join(got, ", ")); diff != "" {
+			t.Errorf("log of run %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+func TestLogsAreBounded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := &sink{warn: func(text string) { t.Errorf("warned: %s", text) }}
+	line := func(n int) []byte { return fmt.Appendf(nil, "%08d%s\n", n, strings.Repeat(".", 1015)) }
+	write := func(from, to int) {
+		for n := from; n < to; n++ {
+			if _, err := s.Write(line(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write(0, 3000)
+	if len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0 {
+		t.Errorf("%d bytes wait for a run", len(s.pending))
+	}
+	s.begin(dir)
+	write(3000, 30000)
+	s.close()
+	older, newest := read(t, filepath.Join(dir, olderLogName)), read(t, filepath.Join(dir, LogName))
+	if len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))) {
+		t.Errorf("logs of %d and %d bytes", len(older), len(newest))
+	}
+	all := older + newest
+	first := 30000 - len(all)/len(line(0))
+	if first < 3000 || !strings.HasPrefix(all, string(line(first))) {
+		t.Errorf("the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
+	}
+}
+
+// TestALogThatCanNotBeWritten: it is said once, and nothing fails.
+func TestALogThatCanNotBeWritten(t *testing.T) {
+	t.Parallel()
+	var warned []string
+	tele, ctx := start(t, Options{LogFile: "/dev/full", Warn: func(text string) { warned = append(warned, text) }})
+	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
+	tele.log.Info("a line")
+	tele.End(ctx, 0, nil)
+	if len(warned) != 2 || !strings.HasPrefix(warned[0], "the log ends here: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
+		t.Errorf("warned of %q", warned)
+	}
+	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {
+		if _, _, err := Start(t.Context(), o); fault.KindOf(err) != fault.Config {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+func TestWantsTraces(t *testing.T) {
+	t.Parallel()
+	const to = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c "
+	cases := map[string]struct {
+		env    string
+		want   bool
+		failed bool
+	}{
+		"nothing":         {"", false, false},
+		"endpoint":        {to, true, false},
+		"of traces":       {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://c", true, false},
+		"of logs":         {"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=http://c", false, false},
+		"disabled":        {to + "OTEL_SDK_DISABLED=true", false, false},
+		"no exporter":     {to + "OTEL_TRACES_EXPORTER=none", false, false},
+		"our protocol":    {to + "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", true, false},
+		"gRPC":            {to + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", false, true},
+		"gRPC for others": {to + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", true, false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			env := map[string]string{}
+			for set := range strings.FieldsSeq(c.env) {
+				key, value, _ := strings.Cut(set, "=")
+				env[key] = value
+			}
+			got, err := wantsTraces(func(key string) string { return env[key] })
+			if got != c.want || (err != nil) != c.failed {
+				t.Errorf("%t, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestSpansAreSentAfterCtrlC: a context that has ended ends no span early.
+func TestSpansAreSentAfterCtrlC(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	kept := &keeping{InMemoryExporter: spans}
+	parent, cancel := context.WithCancelCause(t.Context())
+	tele, ctx, err := Start(parent, Options{Command: "recast roll", Exporter: kept, Warn: func(text string) { t.Errorf("warned: %s", text) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := &step.Runner{}
+	tele.Watch(run)
+	stopped := errors.New("Ctrl-C")
+	err = run.Run(ctx, step.Step{ID: "roll", Do: func(ctx context.Context) error { cancel(stopped); return context.Cause(ctx) }})
+	tele.End(ctx, 130, err)
+	var got []string
+	for _, s := range kept.spans {
+		got = append(got, s.Name+": "+s.Status.Description)
+	}
+	want := []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("spans (-want +got):\n%s", diff)
+	}
+}
+
+// keeping keeps its spans when it is shut down.
+type keeping struct {
+	*tracetest.InMemoryExporter
+	spans tracetest.SpanStubs
+}
+
+func (k *keeping) Shutdown(ctx context.Context) error {
+	k.spans = k.GetSpans()
+	return k.InMemoryExporter.Shutdown(ctx)
+}
+
+type answers func(*http.Request) (*http.Response, error)
+
+func (f answers) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestChangesAreLogged without what may be secret: queries, headers, bodies, and the words of errors.
+func TestChangesAreLogged(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	path := filepath.Join(t.TempDir(), "log")
+	tele, ctx := start(t, Options{LogFile: path})
+	ctx = tele.enter(ctx, "roll/workers/wk1/take-down")
+	client := &http.Client{Transport: tele.HTTP("proxmox")(answers(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodDelete {
+			return nil, fmt.Errorf("%s: %w", secret, syscall.ECONNREFUSED)
+		}
+		return &http.Response{StatusCode: 500, Status: "500 " + secret, Body: io.NopCloser(strings.NewReader(secret)), Request: r}, nil
+	}))}
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
+		req, err := http.NewRequestWithContext(ctx, method, "https://user:"+secret+"@pve1:8006/a/b?c="+secret, strings.NewReader(secret))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", secret)
+		if resp, err := client.Do(req); err == nil {
+			_ = resp.Body.Close() // it is in memory
+		}
+	}
+	tele.End(ctx, 0, nil)
+	text := read(t, path)
+	if strings.Contains(text, secret) {
+		t.Errorf("a secret is logged:\n%s", text)
+	}
+	var got []string
+	for line := range strings.Lines(text) {
+		var l map[string]any
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Fatal(err)
+		}
+		if l["msg"] == "request" {
+			got = append(got, fmt.Sprintln(l["level"], l["server"], l["host"], l["method"], l["path"], l["code"], l["error"], l["step"], l["node"]))
+		}
+	}
+	want := []string{
+		"WARN proxmox pve1:8006 POST /a/b 500 500 roll/workers/wk1/take-down wk1\n",
+		"WARN proxmox pve1:8006 DELETE /a/b <nil> refused roll/workers/wk1/take-down wk1\n",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("logged requests (-want +got):\n%s", diff)
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"cancelled": fmt.Errorf("x: %w", context.Canceled), "timeout": context.DeadlineExceeded, "broken": io.ErrUnexpectedEOF,
+		"refused": &net.OpError{Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "name": &net.DNSError{}, "other": errors.New("x"),
+	} {
+		if got := kindOf(err); got != want {
+			t.Errorf("%v is %s, want %s", err, got, want)
+		}
+	}
+}
+
+func TestReads(t *testing.T) {
+	t.Parallel()
+	for method, want := range map[string]bool{
+		"machine.MachineService/Version": true, "cosi.resource.State/Watch": true, "machine.MachineService/EtcdSnapshot": true,
+		"machine.MachineService/Reboot": false, "machine.LifecycleService/Upgrade": false, "cosi.resource.State/Update": false, "new.Service/Unknown": false,
+	} {
+		if reads(method) != want {
+			t.Errorf("%s only reads: %t, want %t", method, !want, want)
+		}
+	}
+}
+
+// TestDriftAsMetrics: the file is replaced at the end, and anybody may read it.
+func TestDriftAsMetrics(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "drift.prom")
+	tele, ctx := start(t, Options{MetricsFile: path, Version: "v1"})
+	tele.Cluster("prod")
+	tele.Drifted(pipeline.DriftResult{Nodes: []cluster.Drift{
+		{Node: "cp1", Build: "b", Talos: "v1.13.9"},
+		{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "extension-digest"}, {Code: "extension-digest"}}},
+		{Node: "wk\"2", Unread: []string{"Talos"}},
+	}})
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("written before the end: %v", err)
+	}
+	tele.End(ctx, 2, nil)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o644 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(read(t, path)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for name, f := range families {
+		if strings.Contains(name, "timestamp") {
+			continue
+		}
+		for _, m := range f.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				if l.GetName() != "cluster" && l.GetName() != "command" {
+					labels = append(labels, l.GetValue())
+				} else if l.GetValue() != "prod" && l.GetValue() != "drift" {
+					t.Errorf("label %v", l)
+				}
+			}
+			got[strings.TrimPrefix(name, "recast_")+" "+strings.Join(labels, " ")] = m.GetGauge().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"info v1": 1, "command_exit_code ": 2, "nodes in-sync": 1, "nodes stale": 1, "nodes unread": 1, "stale_nodes extension-digest": 1,
+		"node_stale cp1": 0, "node_stale wk1": 1, `node_stale wk"2`: 0, "node_unread cp1": 0, "node_unread wk1": 0, `node_unread wk"2`: 1,
+		"node_info b cp1 v1.13.9": 1, "node_info  wk1 ": 1, `node_info  wk"2 `: 1,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// TestNobodyIsTold: a command without telemetry costs nothing and needs no question.
+func TestNobodyIsTold(t *testing.T) {
+	t.Parallel()
+	var tele *Telemetry
+	run := &step.Runner{}
+	tele.Watch(run)
+	tele.Cluster("x")
+	tele.Began("x", "/nowhere")
+	tele.Drifted(pipeline.DriftResult{})
+	tele.Planned(cluster.Plan{})
+	tele.Rolled(pipeline.Report{}, ui.Fared{})
+	tele.Examined(pipeline.DoctorResult{})
+	tele.End(t.Context(), 0, nil)
+	if run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil {
+		t.Error("something is wrapped")
+	}
+}

@@ -1,0 +1,63 @@
+package ui
+
+import (
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// hookPoints says when the hooks of a point run.
+var hookPoints = map[cluster.HookPoint]string{
+	cluster.BeforeRun: "before the run", cluster.AfterRun: "after the run, however it goes",
+	cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
+	cluster.BeforeNode: "before each node goes", cluster.AfterNode: "with each node back",
+}
+
+// drawHooks says which programs of the user's own run on the way.
+func drawHooks(p *page, plan cluster.Plan) {
+	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+		return
+	}
+	drawn := false
+	for _, point := range cluster.HookPoints() {
+		for _, h := range plan.Hooks.At(point) {
+			if !drawn {
+				p.line("%s", p.paint(bold, "hooks: one that fails stops the roll"))
+				drawn = true
+			}
+			text := hookPoints[point] + ": " + h.String()
+			if h.Description != "" {
+				text += " (" + h.About() + ")"
+			}
+			p.wrapped("  ", "    ", text+", within "+minutes(h.Timeout()))
+		}
+	}
+	if drawn {
+		p.line("")
+	}
+}
+
+// drawHooked counts the hooks that ran, and says of each that failed how.
+func drawHooked(p *page, hooks []cluster.HookRun) {
+	if len(hooks) == 0 {
+		return
+	}
+	var took float64
+	for _, h := range hooks {
+		took += h.Seconds
+	}
+	p.line("  %s ran, for %s in all", counted(len(hooks), "hook"), time.Duration(took*float64(time.Second)).Round(time.Second))
+	for _, h := range hooks {
+		if h.Error == "" {
+			continue
+		}
+		what := string(h.Point)
+		if h.Node != "" {
+			what += " of " + h.Node
+		} else if h.Batch != "" {
+			what += " of " + string(h.Batch)
+		}
+		p.wrapped(p.paint(red, "  hook failed: "), "      ", what+": "+h.Error)
+	}
+}

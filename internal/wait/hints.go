@@ -1,0 +1,65 @@
+package wait
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+// hints are the watches of one wait. None of them outlives it.
+type hints struct {
+	changed chan struct{} // gets a value after every change that was not looked at yet
+	running sync.WaitGroup
+	all     []*watching
+}
+
+type watching struct {
+	watch   Watch
+	runs    atomic.Bool
+	inPlace atomic.Bool
+}
+
+func newHints(watches []Watch) *hints {
+	h := &hints{changed: make(chan struct{}, 1)}
+	for _, w := range watches {
+		h.all = append(h.all, &watching{watch: w})
+	}
+	return h
+}
+
+// watch begins those anew that do not run: before a look, so that what changes
+// after it is told.
+func (h *hints) watch(ctx context.Context) {
+	for _, w := range h.all {
+		if w.runs.Swap(true) {
+			continue
+		}
+		h.running.Go(func() {
+			_ = w.watch(ctx, func(look bool) { // why it was lost does not matter: looking goes on without
+				w.inPlace.Store(true)
+				if look {
+					h.hint()
+				}
+			})
+			w.inPlace.Store(false)
+			w.runs.Store(false)
+		})
+	}
+}
+
+func (h *hints) hint() {
+	select {
+	case h.changed <- struct{}{}:
+	default: // there is one already
+	}
+}
+
+// complete says whether every watch is in place; without any nothing is watched.
+func (h *hints) complete() bool {
+	for _, w := range h.all {
+		if !w.inPlace.Load() {
+			return false
+		}
+	}
+	return len(h.all) > 0
+}

@@ -1,0 +1,157 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// hooks are the user's own programs, as the configuration lists them.
+func (p Project) hooks() cluster.Hooks {
+	list := func(in []config.Hook) []cluster.Hook {
+		var out []cluster.Hook
+		for _, h := range in {
+			out = append(out, cluster.Hook{
+				Description: h.Description, TimeoutSeconds: max(1, int(time.Duration(h.Timeout).Seconds())),
+				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir},
+			})
+		}
+		return out
+	}
+	h := p.Config.Roll.Hooks
+	return cluster.Hooks{
+		BeforeRun: list(h.BeforeRun), AfterRun: list(h.AfterRun), BeforeBatch: list(h.BeforeBatch), AfterBatch: list(h.AfterBatch),
+		BeforeNode: list(h.BeforeNode), AfterNode: list(h.AfterNode),
+	}
+}
+
+// begin is the start of what a confirmed plan does, once per command, however
+// many plans follow.
+func (w *work) begin(ctx context.Context, j *journal.Journal) error {
+	if w.began {
+		w.journal = j.Run()
+		return nil
+	}
+	w.began, w.journal, w.hooks = true, j.Run(), w.rep.Plan.Hooks
+	w.tellStart(ctx)
+	return w.runHooks(ctx, w.run, cluster.HookCall{
+		Point: cluster.BeforeRun, Keep: func(run cluster.HookRun, i int) error { return w.keepHook(j, run, i) },
+	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
+		return cluster.BeforeRunFailed(ctx, err)
+	})
+}
+
+// afterInterrupt is how long the hooks after a run still get once Ctrl-C was
+// pressed for the second time.
+const afterInterrupt = 30 * time.Second
+
+// afterRun runs the hooks behind the run, however it went. Their failure makes
+// that of the run, and never hides another.
+func (w *work) afterRun(ctx context.Context, err error) error {
+	if !w.began || len(w.hooks.AfterRun) == 0 {
+		return err
+	}
+	within, cancel := graceful(ctx, afterInterrupt)
+	defer cancel()
+	// One that was told to stop starts no step.
+	run := &step.Runner{Emit: w.run.Emit}
+	failed := w.runHooks(within, run, cluster.HookCall{
+		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
+	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
+		return fault.WithHint(fault.As(fault.Failed, err), "the next run does not run the hooks of this one again: do by hand what they had to do")
+	})
+	switch {
+	case failed == nil:
+		return err
+	case err == nil:
+		return fmt.Errorf("every node is done: %w", failed)
+	}
+	return fault.As(fault.KindOf(err), errors.Join(err, failed))
+}
+
+// graceful is a context that outlives ctx by so much.
+func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	within, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
+		context.AfterFunc(within, func() { timer.Stop() })
+	})
+	return within, func() { stop(); cancel(nil) }
+}
+
+func (w *work) runHooks(ctx context.Context, run *step.Runner, c cluster.HookCall, id, title string, failed func(context.Context, error) error) error {
+	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
+	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
+	for _, s := range c.HooksStep(id, title, w.hooks.At(c.Point), failed) {
+		s.Yields = c.Point == cluster.BeforeRun
+		return run.Run(ctx, s)
+	}
+	return nil
+}
+
+// planned are the nodes that the present plan works on.
+func (w *work) planned() []string {
+	var names []string
+	for _, n := range w.rep.Plan.Work() {
+		names = append(names, n.Node)
+	}
+	return names
+}
+
+// hooked notes in the report how a hook fared.
+func (w *work) hooked(run cluster.HookRun) {
+	w.tally.mu.Lock()
+	defer w.tally.mu.Unlock()
+	w.rep.Hooks = append(w.rep.Hooks, run)
+}
+
+func (w *work) keepHook(j *journal.Journal, run cluster.HookRun, i int) error {
+	w.hooked(run)
+	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
+}
+
+// keepLastHook keeps a hook after the run in the journal that was written last.
+func (w *work) keepLastHook(run cluster.HookRun, i int) error {
+	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+	if err != nil {
+		w.hooked(run)
+		return err
+	}
+	defer j.Close()
+	return w.keepHook(j, run, i)
+}
+
+// outcomeEnv is what the hooks after the run are told of it.
+func (w *work) outcomeEnv(err error) []string {
+	f := w.tally.fates(w.planned())
+	return []string{
+		"RECAST_OUTCOME=" + outcomeWord(err), "RECAST_ERROR=" + oneLine(err), "RECAST_NODES_DONE=" + strings.Join(f.Done, " "),
+		"RECAST_NODES_FAILED=" + strings.Join(f.Failed, " "), "RECAST_NODES_LEFT=" + strings.Join(f.Left, " "),
+	}
+}
+
+// outcomeWord is how it went, for programs: "done", "failed" or "interrupted".
+func outcomeWord(err error) string {
+	word, _, _ := strings.Cut(outcome(err), ":")
+	return word
+}
+
+// errorBytes bounds what of an error goes into an environment.
+const errorBytes = 4 << 10
+
+func oneLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := strings.Join(strings.Fields(strings.ReplaceAll(err.Error(), "\x00", "")), " ")
+	return strings.ToValidUTF8(text[:min(len(text), errorBytes)], "")
+}

@@ -1,0 +1,101 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// notices are what a command sends while it goes on with its work.
+type notices struct {
+	under sync.WaitGroup // way
+	mu    sync.Mutex
+	lost  []error
+}
+
+// tellAfterInterrupt is how long a notice still gets once the run was told to end at once.
+const tellAfterInterrupt = 10 * time.Second
+
+// tellStart sends the notice of the start, and does not wait for it.
+func (w *work) tellStart(ctx context.Context) {
+	w.tell(ctx, w.notice(cluster.NoticeStart, nil))
+}
+
+// tellEnd sends the one of the end after that of the start, and waits for it. A
+// run that ended before it began tells only of a failure, and a person who said
+// no has seen it.
+func (w *work) tellEnd(ctx context.Context, err error) {
+	w.told.under.Wait()
+	switch {
+	case err != nil && (w.began || fault.KindOf(err) != fault.Interrupted && !errors.Is(err, context.Canceled)):
+		w.tell(ctx, w.notice(cluster.NoticeFailure, err))
+	case w.began:
+		w.tell(ctx, w.notice(cluster.NoticeEnd, nil))
+	}
+	w.told.under.Wait()
+	for _, lost := range w.told.lost {
+		w.rep.Unsent = append(w.rep.Unsent, strings.Split(lost.Error(), "\n")...)
+	}
+}
+
+func (w *work) tell(ctx context.Context, n cluster.Notice) {
+	if w.o.Notify == nil || w.command == "" {
+		return
+	}
+	w.told.under.Go(func() {
+		within, cancel := graceful(ctx, tellAfterInterrupt)
+		defer cancel()
+		if err := w.o.Notify.Notify(within, n); err != nil {
+			w.told.mu.Lock()
+			defer w.told.mu.Unlock()
+			w.told.lost = append(w.told.lost, err)
+		}
+	})
+}
+
+func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
+	n := cluster.Notice{
+		Event: event, Command: w.command, Cluster: w.Config.Cluster, Run: w.rep.Run,
+		Nodes: w.tally.fates(w.planned()), Hints: append([]string{}, fault.Hints(err)...), Started: w.rep.Started, Host: w.o.Holder.Host,
+	}
+	if event != cluster.NoticeStart {
+		n.Ended, n.Outcome = w.rep.Ended, outcomeWord(err)
+	}
+	if err != nil {
+		n.Error = err.Error()
+	}
+	n.Text = noticeText(n)
+	return n
+}
+
+// noticeText is a notice as a person reads it in a chat.
+func noticeText(n cluster.Notice) string {
+	text := fmt.Sprintf("recast %s of %s", n.Command, n.Cluster)
+	if n.Event == cluster.NoticeStart {
+		return text + " has begun" + named(", to do: ", n.Nodes.Left)
+	}
+	text += fmt.Sprintf(": %s after %s", n.Outcome, n.Ended.Sub(n.Started).Round(time.Second))
+	text += named("; done: ", n.Nodes.Done) + named("; failed: ", n.Nodes.Failed) + named("; left: ", n.Nodes.Left)
+	if n.Error != "" {
+		text += "; " + oneLine(errors.New(n.Error))
+	}
+	return text
+}
+
+// named lists nodes, by number where they are many.
+func named(label string, nodes []string) string {
+	const few = 5
+	switch {
+	case len(nodes) == 0:
+		return ""
+	case len(nodes) > few:
+		return fmt.Sprintf("%s%d nodes", label, len(nodes))
+	}
+	return label + strings.Join(nodes, ", ")
+}

@@ -1,0 +1,70 @@
+package pipeline
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// ReadPlan reads a plan that recast plan -o json has written to a file.
+func ReadPlan(file string) (*cluster.Plan, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fault.WithHint(fault.Configf("read the plan: %w", err), "recast plan -o json > %s writes one", file)
+	}
+	plan, err := cluster.ReadPlan(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return &plan, nil
+}
+
+// follow makes a saved plan anew, and makes sure that it is still the same.
+func (w *work) follow(ctx context.Context, lock schematics.Lock, saved cluster.Plan) (cluster.Plan, error) {
+	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != pinned(lock) || saved.Cluster != w.Config.Cluster {
+		now := cluster.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
+		return now.Follow(saved, false) // which nodes there are can't be asked of another configuration
+	}
+	begun, err := w.begun(saved)
+	if err != nil {
+		return cluster.Plan{}, err
+	}
+	now, err := w.Project.plan(ctx, w.machines, lock, saved.Policy())
+	if err != nil {
+		return cluster.Plan{}, err
+	}
+	return now.Follow(saved, begun)
+}
+
+// begun says whether a run of a saved plan has begun here, by the journal.
+func (p Project) begun(saved cluster.Plan) (bool, error) {
+	runs, err := journal.Runs(p.runs())
+	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
+}
+
+// pinned hashes what a lock pins, without what is only recorded once images are built.
+func pinned(lock schematics.Lock) string {
+	type image struct{ BuildID, SchematicID, LockHash string }
+	content := struct {
+		Talos, Arch, Platform string
+		SecureBoot            bool
+		Schematics            map[string]image
+	}{lock.Talos, lock.Arch, lock.Platform, lock.SecureBoot, map[string]image{}}
+	for name, e := range lock.Schematics {
+		content.Schematics[name] = image{e.BuildID, e.SchematicID, e.LockHash}
+	}
+	b, err := json.Marshal(content)
+	if err != nil {
+		return "" // of plain data: there is no such error
+	}
+	return fmt.Sprintf("sha256-%x", sha256.Sum256(b))
+}

@@ -1,0 +1,72 @@
+package pipeline
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// tally counts by the events of a roll what has become of its nodes.
+type tally struct {
+	mu    sync.Mutex
+	nodes map[string]step.Status // how the branch of each stands
+}
+
+// listen has every event go by the tally on its way; the returned func ends that.
+func (t *tally) listen(run *step.Runner) func() {
+	emit := run.Emit
+	run.Emit = func(e step.Event) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.see(e)
+		if emit != nil {
+			emit(e)
+		}
+	}
+	return func() { run.Emit = emit }
+}
+
+// see looks for the branches of nodes: "roll/<phase>/<node>". An ID with an
+// underscore is none.
+func (t *tally) see(e step.Event) {
+	parts := strings.Split(e.Path, "/")
+	if len(parts) != 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") || e.Status == step.Note {
+		return
+	}
+	if t.nodes == nil {
+		t.nodes = map[string]step.Status{}
+	}
+	t.nodes[parts[2]] = e.Status
+	if e.Status == step.Failed && fault.KindOf(e.Err) == fault.Interrupted {
+		t.nodes[parts[2]] = step.Stopped
+	}
+}
+
+// fates sorts the nodes that were come to, and those that were planned and not come to.
+func (t *tally) fates(planned []string) cluster.Fates {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := cluster.Fates{Done: []string{}, Failed: []string{}, Left: []string{}}
+	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
+		switch t.nodes[name] {
+		case step.Done, step.Skipped:
+			f.Done = append(f.Done, name)
+		case step.Failed:
+			f.Failed = append(f.Failed, name)
+		default:
+			f.Left = append(f.Left, name)
+		}
+	}
+	for _, name := range planned {
+		if _, came := t.nodes[name]; !came {
+			f.Left = append(f.Left, name)
+		}
+	}
+	slices.Sort(f.Left)
+	return f
+}

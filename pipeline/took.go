@@ -1,0 +1,158 @@
+package pipeline
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// TakesAway says whether a step below a node's branch takes it away. While the node
+// is looked at, fetches its installer and is drained, it still serves.
+func TakesAway(below []string) bool {
+	switch below[0] {
+	case "ask-gates", "run-hooks", "gate", "pull":
+		return false
+	case "take-down", "upgrade":
+		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
+	}
+	return true
+}
+
+// stopwatch notes how long each node's roll takes, and keeps it in the journal of
+// the run: later plans expect as much.
+type stopwatch struct {
+	journal *journal.Journal
+	nodes   map[string]cluster.NodePlan // by path
+	began   map[string]time.Time        // of steps, by path
+	away    map[string]time.Time        // since when, by path of the node
+	outage  map[string]time.Duration
+	steps   map[string]map[string]int
+	err     error // the first that the journal had
+}
+
+// watchClock has a stopwatch see the events of a runner until unwatch.
+func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *stopwatch, unwatch func()) {
+	s = &stopwatch{
+		journal: j, nodes: map[string]cluster.NodePlan{}, began: map[string]time.Time{}, away: map[string]time.Time{},
+		outage: map[string]time.Duration{}, steps: map[string]map[string]int{},
+	}
+	for _, n := range plan.Work() {
+		if !n.Resume { // what is half done took who knows how long
+			s.nodes["roll/"+string(n.Phase)+"/"+n.Node] = n
+		}
+	}
+	emit := run.Emit
+	run.Emit = func(e step.Event) {
+		if emit != nil {
+			emit(e)
+		}
+		s.see(e)
+	}
+	return s, func() { run.Emit = emit }
+}
+
+func (s *stopwatch) see(e step.Event) {
+	parts := strings.Split(e.Path, "/")
+	if len(parts) < 3 || e.Status == step.Note {
+		return
+	}
+	path, below := strings.Join(parts[:3], "/"), parts[3:]
+	n, ok := s.nodes[path]
+	if !ok {
+		return
+	}
+	if e.Status == step.Started {
+		s.began[e.Path] = time.Now()
+		if s.away[path].IsZero() && len(below) > 0 && TakesAway(below) {
+			s.away[path] = time.Now()
+		}
+	}
+	if len(below) == 0 && e.Status != step.Started || len(below) > 0 && below[0] == "ask-gates-again" {
+		s.back(path)
+	}
+	switch {
+	case e.Status != step.Done:
+	case len(below) == 0:
+		s.keep(n, path)
+	default:
+		s.lap(path, strings.Join(below, "/"), time.Since(s.began[e.Path]))
+	}
+}
+
+// back ends the outage of a node, once.
+func (s *stopwatch) back(path string) {
+	if since := s.away[path]; !since.IsZero() && s.outage[path] == 0 {
+		s.outage[path] = time.Since(since)
+	}
+}
+
+func (s *stopwatch) lap(path, step string, took time.Duration) {
+	if seconds := wholeSeconds(took); seconds > 0 {
+		if s.steps[path] == nil {
+			s.steps[path] = map[string]int{}
+		}
+		s.steps[path][step] = seconds
+	}
+}
+
+func (s *stopwatch) keep(n cluster.NodePlan, path string) {
+	if s.outage[path] == 0 {
+		return // it was only put right
+	}
+	err := s.journal.Put(cluster.TookKey(n.Node), cluster.Took{
+		Node: n.Node, Role: n.Role, Strategy: n.Strategy, Talos: n.Drift.Talos, Expected: n.OutageSeconds,
+		OutageSeconds: wholeSeconds(s.outage[path]), WholeSeconds: wholeSeconds(time.Since(s.began[path])), Steps: s.steps[path],
+	})
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
+
+// pastRuns is how many runs are looked at for how long rolls took.
+const pastRuns = 50
+
+// took lists how long the nodes of earlier runs took, newest first.
+func (p Project) took() ([]cluster.Took, error) {
+	runs, err := journal.Runs(p.runs())
+	if err != nil {
+		return nil, err
+	}
+	var all []cluster.Took
+	var errs []error
+	for _, r := range runs[:min(pastRuns, len(runs))] {
+		took, err := p.tookIn(r.ID)
+		all, errs = slices.Concat(all, took), append(errs, err)
+	}
+	return all, errors.Join(errs...)
+}
+
+// tookIn lists how long the nodes of one run took.
+func (p Project) tookIn(run string) (all []cluster.Took, err error) {
+	j, err := journal.Open(p.runs(), journal.Options{Run: run, ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	defer j.Close()
+	keys, err := j.Keys("")
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		if !cluster.IsTookKey(key) {
+			continue
+		}
+		var took cluster.Took
+		if _, err := j.Get(key, &took); err != nil {
+			return nil, err
+		}
+		all = append(all, took)
+	}
+	return all, nil
+}
