@@ -22,11 +22,11 @@ func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) e
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the stored %s: %w", config.MachineConfigType, answer(err))
+		return fmt.Errorf("read %s, the stored one: %w", config.MachineConfigType, answer(err))
 	}
 	active, err := readConfigID(ctx, s, config.ActiveID)
 	if err != nil {
-		return fmt.Errorf("read the active %s: %w", config.MachineConfigType, answer(err))
+		return fmt.Errorf("read %s, the active one: %w", config.MachineConfigType, answer(err))
 	}
 	k.Pending = !sameConfig(active, stored)
 	return nil
