@@ -161,7 +161,7 @@ func TestRollNearTheCriticalPath(t *testing.T) {
 		roll    []string
 		long    bool
 	}{
-		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}, long: true},
+		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}},
 		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, long: true},
 		"5+100 in-place": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
 		"5+100 recreate": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
