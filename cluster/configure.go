@@ -45,14 +45,14 @@ func planConfigure(n *NodePlan) {
 // installable says whether the configuration would choose a disk to install on.
 func (m Machine) installable() bool { return m.FromISO || m.SystemDisk == "" }
 
-func (f Found) applyByHand() string {
+func (f *Found) applyByHand() string {
 	return fmt.Sprintf("talosctl apply-config --insecure -n %s --file %s.yaml", f.Addr, f.Name)
 }
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
 
 // withoutConfig is what to do about a machine in maintenance mode that recast can't give its configuration.
-func (f Found) withoutConfig() string {
+func (f *Found) withoutConfig() string {
 	if f.Blank.installable() {
 		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
 	}
@@ -61,7 +61,7 @@ func (f Found) withoutConfig() string {
 }
 
 // silent is what to do about a machine that is on and does not answer at all.
-func (f Found) silent(w Wanted) string {
+func (f *Found) silent(w Wanted) string {
 	look := fmt.Sprintf("look at the console of VM %d", f.VM.ID)
 	disks, err := f.VM.Disks()
 	if err != nil || len(w.ISOStorages) == 0 {

@@ -309,12 +309,13 @@ type Found struct {
 	away bool           // its VM may be on a host that does not answer
 }
 
-// Open says whether a replacement of the node was begun and not finished.
-func (f Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
+// Open says whether a replacement of the node was begun and not finished. It reads
+// f where it is: Observe fills other fields meanwhile.
+func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
 // Host is the Proxmox node that the node's VM is on, or was on before its
 // unfinished replacement deleted it; "" if unknown.
-func (f Found) Host() string {
+func (f *Found) Host() string {
 	switch {
 	case f.VM != nil:
 		return f.VM.Host

@@ -80,7 +80,7 @@ func takeParking(all []Parking, is func(Parking) bool) (one *Parking, others []P
 }
 
 // parkings are all parking VMs of the node.
-func (f Found) parkings() []Parking {
+func (f *Found) parkings() []Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
 	}

@@ -22,7 +22,7 @@ func Pause(annotations map[string]string) string {
 }
 
 // pause is why the node is not to be taken out; "" where it may be.
-func (f Found) pause() string {
+func (f *Found) pause() string {
 	if f.Node == nil {
 		return ""
 	}

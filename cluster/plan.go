@@ -188,7 +188,7 @@ func (o Observation) unread(w Wanted, f Found) error {
 
 // unfinished says whether an earlier run left something to finish on the node
 // before anything else can be planned for it.
-func (f Found) unfinished() bool {
+func (f *Found) unfinished() bool {
 	if f.Open() {
 		return true
 	}

@@ -25,7 +25,7 @@ func configHash(m Maintenance, config Secret) (string, error) {
 
 // lastKept is the system disk that a node had before its present one, and the
 // parking VM that it is on, wherever its VM was then.
-func (f Found) lastKept() (last KeptDisk, on VM, found bool) {
+func (f *Found) lastKept() (last KeptDisk, on VM, found bool) {
 	for _, p := range f.parkings() { // the one on the VM's host first
 		if n := len(p.Record.Kept); n > 0 && (!found || began(p.Record.Kept[n-1].Run) > began(last.Run)) {
 			last, on, found = p.Record.Kept[n-1], p.VM, true
@@ -39,7 +39,7 @@ func began(run string) string { return run[:min(len(run), len("20060102-1504"))]
 
 // keptElsewhere says where the node's last system disk is if that is on another
 // host than its VM, and what brings them together.
-func (f Found) keptElsewhere(kept KeptDisk, on VM) string {
+func (f *Found) keptElsewhere(kept KeptDisk, on VM) string {
 	if on.Host == f.VM.Host {
 		return ""
 	}

@@ -21,7 +21,7 @@ func TestPlanDrawsHooks(t *testing.T) {
 	told.Description = "freeze deployments"
 	drawn(t, "plan-hooks", func(b *bytes.Buffer) error {
 		return WritePlan(b, "text", cluster.Plan{
-			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.InPlace, 120)},
+			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
 			Hooks: cluster.Hooks{BeforeRun: []cluster.Hook{told, run("date")}, AfterBatch: []cluster.Hook{run("sync")}, AfterNode: []cluster.Hook{run("sh", "-c", "a\nb\n")}},
 		})
 	})
