@@ -27,7 +27,7 @@ const evictions = 10
 // own loop ends at the first answer that it does not expect, so this one is ours.
 // say is called by one goroutine at a time and must not block.
 func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
-	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, pods: map[types.UID]*leaving{}}
+	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
 	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.condemn() {
 		err = d.until(ctx, o.Timeout)
@@ -54,6 +54,19 @@ type draining struct {
 	mu   sync.Mutex // of what follows: pods are asked in parallel
 	say  func(string)
 	said map[string]bool
+	from map[string]bool // the namespaces of the pods
+}
+
+func (d *draining) leaves(namespace string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.from[namespace] = true
+}
+
+func (d *draining) leftFrom(namespace string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.from[namespace]
 }
 
 // leaving is a pod that is to go.
@@ -82,7 +95,10 @@ func (l *leaving) String() string { return l.pod.Namespace + "/" + l.pod.Name }
 func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 	w := wait.For{
 		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
-		Watches: []wait.Watch{func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) }},
+		Watches: []wait.Watch{
+			func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) },
+			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.leftFrom, tell) },
+		},
 	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		done, err := d.sweep(ctx)
@@ -207,6 +223,7 @@ func (d *draining) follow(pods []corev1.Pod) {
 			l.pod = p
 		} else {
 			d.pods[p.UID] = &leaving{pod: p}
+			d.leaves(p.Namespace)
 		}
 	}
 	for uid, l := range d.pods {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -51,6 +52,18 @@ func (c *Client) watchPods(ctx context.Context, node string, tell func(look bool
 		return fmt.Errorf("watch pods of node %s: %w", node, c.translate(err))
 	}
 	return follow(ctx, stream, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
+}
+
+// watchBudgets tells of disruption budgets of the namespaces asked about that let a pod go again.
+func (c *Client) watchBudgets(ctx context.Context, in func(namespace string) bool, tell func(look bool)) error {
+	stream, err := c.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("watch disruption budgets: %w", c.translate(err))
+	}
+	return follow(ctx, stream, tell, func(e watch.Event) bool {
+		b, ok := e.Object.(*policyv1.PodDisruptionBudget)
+		return ok && e.Type == watch.Modified && b.Status.DisruptionsAllowed > 0 && in(b.Namespace)
+	})
 }
 
 // follow says that the watch is in place, and passes on what is worth a look.
