@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -154,22 +155,28 @@ func atOnce(lab *Lab, roll ...string) {
 	lab.Patch(everywhere)
 }
 
+var fastAll = flag.Bool("fast.all", false, "recreate a hundred nodes too")
+
 // A roll takes hardly longer than what the world takes for its steps.
 func TestRollNearTheCriticalPath(t *testing.T) {
 	cases := map[string]struct {
 		options sim.Options
 		roll    []string
 		long    bool
+		huge    bool // some ten minutes: for make bench alone
 	}{
 		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}},
 		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, long: true},
 		"5+100 in-place": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
-		"5+100 recreate": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
+		"5+100 recreate": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, huge: true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			if c.long {
 				long(t)
+			}
+			if c.huge && !*fastAll {
+				t.Skip("-fast.all: make bench")
 			}
 			inLab(t, c.options, func(t *testing.T, lab *Lab) {
 				atOnce(lab, c.roll...)
