@@ -73,9 +73,9 @@ func yielding(steps []step.Step) []step.Step {
 }
 
 func (n *nodeRoll) hookCall(p HookPoint, id string) HookCall {
-	phase, _, _ := strings.Cut(strings.TrimPrefix(n.path, "roll/"), "/")
+	phase, _, _ := NodeOfStep(n.path)
 	return HookCall{
-		Commands: n.Commands, Point: p, Batch: Phase(phase), Node: n.plan.Node, Env: append(n.runEnv(Phase(phase)), n.nodeEnv(p)...),
+		Commands: n.Commands, Point: p, Batch: phase, Node: n.plan.Node, Env: append(n.runEnv(phase), n.nodeEnv(p)...),
 		Say: func(text string) { n.say(id, text) }, Keep: n.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
 	}
 }

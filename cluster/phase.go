@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Phase is a part of a roll that ends before the next begins.
@@ -16,6 +17,25 @@ const (
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
 )
+
+// StepPath is the path of the step that is about a node.
+func StepPath(p Phase, node string) string { return "roll/" + string(p) + "/" + node }
+
+// NodeOfStep finds the node that a step is about in its path, and which steps below the
+// node's own the path goes through. What is about hosts, scratch VMs or a phase as
+// a whole has none: an ID of the last has an underscore, which no name of a node has.
+func NodeOfStep(path string) (phase Phase, node string, below []string) {
+	parts := strings.Split(path, "/")
+	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") {
+		return "", "", nil
+	}
+	switch phase := Phase(parts[1]); phase {
+	case Unfinished, Reset, Canary, ControlPlanes, Workers:
+		return phase, parts[2], parts[3:]
+	default:
+		return "", "", nil
+	}
+}
 
 func (p Phase) title(nodes, limit int) string {
 	switch p {

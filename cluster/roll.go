@@ -113,7 +113,7 @@ func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: "roll/" + string(b.Phase) + "/" + n.Node}
+		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: StepPath(b.Phase, n.Node)}
 		roll.plan.controlPlanes = p.controlPlanes
 		branch := roll.step()
 		steps = append(steps, branch)

@@ -3,7 +3,6 @@ package pipeline
 import (
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
@@ -31,19 +30,18 @@ func (t *tally) listen(run *step.Runner) func() {
 	return func() { run.Emit = emit }
 }
 
-// see looks for the branches of nodes: "roll/<phase>/<node>". An ID with an
-// underscore is none.
+// see looks for the branches of nodes.
 func (t *tally) see(e step.Event) {
-	parts := strings.Split(e.Path, "/")
-	if len(parts) != 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") || e.Status == step.Note {
+	_, node, below := cluster.NodeOfStep(e.Path)
+	if node == "" || len(below) > 0 || e.Status == step.Note {
 		return
 	}
 	if t.nodes == nil {
 		t.nodes = map[string]step.Status{}
 	}
-	t.nodes[parts[2]] = e.Status
+	t.nodes[node] = e.Status
 	if e.Status == step.Failed && fault.KindOf(e.Err) == fault.Interrupted {
-		t.nodes[parts[2]] = step.Stopped
+		t.nodes[node] = step.Stopped
 	}
 }
 

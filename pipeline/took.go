@@ -43,7 +43,7 @@ func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *sto
 	}
 	for _, n := range plan.Work() {
 		if !n.Resume { // what is half done took who knows how long
-			s.nodes["roll/"+string(n.Phase)+"/"+n.Node] = n
+			s.nodes[cluster.StepPath(n.Phase, n.Node)] = n
 		}
 	}
 	emit := run.Emit
@@ -57,11 +57,11 @@ func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *sto
 }
 
 func (s *stopwatch) see(e step.Event) {
-	parts := strings.Split(e.Path, "/")
-	if len(parts) < 3 || e.Status == step.Note {
+	phase, node, below := cluster.NodeOfStep(e.Path)
+	if node == "" || e.Status == step.Note {
 		return
 	}
-	path, below := strings.Join(parts[:3], "/"), parts[3:]
+	path := cluster.StepPath(phase, node)
 	n, ok := s.nodes[path]
 	if !ok {
 		return

@@ -16,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // call is one request to a server. What is in its body, its query or its headers is
@@ -77,7 +79,7 @@ func (t *Telemetry) answered(c *call, r result) {
 	if c.step != "" {
 		attrs = append(attrs, "step", c.step)
 	}
-	if _, node, _ := nodeOf(c.step); node != "" {
+	if _, node, _ := cluster.NodeOfStep(c.step); node != "" {
 		attrs = append(attrs, "node", node)
 	}
 	say("request", attrs...)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -59,7 +60,7 @@ func (c *counts) call(server, class string, took time.Duration) {
 
 // step counts a step by its own name; those of nodes and phases are no kinds of steps.
 func (c *counts) step(e step.Event, took time.Duration) {
-	if _, node, below := nodeOf(e.Path); node != "" && len(below) == 0 {
+	if _, node, below := cluster.NodeOfStep(e.Path); node != "" && len(below) == 0 {
 		return
 	}
 	c.steps.WithLabelValues(path.Base(e.Path)).Observe(took.Seconds())

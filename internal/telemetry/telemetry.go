@@ -6,7 +6,6 @@ package telemetry
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,13 +138,3 @@ func (t *Telemetry) End(ctx context.Context, exitCode int, err error) {
 
 // seconds is a duration as logs and metrics have it, to the millisecond.
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
-
-// nodeOf finds the node in the path of a step, "roll/<phase>/<node>/…", and the
-// stages below it that the path goes through.
-func nodeOf(path string) (phase, node string, below []string) {
-	parts := strings.Split(path, "/")
-	if len(parts) < 3 || parts[0] != "roll" {
-		return "", "", nil
-	}
-	return parts[1], parts[2], parts[3:]
-}

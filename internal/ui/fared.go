@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -55,7 +56,7 @@ func (t *tracker) see(e step.Event) {
 	if e.Path == "roll/snapshot-etcd" && (e.Status == step.Done || e.Status == step.Skipped) {
 		t.fared.Snapshot = strings.TrimPrefix(e.Text, "saved as ")
 	}
-	name, below := split(e.Path)
+	_, name, below := cluster.NodeOfStep(e.Path)
 	switch {
 	case name == "" || e.Status == step.Note:
 		return

@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -67,7 +68,7 @@ func (p *Progress) Emit(e step.Event) {
 // out at the same time, so every line of one has its name in front.
 func (p *Progress) line(path, colour, mark, text string) {
 	at := time.Since(p.start).Round(time.Second)
-	node, below := split(path)
+	_, node, below := cluster.NodeOfStep(path)
 	if strings.HasPrefix(path, "roll") {
 		p.width = max(p.width, nodeColumn, utf8.RuneCountInString(node))
 	}
@@ -85,14 +86,3 @@ func (p *Progress) line(path, colour, mark, text string) {
 
 // nodeColumn is how wide the column of nodes is at first.
 const nodeColumn = 8
-
-// split finds the node in a path, "roll/<phase>/<node>/…", and what is below it.
-// What comes before the first phase is about hosts and scratch VMs. A step that
-// stands beside the nodes has an underscore, which no name of one has.
-func split(path string) (node string, below []string) {
-	parts := strings.Split(path, "/")
-	if len(parts) < 3 || parts[0] != "roll" || parts[1] == "rehearse" || parts[1] == "clear-scratch" || strings.Contains(parts[2], "_") {
-		return "", nil
-	}
-	return parts[2], parts[3:]
-}
