@@ -44,7 +44,7 @@ func (p *Plan) batch(phase Phase) Batch {
 		b.Limit = max(1, p.MaxUnavailable)
 	}
 	both := []Phase{ControlPlanes, Workers}
-	if last := len(p.Batches) - 1; p.WorkersBeside && last >= 0 {
+	if last := len(p.Batches) - 1; p.WorkersBeside && !p.TakesAPIAway() && last >= 0 {
 		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
 	}
 	return b

@@ -84,28 +84,32 @@ func (p *Plan) order(policy Policy) {
 	p.spread()
 }
 
-// pickCanary sends one node ahead if several are to change and none has: the one
-// that is named, else a worker if there is one, since that is the least to lose.
+// pickCanary sends one node ahead if several are to change, to a build that none
+// has booted: the one that is named, else a worker if there is one, since that is the least to lose.
 func (p *Plan) pickCanary(named string) {
+	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
-	pick := -1
-	for i, n := range p.Nodes {
+	for _, n := range p.Nodes {
 		switch {
 		case n.Paused != "":
-			continue
 		case n.Strategy == "" && n.found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.tidy():
-			return // it runs the new build, or is about to
-		case n.Strategy == "":
+			booted[n.wanted.Build.ID] = true
+		case n.Strategy != "":
+			changing++
+		}
+	}
+	pick := -1
+	for i, n := range p.Nodes {
+		if n.Paused != "" || n.Strategy == "" || booted[n.wanted.Build.ID] {
 			continue
 		}
-		changing++
 		switch {
 		case pick >= 0 && p.Nodes[pick].Node == named:
 		case pick < 0, n.Node == named, p.Nodes[pick].Role == controlPlane && n.Role == worker:
 			pick = i
 		}
 	}
-	if changing > 1 {
+	if pick >= 0 && changing > 1 {
 		p.Nodes[pick].Phase = Canary
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -137,6 +138,9 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 		case old.Strategy != n.Strategy: // all else follows from that
 			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:
+			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r Reason) bool {
+				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // and then was cut off
+			})
 			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
 		}
 	}
@@ -150,12 +154,12 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 
 // doneBy says that a run of a saved plan has done to the node what there was to do.
 // Where such a run began here, by its journal, that is believed of every node;
-// elsewhere of one whose VM has the run in its description.
+// elsewhere of one whose VM has the run in its description. What it may have left lying about is cleared up.
 func (n NodePlan) doneBy(saved Plan, begun bool) bool {
 	if n.found.VM != nil && strings.HasSuffix(n.found.VM.MadeBy(), saved.RunSuffix()) {
 		begun = true
 	}
-	return begun && n.Strategy == "" && n.Paused == "" && len(n.Drift.Unread) == 0 && !n.Drift.rollable()
+	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.rollable() || n.Drift.tidy())
 }
 
 // trait is one property by which plans are compared.

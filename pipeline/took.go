@@ -72,7 +72,7 @@ func (s *stopwatch) see(e step.Event) {
 			s.away[path] = time.Now()
 		}
 	}
-	if len(below) == 0 && e.Status != step.Started || len(below) > 0 && below[0] == "ask-gates-again" {
+	if len(below) == 0 && e.Status != step.Started || len(below) > 0 && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again") {
 		s.back(path)
 	}
 	switch {

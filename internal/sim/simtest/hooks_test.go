@@ -195,7 +195,9 @@ func TestAHookBefore(t *testing.T) {
 					t.Errorf("was out: %q", seen.order)
 				}
 				for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
-					t.Errorf("%s was sent", call)
+					if !strings.HasSuffix(call, "/Pull") { // which is asked for ahead of a node's turn
+						t.Errorf("%s was sent", call)
+					}
 				}
 				env := strings.Join(h.envs["afterRun"], "\n")
 				if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {

@@ -88,7 +88,7 @@ func TestCtrlCOnce(t *testing.T) {
 				c.Emit = press.emit
 				seen := lab.watchOutage()
 				rep, err := c.Roll(t.Context(), cluster.Policy{})
-				if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
+				if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers") {
 					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
 				}
 				if !strings.Contains(rep.Outcome, "stopped; not started: ") {
