@@ -79,7 +79,14 @@ func containerd(c *common.ContainerdInstance) (imageName, error) {
 	return imageName{driver: c.GetDriver(), namespace: c.GetNamespace()}, nil
 }
 
-// images is the machine's cache; a machine without EPHEMERAL has none.
+// isFull says whether the machine has a volume for images, and no room on it.
+func (m *machine) isFull() bool {
+	_, ok := locate(m.devices(), labelEphemeral)
+	return ok && m.has().Full
+}
+
+// images is the machine's cache; a machine without EPHEMERAL has none. The mutex
+// of the images must be held.
 func (m *machine) images() map[imageName]cachedImage {
 	p, ok := locate(m.devices(), labelEphemeral)
 	if !ok {
@@ -243,7 +250,7 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 		return cachedImage{}, ctx.Err()
 	}
 	if c, public, err := m.publicImage(ref); public {
-		if err == nil && m.has().Full && m.images() != nil {
+		if err == nil && m.isFull() {
 			err = errFull
 		}
 		return c, err
@@ -262,7 +269,7 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
 	case what == Unauthorized:
 		return cachedImage{}, unauthorized(ref)
-	case m.has().Full && m.images() != nil:
+	case m.isFull():
 		return cachedImage{}, errFull
 	}
 	c := cachedImage{image: img, refs: []string{ref, given}, size: int64(len(uki))}
