@@ -4,23 +4,26 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // hints are the watches of one wait. None of them outlives it.
 type hints struct {
 	changed chan struct{} // gets a value after every change that was not looked at yet
 	running sync.WaitGroup
+	pause   time.Duration // from one beginning of a watch to the next
 	all     []*watching
 }
 
 type watching struct {
 	watch   Watch
+	began   time.Time // when it did so last
 	runs    atomic.Bool
 	inPlace atomic.Bool
 }
 
-func newHints(watches []Watch) *hints {
-	h := &hints{changed: make(chan struct{}, 1)}
+func newHints(watches []Watch, pause time.Duration) *hints {
+	h := &hints{changed: make(chan struct{}, 1), pause: pause}
 	for _, w := range watches {
 		h.all = append(h.all, &watching{watch: w})
 	}
@@ -28,12 +31,14 @@ func newHints(watches []Watch) *hints {
 }
 
 // watch begins those anew that do not run: before a look, so that what changes
-// after it is told.
+// after it is told. One that is cut off again and again must not make looks follow
+// upon each other, since each tells first how things are.
 func (h *hints) watch(ctx context.Context) {
 	for _, w := range h.all {
-		if w.runs.Swap(true) {
+		if time.Since(w.began) < h.pause || w.runs.Swap(true) {
 			continue
 		}
+		w.began = time.Now()
 		h.running.Go(func() {
 			_ = w.watch(ctx, func(look bool) { // why it was lost does not matter: looking goes on without
 				w.inPlace.Store(true)

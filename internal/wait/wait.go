@@ -90,7 +90,7 @@ func Until(ctx context.Context, w For, look Look) error {
 		ctx, cancel = context.WithTimeout(ctx, w.Timeout)
 		defer cancel()
 	}
-	hints := newHints(w.Watches)
+	hints := newHints(w.Watches, w.Every)
 	watching, cancel := context.WithCancel(ctx)
 	defer hints.running.Wait()
 	defer cancel()

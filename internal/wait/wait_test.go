@@ -227,6 +227,26 @@ func TestUntilWatches(t *testing.T) {
 	})
 }
 
+// A watch that tells something and is cut off, each time, does not make looks
+// follow upon each other.
+func TestUntilWatchesThatEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		looked, start := 0, time.Now()
+		w := wait.For{Name: "Ready", Every: time.Second, Watches: []wait.Watch{func(_ context.Context, tell func(bool)) error {
+			tell(true)
+			return errors.New("cut off")
+		}}}
+		err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
+			looked++
+			return looked > 100 || time.Since(start) >= 10*time.Second, "", nil
+		})
+		if err != nil || looked > 22 {
+			t.Errorf("%d looks in %s: %v", looked, time.Since(start), err)
+		}
+	})
+}
+
 // Without a timeout only the context ends a wait; its cause is in the error.
 func TestUntilContextCause(t *testing.T) {
 	t.Parallel()
