@@ -42,6 +42,12 @@ func (n *nodeRoll) inPlace() []step.Step {
 	}
 }
 
+// How often a node is asked to fetch the installer, and after which pause.
+const (
+	pullTries = 3
+	pullPause = 20 * time.Second
+)
+
 // pullSteps has the node fetch the installer while it still serves: that it can
 // is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
 func (n *nodeRoll) pullSteps() []step.Step {
@@ -49,7 +55,7 @@ func (n *nodeRoll) pullSteps() []step.Step {
 	case n.plan.Resume, n.plan.Drift.tidy(), n.plan.Strategy != Recreate && n.plan.Strategy != Reimage && n.plan.Strategy != InPlace:
 		return nil
 	}
-	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull}}
+	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
 }
 
 // hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
@@ -60,10 +66,33 @@ func (n *nodeRoll) hasPulled(context.Context) (string, error) {
 	return n.plan.Node + " was asked for it", nil
 }
 
+// pull asks more than once: the registry may be behind a pod that another node's
+// drain has just sent elsewhere.
 func (n *nodeRoll) pull(ctx context.Context) error {
 	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with what is newer than itself
 		return err
 	}
+	var failed error
+	tries := 0
+	err := wait.Until(ctx, wait.For{Name: n.plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
+		failed = n.pullOnce(ctx)
+		tries++
+		if failed == nil {
+			return true, "", nil
+		}
+		if _, unproven := errors.AsType[*unprovenError](failed); unproven || tries == pullTries {
+			return false, "", wait.Stop(failed)
+		}
+		n.say("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
+		return false, "", nil
+	})
+	if failed != nil && ctx.Err() == nil {
+		return failed
+	}
+	return err
+}
+
+func (n *nodeRoll) pullOnce(ctx context.Context) error {
 	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
 	_, unproven := errors.AsType[*unprovenError](err)
 	switch {

@@ -46,8 +46,11 @@ func (h *hints) watch(ctx context.Context) {
 					h.hint()
 				}
 			})
-			w.inPlace.Store(false)
+			lost := w.inPlace.Swap(false)
 			w.runs.Store(false)
+			if lost { // the pause of now was for as long as it is in place
+				h.hint()
+			}
 		})
 	}
 }

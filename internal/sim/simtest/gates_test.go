@@ -111,7 +111,7 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
 			t.Errorf("said %q", said)
 		}
-		if healthy.IsZero() || !next.After(healthy) {
+		if healthy.IsZero() || next.Before(healthy) {
 			t.Errorf("healthy at %s, the next node went at %s", healthy, next)
 		}
 		requireDrift(t, lab)

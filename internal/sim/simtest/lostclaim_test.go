@@ -3,6 +3,7 @@ package simtest
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,6 +51,12 @@ func changesOfNodes(calls []record.Call) []string {
 		}
 	}
 	return out
+}
+
+// withoutPulls leaves out that a machine fetches an image: it is asked for that
+// ahead of its turn, while it serves.
+func withoutPulls(changes []string) []string {
+	return slices.DeleteFunc(changes, func(c string) bool { return c == "talos /machine.ImageService/Pull" })
 }
 
 // TestALostClaim takes the claim from a run when it begins each of its steps: it changes nothing after
