@@ -56,6 +56,7 @@ func TestEstimate(t *testing.T) {
 	t.Parallel()
 	workers := func(hosts string) []NodePlan { return onHosts(hosts, worker, 4*time.Minute) }
 	controls := func(hosts string) []NodePlan { return onHosts(hosts, controlPlane, 2*time.Minute) }
+	three := make([]endpoint, 3)
 	for name, tc := range map[string]struct {
 		nodes  []NodePlan
 		plan   Plan
@@ -68,8 +69,9 @@ func TestEstimate(t *testing.T) {
 		"two at a time on one host":    {workers("a a a"), Plan{MaxUnavailable: 2}, Policy{}, 12 * time.Minute},
 		"two on one host":              {workers("a a"), Plan{MaxUnavailable: 2, PerHost: 2}, Policy{}, 4 * time.Minute},
 		"control planes go one by one": {append(controls("a a"), workers("a a")...), Plan{MaxUnavailable: 3, PerHost: 3}, Policy{}, 8 * time.Minute},
-		"side by side":                 {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2}, Policy{}, 4 * time.Minute},
-		"side by side on one host":     {append(controls("a a"), workers("a")...), Plan{WorkersBeside: true}, Policy{}, 8 * time.Minute},
+		"side by side":                 {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, controlPlanes: three}, Policy{}, 4 * time.Minute},
+		"side by side on one host":     {append(controls("a a"), workers("a")...), Plan{WorkersBeside: true, controlPlanes: three}, Policy{}, 8 * time.Minute},
+		"the API would be away":        {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, controlPlanes: three[:2]}, Policy{}, 8 * time.Minute},
 		"a holder is shared":           {workers("a+9200 b+9200"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
 		"the canary is waited for":     {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{Canary: true}, 8 * time.Minute},
 	} {
@@ -89,7 +91,7 @@ func TestEstimate(t *testing.T) {
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	p := Plan{
-		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3,
+		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, controlPlanes: make([]endpoint, 3),
 		Nodes: append(onHosts("a b", controlPlane, time.Minute), onHosts("a b+9200", worker, time.Minute)...),
 	}
 	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"

@@ -227,6 +227,84 @@ func (l *Lab) rollOnly(node string) {
 }
 
 // TestASavedPlanGoesOn after its run was killed, here and where its journal is not.
+// killSaved kills a roll of a saved plan when the step whose path ends so starts.
+func (l *Lab) killSaved(saved *cluster.Plan, at string) {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	c := l.Client()
+	c.Saved = saved
+	c.Emit = whenStarted(at, func() { c.Kill(); cancel() })
+	if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+		l.t.Fatal("it was not killed")
+	}
+}
+
+// What a killed run of a saved plan has left at a node is no difference either: the
+// node cordoned and drained, or an old system disk that was to be freed.
+func TestASavedPlanGoesOnWithWhatItLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		roll, at string
+		before   func(lab *Lab)
+	}{
+		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
+		"a disk to free": {roll: "strategy: recreate", at: "finish/free-scsi30", before: func(lab *Lab) {
+			lab.Patch(sim.PatchedExtension)
+			lab.rollOnly("wk1")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", c.roll)
+				if c.before != nil {
+					c.before(lab)
+				}
+				lab.Patch(everywhere)
+				saved := lab.save(cluster.Policy{Only: []string{"wk1"}})
+				lab.killSaved(saved, c.at)
+				if err := lab.rollOf(saved); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab, "cp1")
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// A plan that was made with --accept-outage is rolled with it.
+func TestASavedPlanAcceptsItsOutage(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false", "strategy: in-place")
+		lab.Patch(everywhere)
+		if err := lab.rollOf(lab.save(cluster.Policy{AcceptOutage: true})); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// A node that is up to date with a build of its own has not booted the new one.
+func TestACanaryOfItsOwnBuild(t *testing.T) {
+	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
+		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []cluster.Batch{
+			{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1},
+			{Phase: cluster.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
+		}
+		if diff := cmp.Diff(want, plan.Batches); diff != "" {
+			t.Errorf("batches (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestASavedPlanGoesOn(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
@@ -240,14 +318,7 @@ func TestASavedPlanGoesOn(t *testing.T) {
 						lab.setRoll("canary: false", "strategy: "+string(strategy))
 						lab.Patch(sim.PatchedExtension)
 						saved := lab.save(cluster.Policy{})
-						ctx, cancel := context.WithCancel(t.Context())
-						defer cancel()
-						first := lab.Client()
-						first.Saved = saved
-						first.Emit = whenStarted(moment, func() { first.Kill(); cancel() })
-						if _, err := first.Roll(ctx, cluster.Policy{}); err == nil {
-							t.Fatal("it was not killed")
-						}
+						lab.killSaved(saved, moment)
 						again := lab.second()
 						again.Saved = saved
 						if elsewhere {
