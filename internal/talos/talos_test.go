@@ -193,12 +193,12 @@ func TestReadErrors(t *testing.T) {
 			want []string // in that order
 			hint string
 		}{
-			"nobody there":    {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "connection refused"}, ""},
+			"nobody there":    {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
 			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "the machine has no configuration"},
 			"other cluster":   {machine(stranger, cpAddr.String()), []string{cpAddr.String(), "x509"}, "another cluster"},
 			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
 			"not blank":       {func() error { _, err := admin.MaintenanceMachine(ctx, cpAddr); return err }(), []string{cpAddr.String(), "it asked for a certificate"}, "configured already"},
-			"every endpoint":  {func() error { _, err := stranger.Members(ctx); return err }(), []string{cpAddr.String(), "x509", "127.42.7.12:50001", "refused"}, "talosconfig"},
+			"every endpoint":  {func() error { _, err := stranger.Members(ctx); return err }(), []string{cpAddr.String(), "x509", "127.42.7.12:50001", "no route to host"}, "talosconfig"},
 			"reader, machine": {machine(reader, cpAddr.String()), []string{cpAddr.String(), "boot_id", "may not"}, "os:admin"}, // a file, before 1.14
 		}
 		for name, c := range cases {

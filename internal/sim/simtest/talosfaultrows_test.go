@@ -158,7 +158,7 @@ func faultsOfInstalls() map[string]*talosFault {
 		},
 		"a half installation halts": {
 			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
-			says: []string{"connection refused", "the console of VM 9031", "recast roll waits for it again; recast recover wk1"}, stands: isOut,
+			says: []string{"no route to host", "the console of VM 9031", "recast roll waits for it again; recast recover wk1"}, stands: isOut,
 		},
 		"a half installation runs from the ISO": {
 			o: unattended, at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,

@@ -51,7 +51,7 @@ func TestCallsArePassedOn(t *testing.T) {
 			t.Errorf("a stream by way of another machine: %q, %v", b, err)
 		}
 		_, err = admin.Version(client.WithNode(t.Context(), "127.42.7.99"))
-		requireError(t, "nobody there", err, codes.Unavailable, "connection refused")
+		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")
 		_, err = admin.Version(client.WithNode(t.Context(), "nobody"))
 		requireError(t, "no such name", err, codes.Internal, `invalid target "nobody"`)
 

@@ -97,6 +97,8 @@ func reason(err error) string {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "Connection refused"
+	case errors.Is(err, syscall.EHOSTUNREACH):
+		return "No route to host"
 	case errors.Is(err, syscall.ENETUNREACH):
 		return "Network is unreachable"
 	case errors.Is(err, context.Canceled):
