@@ -85,6 +85,10 @@ func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.A
 	return g.maintenance.MaintenanceMachine(ctx, addr)
 }
 
+func (g guardedMaintenance) Taken(ctx context.Context, addr netip.Addr) (string, error) {
+	return g.maintenance.Taken(ctx, addr)
+}
+
 func (g guardedMaintenance) PatchConfig(config Secret, p ConfigPatch) (Secret, error) {
 	return g.maintenance.PatchConfig(config, p)
 }

@@ -215,6 +215,9 @@ type Upgrader interface {
 type Maintenance interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
 	MaintenanceMachine(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Taken says in words who has an address, whatever runs there; "": nobody, for
+	// silence is all that comes back. What else comes back is an error.
+	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
 	// ApplyConfig hands the machine its first configuration. It refuses unless the
 	// machine that answers has this UUID.
 	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error

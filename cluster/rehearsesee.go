@@ -66,15 +66,16 @@ func (t *rehearsal) scratchStorages() []string {
 	return slices.Compact(names)
 }
 
-// requireFreeAddress refuses a fixed address that a node has, or a machine in
-// maintenance mode.
+// requireFreeAddress refuses a fixed address that a node has, or whoever answers at
+// it, were it with a refusal. Where that can't be told nothing is tried out either.
 func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
 	if !t.addr.IsValid() {
 		return nil
 	}
 	addr := t.addr.Addr()
 	taken := func(by string) error {
-		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by), "roll.rehearse.addresses are such that nobody has and DHCP does not give out")
+		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by),
+			"roll.rehearse.addresses are such that nobody has and DHCP does not give out: no node was touched")
 	}
 	nodes, err := t.Kube.Nodes(ctx)
 	if err != nil {
@@ -85,8 +86,12 @@ func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
 			return taken("node " + n.Name)
 		}
 	}
-	if m, err := t.Maintenance.MaintenanceMachine(ctx, addr); err == nil {
-		return taken(fmt.Sprintf("a machine with UUID %s in maintenance mode", cmpNone(m.UUID)))
+	by, err := t.Maintenance.Taken(ctx, addr)
+	switch {
+	case err != nil:
+		return fault.WithHint(err, "without that address in roll.rehearse.addresses DHCP gives one; roll --rehearse=false does without a rehearsal: no node was touched")
+	case by != "":
+		return taken(by)
 	}
 	return nil
 }

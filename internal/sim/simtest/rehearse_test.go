@@ -181,6 +181,12 @@ func TestRehearsalFails(t *testing.T) {
 		"the address of a node": {func(_ *testing.T, l *Lab) {
 			l.setRoll("rehearse: {addresses: [127.42.7.11/24]}")
 		}, fault.Refused, "127.42.7.11 is to be the address of a scratch VM, and node cp1 has it"},
+		"the address of a stranger": {func(t *testing.T, l *Lab) {
+			l.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
+			stranger, err := l.network.Listen("127.42.7.251:9999")
+			must(t, err)
+			t.Cleanup(func() { must(t, stranger.Close()) })
+		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and whoever refuses connections to 127.42.7.251:50000 has it"},
 		"no number is free": {func(_ *testing.T, l *Lab) {
 			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9001")
 		}, fault.Refused, "no VMID is free for a scratch VM on pve1"},

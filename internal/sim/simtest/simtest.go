@@ -23,8 +23,9 @@ import (
 // Lab is a lab and the working directory of somebody who uses it.
 type Lab struct {
 	*sim.Lab
-	Dir string
-	t   testing.TB
+	Dir     string
+	t       testing.TB
+	network *network.Network
 
 	canary     *canary
 	persistent []content // of the persistent disks when the lab was new
@@ -45,7 +46,7 @@ func New(t testing.TB, o sim.Options) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t}
+	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network}
 	apidoctest.Check(t, lab.Recorder)
 	t.Cleanup(func() {
 		if err := lab.Close(); err != nil {
