@@ -21,8 +21,12 @@ const ownTasksTimeout = 10 * time.Minute
 // killed since, had asked for. Before that the world would change under our eyes.
 func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(string)) error {
 	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: ownTasksTimeout, Seen: say}
+	return awaitTasks(ctx, w, px.OwnTasks)
+}
+
+func awaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		running, err := px.OwnTasks(ctx)
+		running, err := list(ctx)
 		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
 	})
 }

@@ -117,6 +117,8 @@ type Power interface {
 type Tasks interface {
 	// OwnTasks lists, in words, the tasks that our token started and that still run.
 	OwnTasks(ctx context.Context) ([]string, error)
+	// OwnTasksOf lists those about one VM that run on one host.
+	OwnTasksOf(ctx context.Context, host string, id VMID) ([]string, error)
 }
 
 // Proxmox is all that a roll needs of a Proxmox cluster.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Rehearsal says how a roll tries its boot ISOs out before it takes a node out:
@@ -220,17 +221,19 @@ func (t *rehearsal) key() string {
 	return "rehearsed/" + hex.EncodeToString(sum[:6])
 }
 
-// scratchTimeout bounds the deletion of a scratch VM, which an interruption does not cut off.
+// scratchTimeout bounds each part of what an interruption does not cut off: the wait
+// for what Proxmox does with a scratch VM, and the VM's end.
 const scratchTimeout = 2 * time.Minute
 
 func (t *rehearsal) do(ctx context.Context) error {
 	was, err := t.boot(ctx)
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchTimeout)
-	defer cancel()
 	if t.vmid != 0 {
+		after := context.WithoutCancel(ctx)
 		if errors.Is(err, ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to make it, or to start it
-			err = errors.Join(err, AwaitOwnTasks(after, t.Proxmox, t.Timing.Poll, func(seen string) { t.say(t.id, seen) }))
+			err = errors.Join(err, t.settle(after))
 		}
+		after, cancel := context.WithTimeout(after, scratchTimeout)
+		defer cancel()
 		err = errors.Join(err, t.deleteScratch(after, t.vmid, t.uuid))
 	}
 	if err != nil {
@@ -240,6 +243,18 @@ func (t *rehearsal) do(ctx context.Context) error {
 	t.rehearsed.all = append(t.rehearsed.all, was)
 	t.rehearsed.mu.Unlock()
 	return prefix("journal", t.Journal.Put(t.key(), was))
+}
+
+// settle waits for the tasks about the scratch VM, and for no others of ours: those
+// may take longer than anybody waits after Ctrl-C.
+func (t *rehearsal) settle(ctx context.Context) error {
+	w := wait.For{
+		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
+		Seen: func(seen string) { t.say(t.id, seen) },
+	}
+	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
+		return t.Proxmox.OwnTasksOf(ctx, t.plan.Host, t.vmid)
+	})
 }
 
 func (t *rehearsal) boot(ctx context.Context) (Rehearsed, error) {

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // OwnTasks lists the tasks that our token started on any host and that still
@@ -32,6 +35,18 @@ func (c *Client) OwnTasks(ctx context.Context) ([]string, error) {
 		}
 	}
 	return running, errors.Join(errs...)
+}
+
+// OwnTasksOf implements cluster.Tasks. A task about a VM has its number as its ID.
+func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
+	tasks, err := c.activeTasks(ctx, host)
+	var running []string
+	for _, u := range tasks {
+		if u.User == c.tokenID && u.ID == strconv.Itoa(int(id)) {
+			running = append(running, u.String())
+		}
+	}
+	return running, err
 }
 
 // activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on
