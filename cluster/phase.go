@@ -122,6 +122,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })
 	p.arrange()
+	p.Trials = nil // those nodes are out already
 	return p, true
 }
 

@@ -37,8 +37,12 @@ type Plan struct {
 	Hooks         Hooks          `json:"hooks,omitzero"`       // programs that run on the way
 	Kubernetes    []string       `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
+	// Scratch are VMs that killed runs have left. They are deleted before anything else.
+	Scratch []LeftScratch `json:"scratch,omitempty"`
+	// Trials are the boot ISOs that are tried out after that, before any node goes.
+	Trials []Trial `json:"trials,omitempty"`
+
 	controlPlanes []endpoint
-	scratch       []Scratch // left by runs that were killed
 }
 
 // NodePlan is what happens to one node.
@@ -106,8 +110,9 @@ type Policy struct {
 	Exclude        []string
 	Labels         Selector // of their Nodes
 	BootFailure    BootFailure
-	DrainDeletes   bool // pods that are refused until the end of a drain
-	KeepDisks      int  // old system disks of a node that stay parked; 0: 1
+	DrainDeletes   bool       // pods that are refused until the end of a drain
+	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
+	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 }
 
 const (
@@ -133,7 +138,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes(), scratch: ScratchVMs(o.VMs, cluster)}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes()}
 	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
@@ -164,7 +169,23 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
 	}
 	plan.Kubernetes = o.kubernetesOrder()
+	plan.rehearse(o, p.Rehearse)
 	return plan, nil
+}
+
+// rehearse plans the trials, and the end of what those of killed runs have left;
+// where nothing is to be done, that is another command's.
+func (p *Plan) rehearse(o Observation, h *Rehearsal) {
+	for _, s := range ScratchVMs(o.VMs, p.Cluster) {
+		if len(p.Work()) == 0 {
+			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.left()))
+			continue
+		}
+		p.Scratch = append(p.Scratch, s.left())
+	}
+	if h != nil {
+		p.Trials = p.trials(*h)
+	}
 }
 
 // unread is why a node's machine could not be read, and what to do about it.

@@ -29,6 +29,13 @@ func NeedsToFree(storages []string) Needs {
 	return needs
 }
 
+// NeedsToClear is what deleting scratch VMs of killed runs takes, which may run still.
+func NeedsToClear() Needs {
+	var needs Needs
+	needs.add("/vms", "stop and delete scratch VMs", []spot{{path: "/vms", below: true}}, "VM.Allocate", "VM.PowerMgmt")
+	return needs
+}
+
 // freeing is what freeing parked disks on those storages takes.
 func (n *Needs) freeing(storages []string) {
 	if len(storages) == 0 {

@@ -5,16 +5,13 @@ import (
 	"fmt"
 )
 
-// NeedsToRehearse is what trying the boot ISOs of a plan out takes, by the scratch
-// VMs that are made for it. Most of it a roll by recreate takes as well.
-func NeedsToRehearse(p Plan, h Rehearsal) Needs {
+// NeedsToRehearse is what the trials of a plan take, by the scratch VMs that are
+// made for them. Most of it a roll by recreate takes as well.
+func NeedsToRehearse(p Plan) Needs {
 	var needs Needs
-	hosts, trials := p.trials(h)
-	for _, host := range hosts {
-		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + host}}, "Sys.Audit")
-		for _, t := range trials[host] {
-			needs.scratch(&rehearsal{trial: t, nodeRoll: &nodeRoll{Roller: &Roller{Rehearse: &h}, plan: t.model, want: t.model.wanted}})
-		}
+	for _, t := range p.Trials {
+		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
+		needs.scratch(&rehearsal{Trial: t, nodeRoll: &nodeRoll{Roller: &Roller{}, plan: t.model, want: t.model.wanted}})
 	}
 	return needs
 }
@@ -50,7 +47,7 @@ func (n *Needs) scratch(t *rehearsal) {
 	}
 }
 
-// NeedsToRehearse is NeedsToRehearse of a plan that renews all of these nodes.
+// NeedsToRehearse is that of a plan that renews all of these nodes.
 func (s Survey) NeedsToRehearse(wanted []Wanted, assessments []Assessment, h Rehearsal) Needs {
 	var p Plan
 	for i, w := range wanted {
@@ -60,7 +57,8 @@ func (s Survey) NeedsToRehearse(wanted []Wanted, assessments []Assessment, h Reh
 		}
 		p.Nodes = append(p.Nodes, NodePlan{Node: w.Name, Strategy: Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, wanted: w, found: f})
 	}
-	return NeedsToRehearse(p, h)
+	p.Trials = p.trials(h)
+	return NeedsToRehearse(p)
 }
 
 // agentPrivileges let a token ask guest agents: the last one before Proxmox VE 9,

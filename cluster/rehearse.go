@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -59,13 +60,27 @@ func (r *Roller) Rehearsed() []Rehearsed {
 	return slices.Clone(r.rehearsed.all)
 }
 
-// trial is one boot ISO on one host with one kind of firmware.
-type trial struct {
+// Trial is one boot ISO that is to be tried out on one host with one kind of firmware.
+type Trial struct {
+	Host      string       `json:"host"`
+	Firmware  string       `json:"firmware"` // in words, as in Rehearsed
+	ISO       string       `json:"iso"`
+	Schematic string       `json:"schematic"`
+	Nodes     []string     `json:"nodes"`            // that are to boot it like that
+	Addr      netip.Prefix `json:"address,omitzero"` // that the scratch VM is given; none: DHCP's
+	Gateway   netip.Addr   `json:"gateway,omitzero"` // of that address; none: it has none
+
 	id       string // of its step
 	firmware firmware
-	nodes    []string
-	model    NodePlan     // the first of them
-	addr     netip.Prefix // to give to the scratch VM; invalid: DHCP's
+	model    NodePlan // the first of the nodes
+}
+
+func (t Trial) String() string {
+	at := "an address from DHCP"
+	if t.Addr.IsValid() {
+		at = t.Addr.String()
+	}
+	return fmt.Sprintf("a scratch VM on %s, at %s, boots %s (schematic %s) with %s, as %s will, and is deleted", t.Host, at, t.ISO, t.Schematic, t.Firmware, strings.Join(t.Nodes, ", "))
 }
 
 // firmware is what of a VM decides how it boots.
@@ -110,38 +125,39 @@ func (f firmware) id(schematic string) string {
 	return noPath.ReplaceAllString(strings.ToLower(id+"-"+schematic), "-")
 }
 
-// trials are those of a plan, each with the nodes that it is for, by host. What an
+// trials are those of a plan, by host, each with the nodes that it is for. What an
 // earlier run left unfinished is not tried out: those nodes are out already.
-func (p Plan) trials(h Rehearsal) (hosts []string, trials map[string][]*trial) {
-	trials = map[string][]*trial{}
+func (p Plan) trials(h Rehearsal) []Trial {
+	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
 		if n.Strategy != Recreate && n.Strategy != Reimage || n.Resume || n.found.VM == nil {
 			continue
 		}
-		f := firmwareOf(*n.found.VM)
-		same := func(t *trial) bool {
-			return t.firmware == f && t.model.wanted.Build.ISOName == n.wanted.Build.ISOName
-		}
-		if i := slices.IndexFunc(trials[n.Host], same); i >= 0 {
-			trials[n.Host][i].nodes = append(trials[n.Host][i].nodes, n.Node)
+		f, of := firmwareOf(*n.found.VM), byHost[n.Host]
+		same := func(t Trial) bool { return t.firmware == f && t.ISO == n.wanted.Build.ISOName }
+		if i := slices.IndexFunc(of, same); i >= 0 {
+			of[i].Nodes = append(of[i].Nodes, n.Node)
 			continue
 		}
-		if !slices.Contains(hosts, n.Host) {
-			hosts = append(hosts, n.Host)
+		t := Trial{
+			Host: n.Host, Firmware: f.String(), ISO: n.wanted.Build.ISOName, Schematic: n.wanted.Schematic, Nodes: []string{n.Node},
+			id: f.id(n.wanted.Schematic), firmware: f, model: n,
 		}
-		t := &trial{id: f.id(n.wanted.Schematic), firmware: f, nodes: []string{n.Node}, model: n}
-		for i, id := 2, t.id; slices.ContainsFunc(trials[n.Host], func(o *trial) bool { return o.id == t.id }); i++ {
+		for i, id := 2, t.id; slices.ContainsFunc(of, func(o Trial) bool { return o.id == t.id }); i++ {
 			t.id = fmt.Sprintf("%s-%d", id, i)
 		}
-		trials[n.Host] = append(trials[n.Host], t)
+		byHost[n.Host] = append(of, t)
 	}
-	slices.Sort(hosts)
-	for i, host := range hosts {
-		for _, t := range trials[host] {
-			t.addr = h.addressFor(t.model, i)
+	var out []Trial
+	for i, host := range slices.Sorted(maps.Keys(byHost)) {
+		for _, t := range byHost[host] {
+			if t.Addr = h.addressFor(t.model, i); t.Addr.Contains(h.Gateway) {
+				t.Gateway = h.Gateway
+			}
+			out = append(out, t)
 		}
 	}
-	return hosts, trials
+	return out
 }
 
 // addressFor picks a fixed address in the node's network, another one for each
@@ -155,39 +171,51 @@ func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 }
 
 // rehearseSteps are what comes before any node is looked at: scratch VMs of killed
-// runs go, and the boot ISOs are tried out.
+// runs go, as they were made or not at all, and the boot ISOs are tried out.
 func (r *Roller) rehearseSteps(p Plan) []step.Step {
 	var steps []step.Step
-	if len(p.scratch) > 0 {
-		steps = append(steps, r.clearScratch(p.scratch))
+	if len(p.Scratch) > 0 {
+		steps = append(steps, r.clearScratch(p.Scratch))
 	}
-	if r.Rehearse == nil {
-		return steps
-	}
-	hosts, trials := p.trials(*r.Rehearse)
-	if len(hosts) == 0 {
+	if len(p.Trials) == 0 {
 		return steps
 	}
 	var branches []step.Step
-	for _, host := range hosts {
-		branches = append(branches, r.rehearseHost(host, trials[host]))
+	byHost := map[string][]Trial{}
+	for _, t := range p.Trials {
+		byHost[t.Host] = append(byHost[t.Host], t)
+	}
+	for _, host := range slices.Sorted(maps.Keys(byHost)) {
+		branches = append(branches, r.rehearseHost(host, byHost[host]))
 	}
 	return append(steps, step.Step{
-		ID: "rehearse", Title: "try the boot ISOs out on scratch VMs", Limit: len(hosts),
+		ID: "rehearse", Title: "try the boot ISOs out on scratch VMs", Limit: len(branches),
 		Steps: func(context.Context) ([]step.Step, error) { return branches, nil },
 	})
 }
 
-func (r *Roller) rehearseHost(host string, trials []*trial) step.Step {
+// clearScratch deletes what killed runs have left.
+func (r *Roller) clearScratch(left []LeftScratch) step.Step {
+	pruner := r.scratchPruner()
+	for _, l := range left {
+		pruner.VMs = append(pruner.VMs, ScratchVerdict{LeftScratch: l})
+	}
+	return step.Step{
+		ID: "clear-scratch", Title: "delete scratch VMs that a run has left", Risk: step.Destructive,
+		Steps: func(context.Context) ([]step.Step, error) { return pruner.Steps(), nil },
+	}
+}
+
+func (r *Roller) rehearseHost(host string, trials []Trial) step.Step {
 	var steps []step.Step
 	for _, t := range trials {
-		run := &rehearsal{trial: t, nodeRoll: &nodeRoll{Roller: r, plan: t.model, want: t.model.wanted, path: "roll/rehearse/" + host}}
+		run := &rehearsal{Trial: t, nodeRoll: &nodeRoll{Roller: r, plan: t.model, want: t.model.wanted, path: "roll/rehearse/" + host}}
 		s := step.Step{
-			ID: t.id, Title: fmt.Sprintf("boot %s with %s, as %s will", run.want.Build.ISOName, t.firmware, strings.Join(t.nodes, ", ")),
+			ID: t.id, Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
 			Skip: run.done, Do: run.do, Yields: true,
 		}
-		if t.addr.IsValid() {
-			s.Uses = []string{"rehearse/" + t.addr.Addr().String()}
+		if t.Addr.IsValid() {
+			s.Uses = []string{"rehearse/" + t.Addr.Addr().String()}
 		}
 		steps = append(steps, s)
 	}
@@ -196,7 +224,7 @@ func (r *Roller) rehearseHost(host string, trials []*trial) step.Step {
 
 // rehearsal is one trial in progress.
 type rehearsal struct {
-	*trial
+	Trial
 	*nodeRoll // of the node that it is modelled on, which is only read
 
 	vmid VMID // that was asked for; 0: none
@@ -210,14 +238,14 @@ func (t *rehearsal) done(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("journal: %w", err)
 	}
-	if !found || was.ISO != t.want.Build.ISOName || was.Firmware != t.firmware.String() {
+	if !found || was.ISO != t.ISO || was.Firmware != t.Firmware {
 		return "", nil
 	}
 	return was.String(), nil
 }
 
 func (t *rehearsal) key() string {
-	sum := sha256.Sum256([]byte(t.plan.Host + "/" + t.id))
+	sum := sha256.Sum256([]byte(t.Host + "/" + t.id))
 	return "rehearsed/" + hex.EncodeToString(sum[:6])
 }
 
@@ -234,7 +262,7 @@ func (t *rehearsal) do(ctx context.Context) error {
 		}
 		after, cancel := context.WithTimeout(after, scratchTimeout)
 		defer cancel()
-		err = errors.Join(err, t.deleteScratch(after, t.vmid, t.uuid))
+		err = errors.Join(err, t.scratchPruner().delete(after, t.vmid, t.uuid))
 	}
 	if err != nil {
 		return err
@@ -253,12 +281,12 @@ func (t *rehearsal) settle(ctx context.Context) error {
 		Seen: func(seen string) { t.say(t.id, seen) },
 	}
 	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
-		return t.Proxmox.OwnTasksOf(ctx, t.plan.Host, t.vmid)
+		return t.Proxmox.OwnTasksOf(ctx, t.Host, t.vmid)
 	})
 }
 
 func (t *rehearsal) boot(ctx context.Context) (Rehearsed, error) {
-	was := Rehearsed{Host: t.plan.Host, Firmware: t.firmware.String(), ISO: t.want.Build.ISOName, Nodes: t.nodes}
+	was := Rehearsed{Host: t.Host, Firmware: t.Firmware, ISO: t.ISO, Nodes: t.Nodes}
 	if err := errors.Join(t.requireFreeAddress(ctx), t.requireScratchRoom(ctx)); err != nil {
 		return was, err
 	}
@@ -267,7 +295,7 @@ func (t *rehearsal) boot(ctx context.Context) (Rehearsed, error) {
 		return was, err
 	}
 	if err := t.Proxmox.Start(ctx, vm); err != nil {
-		return was, fault.WithHint(fmt.Errorf("start %s: %w", vm, err), "%s would not start as a new VM either: no node was touched", strings.Join(t.nodes, ", "))
+		return was, fault.WithHint(fmt.Errorf("start %s: %w", vm, err), "%s would not start as a new VM either: no node was touched", strings.Join(t.Nodes, ", "))
 	}
 	return was, t.see(ctx, vm, &was)
 }

@@ -30,7 +30,7 @@ const scratchBytes = 16 << 20
 // requireScratchRoom refuses where a scratch VM would press the nodes that run:
 // a host without memory kills one of its VMs.
 func (t *rehearsal) requireScratchRoom(ctx context.Context) error {
-	host := t.plan.Host
+	host := t.Host
 	need := int64(t.memoryMiB())<<20 + scratchMargin
 	free, err := t.Proxmox.FreeMemory(ctx, host)
 	switch {
@@ -60,7 +60,7 @@ func (t *rehearsal) scratchStorages() []string {
 	if d, err := ParseDisk("efidisk0", t.plan.found.VM.Config["efidisk0"]); err == nil {
 		names = append(names, d.Storage())
 	}
-	if t.addr.IsValid() {
+	if t.Addr.IsValid() {
 		names = append(names, t.cloudInitStorage())
 	}
 	return slices.Compact(names)
@@ -69,10 +69,10 @@ func (t *rehearsal) scratchStorages() []string {
 // requireFreeAddress refuses a fixed address that a node has, or whoever answers at
 // it, were it with a refusal. Where that can't be told nothing is tried out either.
 func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
-	if !t.addr.IsValid() {
+	if !t.Addr.IsValid() {
 		return nil
 	}
-	addr := t.addr.Addr()
+	addr := t.Addr.Addr()
 	taken := func(by string) error {
 		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by),
 			"roll.rehearse.addresses are such that nobody has and DHCP does not give out: no node was touched")
@@ -100,9 +100,9 @@ func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
 // booted; where nobody can find it, whether it stays on.
 func (t *rehearsal) see(ctx context.Context, vm VM, was *Rehearsed) error {
 	var blind error
-	where := func(context.Context) ([]netip.Addr, error) { return []netip.Addr{t.addr.Addr()}, nil }
+	where := func(context.Context) ([]netip.Addr, error) { return []netip.Addr{t.Addr.Addr()}, nil }
 	switch {
-	case t.addr.IsValid():
+	case t.Addr.IsValid():
 	case t.hasAgent():
 		where = func(ctx context.Context) ([]netip.Addr, error) {
 			addrs, err := t.Proxmox.GuestAddrs(ctx, vm)
@@ -139,7 +139,7 @@ func (t *rehearsal) judge(m Machine) error {
 	if len(problems) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("the boot ISO %s on %s: %w", b.ISOName, t.plan.Host, errors.Join(problems...)), "no node was touched")
+	return fault.WithHint(fault.Refusedf("the boot ISO %s on %s: %w", b.ISOName, t.Host, errors.Join(problems...)), "no node was touched")
 }
 
 // foundMachine is a machine and where it answers.
@@ -214,7 +214,7 @@ func (t *rehearsal) hint(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("the boot ISO %s with %s on %s: %w", t.want.Build.ISOName, t.firmware, t.plan.Host, err),
+	return fault.WithHint(fmt.Errorf("the boot ISO %s with %s on %s: %w", t.ISO, t.Firmware, t.Host, err),
 		"no node was touched. A VM made by hand with these settings and that ISO shows on its console why it does not come up; a way to it is needed as well: DHCP for its network, or roll.rehearse.addresses. "+
-			"Without --rehearse a roll would have found out with %s down", strings.Join(t.nodes, ", "))
+			"Without --rehearse a roll would have found out with %s down", strings.Join(t.Nodes, ", "))
 }

@@ -53,7 +53,6 @@ type Roller struct {
 	BootFailure  BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string      // where snapshots of etcd are saved
 	History      History
-	Rehearse     *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 
 	// MachineConfig returns a node's configuration where the user keeps it in
 	// files; found is false where it has to be read from the node before it goes.

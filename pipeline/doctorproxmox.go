@@ -31,6 +31,7 @@ func (d *checkup) proxmox() {
 	}
 	d.clocks()
 	d.claim()
+	d.scratch()
 }
 
 // Hosts of other versions were never tried with recast: what it relies on came

@@ -7,12 +7,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Plan says what a roll would do now. It changes nothing.
-func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy) (cluster.Plan, error) {
+// Plan says what a roll would do now; rehearse is RollOptions.Rehearse. It changes nothing.
+func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool) (cluster.Plan, error) {
 	lock, err := p.lock()
 	if err != nil {
 		return cluster.Plan{}, err
 	}
+	policy.Rehearse = p.rehearsal(rehearse)
 	return p.plan(ctx, m, lock, policy)
 }
 

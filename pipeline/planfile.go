@@ -38,7 +38,9 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved cluster.P
 	if err != nil {
 		return cluster.Plan{}, err
 	}
-	now, err := w.Project.plan(ctx, w.machines, lock, saved.Policy())
+	policy := saved.Policy()
+	policy.Rehearse = w.rehearsal()
+	now, err := w.Project.plan(ctx, w.machines, lock, policy)
 	if err != nil {
 		return cluster.Plan{}, err
 	}

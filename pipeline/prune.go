@@ -16,7 +16,7 @@ import (
 // Kinds of what Prune removes.
 const (
 	PruneISOs  = "isos"
-	PruneDisks = "disks" // and the parking VMs that own nothing then
+	PruneDisks = "disks" // and the parking VMs that own nothing then, and scratch VMs of killed runs
 	PruneCache = "cache" // of ISOs, on this machine
 	// PruneMirror is pruned only if it is asked for by name: a registry does not tell
 	// who else needs what is in it.
@@ -42,12 +42,13 @@ func (o PruneOptions) takes(kind string) bool {
 
 // PruneReport is what was found, and what became of it.
 type PruneReport struct {
-	ISOs   []images.Verdict         `json:"isos"`             // with names of ours, on the configured storages
-	Disks  []cluster.KeptVerdict    `json:"disks"`            // old system disks
-	VMs    []cluster.ParkingVerdict `json:"vms"`              // parking VMs
-	Cache  []images.CacheVerdict    `json:"cache"`            // files of ours in the ISO cache
-	Mirror []images.MirrorVerdict   `json:"mirror,omitzero"`  // installers with tags of ours; only if asked for
-	Unseen []string                 `json:"unseen,omitempty"` // where it could not be looked, in words
+	ISOs    []images.Verdict         `json:"isos"`              // with names of ours, on the configured storages
+	Disks   []cluster.KeptVerdict    `json:"disks"`             // old system disks
+	VMs     []cluster.ParkingVerdict `json:"vms"`               // parking VMs
+	Scratch []cluster.ScratchVerdict `json:"scratch,omitempty"` // scratch VMs of killed runs
+	Cache   []images.CacheVerdict    `json:"cache"`             // files of ours in the ISO cache
+	Mirror  []images.MirrorVerdict   `json:"mirror,omitzero"`   // installers with tags of ours; only if asked for
+	Unseen  []string                 `json:"unseen,omitempty"`  // where it could not be looked, in words
 }
 
 // GoingISOs lists the ISOs that nothing needs.
@@ -63,6 +64,11 @@ func (r PruneReport) GoingDisks() []cluster.KeptVerdict {
 // GoingVMs lists the parking VMs that own nothing then.
 func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
+}
+
+// GoingScratch lists the scratch VMs that can go.
+func (r PruneReport) GoingScratch() []cluster.ScratchVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v cluster.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
 // GoingCache lists the files of the ISO cache that nothing needs.
@@ -83,6 +89,9 @@ func (r PruneReport) host(online []string) string {
 	for _, v := range r.GoingVMs() {
 		return v.Host
 	}
+	for _, v := range r.GoingScratch() {
+		return v.Host
+	}
 	for _, v := range r.GoingISOs() {
 		return v.Host
 	}
@@ -93,7 +102,7 @@ func (r PruneReport) host(online []string) string {
 }
 
 // Prune removes what nothing needs any more: old system disks and the parking VMs
-// that own nothing then, ISOs on the configured storages and in the cache, installers in the mirror: look → claim → look
+// that own nothing then, scratch VMs of killed runs, ISOs on the configured storages and in the cache, installers in the mirror: look → claim → look
 // again → confirm → remove, each after another look. It refuses unless it provably
 // sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
@@ -146,13 +155,15 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 		return rep, fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed"))
 	}
 	parked.Proxmox = held.Guard(px)
+	scratch := p.scratchPruner(held.Guard(px))
+	scratch.VMs = rep.Scratch
 	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
 	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: rep.Cache, Guard: held.Check}
 	mirror := images.MirrorPruner{Shelf: o.Mirror, Verdicts: rep.Mirror, Guard: held.Check}
 	return rep, run.Run(ctx, step.Step{
 		ID: "prune", Title: "remove what nothing needs",
 		Steps: func(context.Context) ([]step.Step, error) {
-			return slices.Concat(parked.Steps(), isos.Steps(), cache.Steps(), mirror.Steps()), nil
+			return slices.Concat(scratch.Steps(), parked.Steps(), isos.Steps(), cache.Steps(), mirror.Steps()), nil
 		},
 	})
 }
@@ -177,6 +188,9 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
 			needs, other = cluster.NeedsToFree(p.parkedOn(vms)), PruneISOs
+			if len(cluster.ScratchVMs(vms, p.Config.Cluster)) > 0 {
+				needs = needs.With(cluster.NeedsToClear())
+			}
 		}
 		err := needs.Check(ctx, px)
 		if err != nil && o.Only == "" {
@@ -201,7 +215,11 @@ func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.
 		if parked, err = p.judgeDisks(ctx, px, shelf, vms, uses, o); err != nil {
 			return parked, err
 		}
-		rep.Disks, rep.VMs = parked.Kept, parked.VMs
+		scratch := p.scratchPruner(px)
+		if err := scratch.Judge(ctx, vms); err != nil {
+			return parked, err
+		}
+		rep.Disks, rep.VMs, rep.Scratch = parked.Kept, parked.VMs, scratch.VMs
 	}
 	if o.takes(PruneISOs) || o.takes(PruneCache) {
 		err = p.judgeISOs(ctx, shelf, vms, uses, o, rep)

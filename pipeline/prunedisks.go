@@ -47,6 +47,10 @@ func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) cluster.P
 	}
 }
 
+func (p Project) scratchPruner(px cluster.Proxmox) cluster.ScratchPruner {
+	return cluster.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: p.timing()}
+}
+
 func clusterUses(uses []images.Use) []cluster.Use {
 	var out []cluster.Use
 	for _, u := range uses {

@@ -2,21 +2,32 @@ package pipeline
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
-// rehearsal says how boot ISOs are tried out before the first node goes; nil: they are not.
-func (w *work) rehearsal() *cluster.Rehearsal {
-	on := w.Config.Roll.Rehearse.Enabled
-	if w.o.Rehearse != nil {
-		on = *w.o.Rehearse
+// rehearsal says how boot ISOs are tried out before the first node goes; nil: they
+// are not. asked is the command line's, nil: the configuration's.
+func (p Project) rehearsal(asked *bool) *cluster.Rehearsal {
+	on := p.Config.Roll.Rehearse.Enabled
+	if asked != nil {
+		on = *asked
 	}
 	if !on {
 		return nil
 	}
-	return new(w.rehearsalOn())
+	return new(p.rehearsalOn())
+}
+
+// rehearsal is that of this run: a saved plan has shown what is tried out.
+func (w *work) rehearsal() *cluster.Rehearsal {
+	asked := w.o.Rehearse
+	if asked == nil && w.o.Saved != nil {
+		asked = new(len(w.o.Saved.Trials) > 0)
+	}
+	return w.Project.rehearsal(asked)
 }
 
 // rehearsalOn is how scratch VMs are reached.
@@ -33,11 +44,7 @@ func (p Project) rehearsalOn() cluster.Rehearsal {
 
 // needs is what the plan's work takes of the token.
 func (w *work) needs(inLease bool) cluster.Needs {
-	needs := cluster.NeedsOf(w.rep.Plan, inLease)
-	if r := w.rehearsal(); r != nil {
-		needs = needs.With(cluster.NeedsToRehearse(w.rep.Plan, *r))
-	}
-	return needs
+	return cluster.NeedsOf(w.rep.Plan, inLease).With(cluster.NeedsToRehearse(w.rep.Plan))
 }
 
 func (d *checkup) needsToRehearse() cluster.Needs {
@@ -68,6 +75,14 @@ func (d *checkup) agents(ctx context.Context) {
 		"the token may not ask them: what scratch VMs boot would not be seen")
 }
 
+// scratch names scratch VMs: those of a killed run may run for ever.
+func (d *checkup) scratch() {
+	for _, s := range cluster.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
+		d.warn(GroupProxmox, fmt.Sprintf("VM %d", s.VM.ID), "recast prune deletes it, once that run has ended",
+			"%q on %s: run %s tries, or tried, a boot ISO out on it", s.VM.Name, s.VM.Host, s.Run)
+	}
+}
+
 // Left is a scratch VM, of no worth once its run has ended.
 type Left struct {
 	VMID cluster.VMID `json:"vmid"`
@@ -82,7 +97,7 @@ func scratchLeft(vms []cluster.VM, name string) []Left {
 	for _, s := range cluster.ScratchVMs(vms, name) {
 		out = append(out, Left{
 			VMID: s.VM.ID, Name: s.VM.Name, Host: s.VM.Host, Run: s.Run,
-			Next: []Advice{{"recast roll", "deletes it first, where it has anything to do and that run has ended"}},
+			Next: []Advice{{"recast prune", "deletes it, once that run has ended"}, {"recast roll", "does so before anything else, where it has anything to do"}},
 		})
 	}
 	return out

@@ -244,7 +244,9 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 	if w.o.Saved != nil {
 		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
 	} else {
-		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, w.o.Policy)
+		policy := w.o.Policy
+		policy.Rehearse = w.rehearsal()
+		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, policy)
 	}
 	if err == nil {
 		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
@@ -351,7 +353,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Rehearse: w.rehearsal(), Hooked: w.hooked,
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked,
 	}
 	for vmid := range w.Config.Proxmox.VMIDs.All() {
 		if id := cluster.VMID(vmid); id != w.claimID() {

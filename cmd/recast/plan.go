@@ -33,7 +33,7 @@ func (l labels) Set(text string) (err error) {
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
 	var policy cluster.Policy
 	var out string
-	var exitCode bool
+	var exitCode, rehearse bool
 	c := &cobra.Command{
 		Use: "plan", Short: "Show what a roll would do, and why",
 		Long: `Compare every node with the lock and show what a roll would do, in its order:
@@ -43,7 +43,10 @@ takes, or why it can't be done; and which gates of your own (roll.gates) it asks
 between two nodes. It does not ask them: recast doctor does. Changes nothing.
 What the plan shows is what a roll runs; recast roll --plan carries out one that was
 saved with -o json. -o markdown is for a pull request. A node with the annotation
-recast.dev/pause is left as it is.`,
+recast.dev/pause is left as it is.
+
+Where boot ISOs are tried out before any node goes (roll.rehearse, --rehearse), it
+shows on which hosts and how; and which scratch VMs of killed runs go before that.`,
 		Example: `  recast plan
   recast plan --only wk1 -o json
   recast plan -l zone=a
@@ -55,7 +58,11 @@ recast.dev/pause is left as it is.`,
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				plan, err := pipeline.Plan(ctx, p, m, policy)
+				var tried *bool
+				if c.Flags().Changed("rehearse") {
+					tried = &rehearse
+				}
+				plan, err := pipeline.Plan(ctx, p, m, policy, tried)
 				if err != nil {
 					return err
 				}
@@ -72,6 +79,7 @@ recast.dev/pause is left as it is.`,
 	}
 	selection(c, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text, json or markdown")
 	return c
 }

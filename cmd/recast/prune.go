@@ -28,6 +28,9 @@ as recast left it. A parking VM that owns nothing then is deleted. Nothing of an
 unfinished replacement is touched, nor what is locked, has snapshots, is named by
 another VM, or is in no record of recast.
 
+Scratch VMs on which a killed run has tried a boot ISO out (recast roll --rehearse),
+as part of the disks: only while each is as recast made it.
+
 Boot ISOs of ours (recast-<talos>-<build>-<platform>-<arch>.iso) on the storages
 of images.iso.storage, on every Proxmox node that is up. An ISO stays if any VM or
 snapshot of the whole Proxmox cluster refers to it, also by a change that waits for
@@ -59,7 +62,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 		out       string
 	}
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove old system disks, parking VMs, boot ISOs, cached ISOs and mirrored installers that nothing needs any more",
+		Use: "prune", Short: "Remove old system disks, parking and scratch VMs, boot ISOs, cached ISOs and mirrored installers that nothing needs any more",
 		Long: pruneLong,
 		Example: `  recast prune
   recast prune --only disks --keep-disks 0
@@ -143,6 +146,7 @@ func removedAny(rep pipeline.PruneReport) bool {
 	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Disks, func(v cluster.KeptVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Scratch, func(v cluster.ScratchVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Cache, func(v images.CacheVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
 }

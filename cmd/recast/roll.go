@@ -31,7 +31,8 @@ asks for one strategy and that is impossible, nothing is touched.
 
 With --rehearse a scratch VM on each Proxmox host, one for each kind of firmware,
 boots the new ISO to maintenance mode before any node goes, is looked at, and is
-deleted. If that fails, nothing was touched.
+deleted. If that fails, nothing was touched. A saved plan decides by itself what is
+tried out, unless the flag is given.
 
 Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
 and once it is back. One that does not hold within its timeout ends the roll there;

@@ -17,6 +17,7 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 	}
 	return write(w, format, plan, func(p *page) {
 		rest := plan.Nodes
+		drawRehearsal(p, plan)
 		for _, phase := range phases(plan) {
 			nodes := ofPhase(plan, phase)
 			p.line("%s", p.paint(bold, heading(plan, phase, len(nodes))))
@@ -42,6 +43,21 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 		}
 		drawSum(p, plan)
 	})
+}
+
+// drawRehearsal says which VMs go and are made before any node is touched.
+func drawRehearsal(p *page, plan cluster.Plan) {
+	if len(plan.Scratch)+len(plan.Trials) == 0 {
+		return
+	}
+	p.line("%s", p.paint(bold, "before any node goes"))
+	for _, l := range plan.Scratch {
+		p.wrapped("  "+p.paint(red, "delete")+"  ", "      ", l.String())
+	}
+	for _, t := range plan.Trials {
+		p.wrapped("  "+p.paint(yellow, "rehearse")+"  ", "      ", t.String())
+	}
+	p.line("")
 }
 
 // acts says whether the plan has anything to say about a node but that it stays.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,6 +104,14 @@ func TestWritePlan(t *testing.T) {
 					APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Expr: "now - timestamp(status.ceph.lastChecked) < duration('5m') &&\n(status.ceph.health == 'HEALTH_OK')",
 				}},
 				{TimeoutSeconds: 30, Command: &cluster.CommandGate{Args: []string{"./check.sh", "1"}}, BeforeOnly: true},
+			},
+		},
+		"plan-rehearsal": {
+			Cluster: "c1", Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Scratch: []cluster.LeftScratch{{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve2", Run: "20261120-0300-aaaa"}},
+			Trials: []cluster.Trial{
+				{Host: "pve1", Firmware: "OVMF, q35, CPU host", ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso", Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},
+				{Host: "pve2", Firmware: "SeaBIOS, i440fx, CPU kvm64", ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso", Schematic: "storage", Nodes: []string{"wk3"}},
 			},
 		},
 		"plan-refused": {Nodes: []cluster.NodePlan{refused, inSync("wk1")}, MaxUnavailable: 1, PerHost: 1},

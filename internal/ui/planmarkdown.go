@@ -22,6 +22,7 @@ func writeMarkdown(p *page, plan cluster.Plan) {
 		p.line("| %s |", strings.Join(rowOf(n), " | "))
 	}
 	batches(p, plan)
+	before(p, plan)
 	list(p, "Refused", nodes, func(n cluster.NodePlan) []string { return n.Refused })
 	list(p, "Will be lost", nodes, func(n cluster.NodePlan) []string {
 		var out []string
@@ -111,6 +112,22 @@ func batches(p *page, plan cluster.Plan) {
 			names = append(names, escape(name))
 		}
 		p.line("%s, %d at a time: %s", text, b.Limit, strings.Join(names, ", "))
+	}
+}
+
+// before says which VMs go and are made before any node is touched.
+func before(p *page, plan cluster.Plan) {
+	if len(plan.Scratch)+len(plan.Trials) == 0 {
+		return
+	}
+	p.line("")
+	p.line("**Before any node goes**")
+	p.line("")
+	for _, l := range plan.Scratch {
+		p.line("- delete %s", escape(l.String()))
+	}
+	for _, t := range plan.Trials {
+		p.line("- rehearse: %s", escape(t.String()))
 	}
 }
 

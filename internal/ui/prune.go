@@ -21,6 +21,9 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 		for _, v := range rep.VMs {
 			drawVerdict(p, v.Removed, v.Keep, "parking "+v.String()+ofNode(v.Node), v.Goes)
 		}
+		for _, v := range rep.Scratch {
+			drawVerdict(p, v.Removed, v.Keep, "scratch "+v.String(), "nothing on it is of any worth")
+		}
 		for _, v := range rep.ISOs {
 			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
 		}
@@ -106,65 +109,74 @@ func (t pruneCount) words(what, bytes, freed string) string {
 	return counted(int(t.all), what) + ", none to remove"
 }
 
-// pruneCounts are those of disks, parking VMs, ISOs, cached files and mirrored installers.
-func pruneCounts(rep pipeline.PruneReport) (disks, vms, isos, cache, mirror pruneCount) {
+// pruneCounts are those of each kind.
+type pruneCounts struct{ disks, vms, scratch, isos, cache, mirror pruneCount }
+
+func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 	for _, v := range rep.Disks {
-		disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
+		n.disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
 	}
 	for _, v := range rep.VMs {
-		vms.count(v.Removed, v.Keep, 0)
+		n.vms.count(v.Removed, v.Keep, 0)
+	}
+	for _, v := range rep.Scratch {
+		n.scratch.count(v.Removed, v.Keep, 0)
 	}
 	for _, v := range rep.ISOs {
-		isos.count(v.Removed, v.Keep, v.SizeBytes)
+		n.isos.count(v.Removed, v.Keep, v.SizeBytes)
 	}
 	for _, v := range rep.Cache {
-		cache.count(v.Removed, v.Keep, v.SizeBytes)
+		n.cache.count(v.Removed, v.Keep, v.SizeBytes)
 	}
 	for _, v := range rep.Mirror {
-		mirror.count(v.Removed, v.Keep, 0)
+		n.mirror.count(v.Removed, v.Keep, 0)
 	}
-	return disks, vms, isos, cache, mirror
+	return n
 }
 
 // pruned sums up; of what there is none, but for ISOs or the mirror if that was asked
 // for, it says nothing.
 func pruned(rep pipeline.PruneReport) string {
-	disks, vms, isos, cache, mirror := pruneCounts(rep)
+	n := countPrune(rep)
 	var lines []string
-	if disks.all > 0 {
-		lines = append(lines, disks.words("old system disk", ", "+size(disks.bytes), ", "+size(disks.freed)))
+	if n.disks.all > 0 {
+		lines = append(lines, n.disks.words("old system disk", ", "+size(n.disks.bytes), ", "+size(n.disks.freed)))
 	}
-	if vms.all > 0 {
-		lines = append(lines, vms.words("parking VM", "", ""))
+	if n.vms.all > 0 {
+		lines = append(lines, n.vms.words("parking VM", "", ""))
 	}
-	if isos.all > 0 || disks.all+vms.all+cache.all == 0 && rep.Mirror == nil {
-		lines = append(lines, isos.words("ISO", ", "+size(isos.bytes), ", "+size(isos.freed)))
+	if n.scratch.all > 0 {
+		lines = append(lines, n.scratch.words("scratch VM", "", ""))
 	}
-	if cache.all > 0 {
-		lines = append(lines, cache.words("cached file", ", "+size(cache.bytes), ", "+size(cache.freed)))
+	if n.isos.all > 0 || n.disks.all+n.vms.all+n.scratch.all+n.cache.all == 0 && rep.Mirror == nil {
+		lines = append(lines, n.isos.words("ISO", ", "+size(n.isos.bytes), ", "+size(n.isos.freed)))
+	}
+	if n.cache.all > 0 {
+		lines = append(lines, n.cache.words("cached file", ", "+size(n.cache.bytes), ", "+size(n.cache.freed)))
 	}
 	if rep.Mirror != nil {
-		lines = append(lines, mirror.words("mirrored installer", "", ""))
+		lines = append(lines, n.mirror.words("mirrored installer", "", ""))
 	}
 	return strings.Join(lines, "\n")
 }
 
 // PruneQuestion asks for what a report says that goes.
 func PruneQuestion(rep pipeline.PruneReport) string {
-	disks, vms, isos, cache, mirror := pruneCounts(rep)
+	n := countPrune(rep)
 	var parts []string
-	add := func(n int64, verb, what, more string) {
-		if n == 1 {
+	add := func(count int64, verb, what, more string) {
+		if count == 1 {
 			parts = append(parts, fmt.Sprintf("%s 1 %s%s", verb, what, more))
-		} else if n > 1 {
-			parts = append(parts, fmt.Sprintf("%s %d %ss%s", verb, n, what, more))
+		} else if count > 1 {
+			parts = append(parts, fmt.Sprintf("%s %d %ss%s", verb, count, what, more))
 		}
 	}
-	add(disks.goes, "free", "old system disk", " ("+size(disks.bytes)+") for good")
-	add(vms.goes, "delete", "parking VM", "")
-	add(isos.goes, "delete", "ISO", " ("+size(isos.bytes)+")")
-	add(cache.goes, "delete", "cached file", " ("+size(cache.bytes)+")")
-	add(mirror.goes, "delete", "mirrored installer", " for good")
+	add(n.disks.goes, "free", "old system disk", " ("+size(n.disks.bytes)+") for good")
+	add(n.vms.goes, "delete", "parking VM", "")
+	add(n.scratch.goes, "delete", "scratch VM", "")
+	add(n.isos.goes, "delete", "ISO", " ("+size(n.isos.bytes)+")")
+	add(n.cache.goes, "delete", "cached file", " ("+size(n.cache.bytes)+")")
+	add(n.mirror.goes, "delete", "mirrored installer", " for good")
 	question := strings.Join(parts, ", ") + "?"
 	return strings.ToUpper(question[:1]) + question[1:]
 }

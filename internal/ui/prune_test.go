@@ -72,6 +72,15 @@ func TestWritePrune(t *testing.T) {
 				"stays    parking VM 9902 \"x\" on pve2\n         record in its description can't be read\n" +
 				"2 of 3 old system disks can go, 10 GiB\n1 of 2 parking VMs can go\n",
 		},
+		"scratch VMs": {
+			pipeline.PruneReport{Scratch: []cluster.ScratchVerdict{
+				{LeftScratch: cluster.LeftScratch{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve1", Run: "20261114-0421-3f2a"}},
+				{LeftScratch: cluster.LeftScratch{VMID: 9098, Name: "recast-rehearse-9098", Host: "pve2", Run: "20261114-0421-3f2a"}, Keep: []string{"it has snapshots: a"}},
+			}},
+			"goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         nothing on it is of any worth\n" +
+				"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n" +
+				"1 of 2 scratch VMs can go\n",
+		},
 		"disks, after": {
 			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
@@ -139,6 +148,7 @@ func TestPruneQuestion(t *testing.T) {
 		"Delete 2 cached files (3 MiB)?": {Cache: []images.CacheVerdict{
 			{CachedFile: images.CachedFile{SizeBytes: 1 << 20}}, {CachedFile: images.CachedFile{SizeBytes: 2 << 20}}, {Keep: stays},
 		}},
+		"Delete 1 scratch VM?":  {Scratch: []cluster.ScratchVerdict{{}, {Keep: stays}}},
 		"Delete 2 parking VMs?": {VMs: []cluster.ParkingVerdict{{}, {}}},
 	} {
 		if got := PruneQuestion(rep); got != want {

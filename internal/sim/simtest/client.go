@@ -235,7 +235,7 @@ func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan,
 		return cluster.Plan{}, err
 	}
 	defer s.end()
-	return told[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy))
+	return told[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
 }
 
 // Publish is recast publish.

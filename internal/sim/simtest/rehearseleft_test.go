@@ -1,0 +1,117 @@
+package simtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// leaveScratch kills a roll whose scratch VM has just been started.
+func (l *Lab) leaveScratch(t *testing.T) {
+	l.Patch(sim.PatchedExtension)
+	c := l.rehearsing()
+	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+	if left := l.scratches(); len(left) != 1 {
+		t.Fatalf("left: %q", left)
+	}
+}
+
+// TestPruneScratchVMs: what a killed run has left goes although there is nothing to
+// roll; until then doctor and plan say so.
+func TestPruneScratchVMs(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		second := lab.second()
+		warned := slices.ContainsFunc(doctor(t, second).Checks, func(c pipeline.Check) bool {
+			return c.What == "VM 9099" && c.State == pipeline.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
+		})
+		if !warned {
+			t.Error("doctor says nothing of it")
+		}
+		inSync := cluster.Policy{Only: []string{"cp1"}}
+		plan, err := second.Plan(t.Context(), inSync)
+		if err != nil || len(plan.Scratch) > 0 || !strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`) {
+			t.Errorf("planned to clear %v, warned %q, %v", plan.Scratch, plan.Warn, err)
+		}
+		must(t, second.roll(inSync)(t.Context()))
+		if left := lab.scratches(); len(left) != 1 {
+			t.Fatalf("left: %q", left)
+		}
+		asked := 0
+		rep, err := second.pruneDisks(t.Context(), -1, func(rep pipeline.PruneReport) { asked = len(rep.GoingScratch()) })
+		if err != nil || asked != 1 || len(rep.Scratch) != 1 || !rep.Scratch[0].Removed {
+			t.Errorf("asked for %d, report %+v, %v", asked, rep.Scratch, err)
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestPruneAScratchVMOfSomebody: it stays, and prune says why.
+func TestPruneAScratchVMOfSomebody(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=somebody")
+		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), "is none of the drives that it was made with") {
+			t.Errorf("report %+v, %v", rep.Scratch, err)
+		}
+		if left := lab.scratches(); len(left) != 1 {
+			t.Errorf("left: %q", left)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestPlanOfARehearsal: a plan says which VMs go and are made, and a saved one is
+// carried out with the trials that it has shown, whatever has become of those VMs.
+func TestPlanOfARehearsal(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		must(t, lab.Client().Publish(t.Context()))
+		planner, only := lab.second(), cluster.Policy{Only: []string{"wk1"}}
+		without, err := planner.Plan(t.Context(), only)
+		if err != nil || len(without.Trials) > 0 || len(without.Scratch) != 1 {
+			t.Errorf("planned %v, to clear %v, %v", without.Trials, without.Scratch, err)
+		}
+		planner.Rehearse = new(true)
+		plan, err := planner.Plan(t.Context(), only)
+		must(t, err)
+		var seen []string
+		for _, s := range plan.Scratch {
+			seen = append(seen, fmt.Sprintf("%d %s", s.VMID, s.Host))
+		}
+		for _, r := range plan.Trials {
+			seen = append(seen, fmt.Sprintf("%s %s %s %v %t", r.Host, r.Firmware, r.Schematic, r.Nodes, strings.HasSuffix(r.ISO, ".iso")))
+		}
+		if diff := cmp.Diff([]string{"9099 pve1", "pve1 OVMF, q35, CPU host storage [wk1] true"}, seen); diff != "" {
+			t.Errorf("planned (-want +got):\n%s", diff)
+		}
+		var file bytes.Buffer
+		must(t, json.NewEncoder(&file).Encode(plan))
+		saved, err := cluster.ReadPlan(file.Bytes())
+		must(t, err)
+		_, err = lab.second().pruneDisks(t.Context(), -1, nil)
+		must(t, err)
+		roller := lab.second()
+		roller.Saved = &saved
+		rep, err := roller.Roll(t.Context(), cluster.Policy{})
+		if err != nil || len(rep.Rehearsed) != 1 || rep.Plan.ID != saved.ID {
+			t.Errorf("rehearsed %+v by plan %s of %s, %v", rep.Rehearsed, rep.Plan.ID, saved.ID, err)
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
