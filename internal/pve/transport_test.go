@@ -125,7 +125,7 @@ func TestUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: connection refused; pve2:8006: dial tcp pve2:8006: connection refused"
+		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
 		if fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("error is %v\nwant    %s", err, want)
 		}

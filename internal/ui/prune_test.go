@@ -3,6 +3,7 @@ package ui
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -72,15 +73,6 @@ func TestWritePrune(t *testing.T) {
 				"stays    parking VM 9902 \"x\" on pve2\n         record in its description can't be read\n" +
 				"2 of 3 old system disks can go, 10 GiB\n1 of 2 parking VMs can go\n",
 		},
-		"scratch VMs": {
-			pipeline.PruneReport{Scratch: []cluster.ScratchVerdict{
-				{LeftScratch: cluster.LeftScratch{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve1", Run: "20261114-0421-3f2a"}},
-				{LeftScratch: cluster.LeftScratch{VMID: 9098, Name: "recast-rehearse-9098", Host: "pve2", Run: "20261114-0421-3f2a"}, Keep: []string{"it has snapshots: a"}},
-			}},
-			"goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         nothing on it is of any worth\n" +
-				"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n" +
-				"1 of 2 scratch VMs can go\n",
-		},
 		"disks, after": {
 			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
@@ -110,6 +102,18 @@ func TestWritePruneCache(t *testing.T) {
 		"stays    a.iso in the cache (100 MiB)\n         recast.lock has it\n"+
 		"goes     b.iso in the cache (200 MiB)\nremoved  c.iso in the cache (300 MiB)\n"+
 		"1 of 4 cached files removed, 300 MiB; 2 that could go are still there\n")
+}
+
+func TestWritePruneScratch(t *testing.T) {
+	t.Parallel()
+	left := func(id cluster.VMID, host string) cluster.LeftScratch {
+		return cluster.LeftScratch{VMID: id, Name: fmt.Sprintf("recast-rehearse-%d", id), Host: host, Run: "20261114-0421-3f2a"}
+	}
+	writesPrune(t, pipeline.PruneReport{Scratch: []cluster.ScratchVerdict{
+		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},
+	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         nothing on it is of any worth\n"+
+		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n"+
+		"1 of 2 scratch VMs can go\n")
 }
 
 // writesPrune wants a report as text, and the same one back from JSON.
