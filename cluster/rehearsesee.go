@@ -75,7 +75,7 @@ func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
 	addr := t.Addr.Addr()
 	taken := func(by string) error {
 		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by),
-			"roll.rehearse.addresses are such that nobody has and DHCP does not give out: no node was touched")
+			"roll.rehearse.addresses are such that nobody has and DHCP does not give out; a firewall on the way that refuses connections looks like somebody: no node was touched")
 	}
 	nodes, err := t.Kube.Nodes(ctx)
 	if err != nil {
