@@ -320,59 +320,6 @@ func TestDriftAsMetrics(t *testing.T) {
 	}
 }
 
-// parse reads a metrics file: values, or for summaries how often, by name and
-// labels without cluster and command.
-func parse(t *testing.T, path string) map[string]float64 {
-	t.Helper()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(read(t, path)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]float64{}
-	for name, f := range families {
-		for _, m := range f.Metric {
-			key := strings.TrimPrefix(name, "recast_")
-			for _, l := range m.Label {
-				if l.GetName() != "cluster" && l.GetName() != "command" {
-					key += " " + l.GetValue()
-				}
-			}
-			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetSummary().GetSampleCount())
-		}
-	}
-	return got
-}
-
-// TestStepsAreCountedByKind: neither what only groups steps nor a name of the world is a kind.
-func TestStepsAreCountedByKind(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "roll.prom")
-	tele, ctx := start(t, Options{MetricsFile: path})
-	run := &step.Runner{}
-	tele.Watch(run)
-	work := func(context.Context) error { return nil }
-	branch := func(id string, steps ...step.Step) step.Step {
-		return step.Step{ID: id, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
-	}
-	err := run.Run(ctx, branch("roll",
-		branch("rehearse", branch("pve1", step.Step{ID: "ovmf-base", Kind: "try-boot", Do: work}, step.Step{ID: "seabios-base", Kind: "try-boot", Do: work})),
-		branch("workers",
-			branch("wk1", branch("take-down", step.Step{ID: "drain", Do: work})),
-			branch("wk2", branch("take-down", step.Step{ID: "drain", Do: func(context.Context) error { return errors.New("broken") }})))))
-	tele.End(ctx, 1, err)
-	got := map[string]float64{}
-	for key, v := range parse(t, path) {
-		if strings.HasPrefix(key, "step") {
-			got[key] = v
-		}
-	}
-	want := map[string]float64{"step_duration_seconds try-boot": 2, "step_duration_seconds drain": 2, "steps_failed_total drain": 1}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics of steps (-want +got):\n%s", diff)
-	}
-}
-
 // TestNobodyIsTold: a command without telemetry costs nothing and needs no question.
 func TestNobodyIsTold(t *testing.T) {
 	t.Parallel()
