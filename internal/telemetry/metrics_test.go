@@ -32,13 +32,14 @@ func parse(t *testing.T, path string) map[string]float64 {
 	got := map[string]float64{}
 	for name, f := range families {
 		for _, m := range f.Metric {
-			key := strings.TrimPrefix(name, "recast_")
+			var key strings.Builder
+			key.WriteString(strings.TrimPrefix(name, "recast_"))
 			for _, l := range m.Label {
 				if l.GetName() != "cluster" && l.GetName() != "command" {
-					key += " " + l.GetValue()
+					key.WriteString(" " + l.GetValue())
 				}
 			}
-			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetSummary().GetSampleCount())
+			got[key.String()] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetSummary().GetSampleCount())
 		}
 	}
 	return got
@@ -130,7 +131,7 @@ func fires(t *testing.T, expr string, metrics map[string]float64, now time.Time)
 		if m[6] != "" {
 			limit *= 3600
 		}
-		for _, state := range strings.Split(m[3], "|") {
+		for state := range strings.SplitSeq(m[3], "|") {
 			v, found := metrics[strings.TrimSpace(m[2]+" "+state)]
 			if m[1] != "" {
 				v = stamp(now) - v
