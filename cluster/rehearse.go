@@ -182,7 +182,7 @@ func (r *Roller) rehearseHost(host string, trials []*trial) step.Step {
 	for _, t := range trials {
 		run := &rehearsal{trial: t, nodeRoll: &nodeRoll{Roller: r, plan: t.model, want: t.model.wanted, path: "roll/rehearse/" + host}}
 		s := step.Step{
-			ID: t.id, Title: fmt.Sprintf("boot %s with %s, as %s will", run.want.Build.ISOName, t.firmware, strings.Join(t.nodes, ", ")),
+			ID: t.id, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", run.want.Build.ISOName, t.firmware, strings.Join(t.nodes, ", ")),
 			Skip: run.done, Do: run.do, Yields: true,
 		}
 		if t.addr.IsValid() {

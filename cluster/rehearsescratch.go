@@ -154,7 +154,7 @@ func (r *Roller) clearScratch(left []Scratch) step.Step {
 // clearScratchStep deletes one scratch VM that a killed run has left.
 func (r *Roller) clearScratchStep(s Scratch) step.Step {
 	return step.Step{
-		ID: "delete-" + strconv.Itoa(int(s.VM.ID)), Title: fmt.Sprintf("delete %s, which run %s made to try a boot ISO out", s.VM, s.Run),
+		ID: "delete-" + strconv.Itoa(int(s.VM.ID)), Kind: "delete-scratch", Title: fmt.Sprintf("delete %s, which run %s made to try a boot ISO out", s.VM, s.Run),
 		Skip: func(ctx context.Context) (string, error) {
 			now, err := r.Proxmox.VM(ctx, s.VM.ID)
 			if errors.Is(err, ErrNotFound) || err == nil && now.UUID() != s.UUID {
