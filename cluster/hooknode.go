@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -43,6 +44,14 @@ func (n *nodeRoll) hookBefore() []step.Step {
 			}
 			return beforeHook(ctx, err, "%s; once the hook ends with 0, run the same command again: the hooks before the node run again", fate)
 		})
+	for i, s := range steps {
+		steps[i].Do = func(ctx context.Context) error {
+			if err := n.requireUnpaused(ctx); err != nil {
+				return err // the last look would say so as well, with the hooks run for nothing
+			}
+			return s.Do(ctx)
+		}
+	}
 	return yielding(steps)
 }
 
@@ -58,8 +67,18 @@ func (n *nodeRoll) hookAfter() []step.Step {
 			if err != nil {
 				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err)
 			}
-			return afterHook(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.plan.Node)
+			return n.batchLeftOpen(afterHook(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.plan.Node))
 		})
+}
+
+// batchLeftOpen is the error of a node that is done, with a hint where that may
+// have been the last of its batch: then no run comes to the hooks after that.
+func (n *nodeRoll) batchLeftOpen(err error) error {
+	if err == nil || len(n.hooks.AfterBatch) == 0 {
+		return err
+	}
+	phase, _, _ := NodeOfStep(n.path)
+	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
 // staysIn says whether the node is only cleared up behind, and never was out.
@@ -123,6 +142,9 @@ func (r *Roller) withBatchHooks(p Plan, b Batch, steps []step.Step) []step.Step 
 			}
 			return afterHook(err, "recast roll goes on with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
 		})
+	for i := range after {
+		after[i].Closes = true // nobody else would undo what the hooks before the batch have done
+	}
 	return append(append(yielding(before), steps...), after...)
 }
 

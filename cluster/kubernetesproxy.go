@@ -18,7 +18,7 @@ func (u *KubernetesUpgrade) proxyStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.with(KubeProxy) {
 		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: KubeProxy, path: upgradeKubernetes + "/" + string(KubeProxy) + "/" + n.Node}
-		steps = append(steps, step.Step{ID: n.Node, Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
+		steps = append(steps, step.Step{ID: n.Node, Kind: string(KubeProxy), Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
 	}
 	if u.Plan.Proxy != nil {
 		steps = append(steps, step.Step{ID: "roll-out", Title: "roll the DaemonSet kube-proxy out", Risk: step.Disruptive, Skip: u.proxyDone, Do: u.rollOutProxy})

@@ -70,7 +70,7 @@ func (u *KubernetesUpgrade) branch(c Component) step.Step {
 	for _, n := range u.with(c) {
 		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: c, path: upgradeKubernetes + "/" + string(c) + "/" + n.Node}
 		steps = append(steps, step.Step{
-			ID: n.Node, Title: fmt.Sprintf("%s of %s", c, n.Node), Risk: step.Disruptive, Whole: true, Skip: k.done, Do: k.do,
+			ID: n.Node, Kind: string(c), Title: fmt.Sprintf("%s of %s", c, n.Node), Risk: step.Disruptive, Whole: true, Skip: k.done, Do: k.do,
 		})
 	}
 	return step.Step{
@@ -91,7 +91,7 @@ func (u *KubernetesUpgrade) pullStep() step.Step {
 		if len(images) == 0 {
 			continue
 		}
-		steps = append(steps, step.Step{ID: n.Node, Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), plural(len(images), "image")), Do: func(ctx context.Context) error {
+		steps = append(steps, step.Step{ID: n.Node, Kind: "pull", Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), plural(len(images), "image")), Do: func(ctx context.Context) error {
 			return u.pull(ctx, n, images)
 		}})
 	}

@@ -14,7 +14,7 @@ func (r *Replace) parkSteps() []step.Step {
 	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		steps = append(steps, step.Step{
-			ID: d.Key, Title: fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking), Risk: step.Disruptive,
+			ID: d.Key, Kind: "park-disk", Title: fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking), Risk: step.Disruptive,
 			Skip: func(ctx context.Context) (string, error) { return r.parked(ctx, d) },
 			Do:   func(ctx context.Context) error { return r.park(ctx, d) },
 		})
@@ -175,7 +175,7 @@ func (r *Replace) attachSteps() []step.Step {
 
 func (r *Replace) attachStep(d ParkedDisk) step.Step {
 	return step.Step{
-		ID: d.Key, Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
+		ID: d.Key, Kind: "attach-disk", Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
 		Do:   func(ctx context.Context) error { return r.attach(ctx, d) },
 	}

@@ -47,7 +47,7 @@ func (p ParkingPruner) freeStep(v *KeptVerdict) step.Step {
 		title = "forget " + v.String()
 	}
 	return step.Step{
-		ID: fmt.Sprintf("free-%d-%s", v.Parking, v.Key), Title: title, Risk: step.Destructive,
+		ID: fmt.Sprintf("free-%d-%s", v.Parking, v.Key), Kind: "free-disk", Title: title, Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
 			_, _, found, err := ref.find(ctx, p.Proxmox)
 			if err != nil || found {
@@ -62,7 +62,7 @@ func (p ParkingPruner) freeStep(v *KeptVerdict) step.Step {
 
 func (p ParkingPruner) deleteStep(v *ParkingVerdict) step.Step {
 	return step.Step{
-		ID: fmt.Sprintf("delete-%d", v.VMID), Title: "delete " + v.String() + ", which owns nothing", Risk: step.Destructive,
+		ID: fmt.Sprintf("delete-%d", v.VMID), Kind: "delete-parking", Title: "delete " + v.String() + ", which owns nothing", Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
 			_, err := p.Proxmox.VM(ctx, v.VMID)
 			if errors.Is(err, ErrNotFound) {

@@ -98,7 +98,7 @@ func (n *nodeRoll) freeSteps(path string) []step.Step {
 		ref := keptRef{Cluster: n.Cluster, Node: n.plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
 		id := "free-" + f.Key
 		steps = append(steps, step.Step{
-			ID: id, Title: "free " + f.String(), Risk: step.Destructive,
+			ID: id, Kind: "free-disk", Title: "free " + f.String(), Risk: step.Destructive,
 			Skip: func(ctx context.Context) (string, error) {
 				_, entry, found, err := ref.find(ctx, n.Proxmox)
 				switch {

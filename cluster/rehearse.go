@@ -211,7 +211,7 @@ func (r *Roller) rehearseHost(host string, trials []Trial) step.Step {
 	for _, t := range trials {
 		run := &rehearsal{Trial: t, nodeRoll: &nodeRoll{Roller: r, plan: t.model, want: t.model.wanted, path: "roll/rehearse/" + host}}
 		s := step.Step{
-			ID: t.id, Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
+			ID: t.id, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
 			Skip: run.done, Do: run.do, Yields: true,
 		}
 		if t.Addr.IsValid() {

@@ -128,7 +128,7 @@ func (p ScratchPruner) Steps() []step.Step {
 
 func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
 	return step.Step{
-		ID: "delete-" + strconv.Itoa(int(v.VMID)), Title: "delete " + v.String(), Risk: step.Destructive,
+		ID: "delete-" + strconv.Itoa(int(v.VMID)), Kind: "delete-scratch", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
 			now, err := p.Proxmox.VM(ctx, v.VMID)
 			if errors.Is(err, ErrNotFound) || err == nil && now.UUID() != v.UUID {

@@ -160,8 +160,8 @@ func (n *nodeRoll) awaitBefore(ctx context.Context) error {
 func (n *nodeRoll) awaitAfter(ctx context.Context) error {
 	for _, g := range n.gatesAfter() {
 		if err := n.awaitGate(ctx, g, "ask-gates-again", "after"); err != nil {
-			return fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err),
-				"once that holds, recast roll goes on with the next node, before which it asks again")
+			return n.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err),
+				"once that holds, recast roll goes on with the next node, before which it asks again"))
 		}
 	}
 	return nil

@@ -95,7 +95,7 @@ func hostOf(link string) string {
 // deliver is the step that brings the ISO to a target.
 func (j job) deliver(t target, w way) step.Step {
 	s := step.Step{
-		ID: "upload-" + t.id(), Title: fmt.Sprintf("upload %s to %s", j.iso.Name, t),
+		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.iso.Name, t),
 		Skip: func(ctx context.Context) (string, error) {
 			sizeBytes, found, err := j.look(ctx, t)
 			if err != nil || !found || sizeBytes != j.iso.SizeBytes {
@@ -106,7 +106,7 @@ func (j job) deliver(t target, w way) step.Step {
 		Do: func(ctx context.Context) error { return j.upload(ctx, t, "upload-"+t.id()) },
 	}
 	if w.download {
-		s.ID, s.Title = "download-"+t.id(), fmt.Sprintf("download %s to %s", j.iso.Name, t)
+		s.ID, s.Kind, s.Title = "download-"+t.id(), "download", fmt.Sprintf("download %s to %s", j.iso.Name, t)
 		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
 	}
 	if t.wrong {
@@ -204,7 +204,7 @@ func (j job) key(t target) string { return t.id() + " " + j.iso.Name }
 func (j job) verify(t target) step.Step {
 	id := "verify-" + t.id()
 	return step.Step{
-		ID: id, Title: fmt.Sprintf("compare the checksum of %s on %s", j.iso.Name, t),
+		ID: id, Kind: "verify", Title: fmt.Sprintf("compare the checksum of %s on %s", j.iso.Name, t),
 		Do: func(ctx context.Context) error {
 			err := j.fetch(ctx, t)
 			switch {

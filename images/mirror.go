@@ -30,7 +30,7 @@ func (m Mirror) Step() step.Step {
 			var steps []step.Step
 			for _, name := range m.Ledger.Lock().Names() {
 				steps = append(steps, step.Step{
-					ID: name, Title: "mirror the installer of schematic " + name,
+					ID: name, Kind: "mirror-installer", Title: "mirror the installer of schematic " + name,
 					Skip: func(ctx context.Context) (string, error) { return m.mirrored(ctx, name) },
 					Do:   func(ctx context.Context) error { return m.mirror(ctx, name) },
 				})

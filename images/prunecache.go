@@ -127,7 +127,7 @@ func (p CachePruner) Steps() []step.Step {
 
 func (p CachePruner) remove(v *CacheVerdict) step.Step {
 	return step.Step{
-		ID: "delete-cached-" + v.Name, Title: "delete " + v.String(), Risk: step.Destructive,
+		ID: "delete-cached-" + v.Name, Kind: "delete-cached", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(context.Context) (string, error) {
 			_, err := os.Lstat(p.Cache.path(v.Name))
 			if !errors.Is(err, fs.ErrNotExist) {

@@ -194,7 +194,7 @@ func removals[V any](verdicts []V, keep func(V) []string, remove func(*V) step.S
 
 func (p Pruner) remove(v *Verdict) step.Step {
 	return step.Step{
-		ID: "delete-" + v.target().id() + "-" + v.Name, Title: "delete " + v.String(), Risk: step.Destructive,
+		ID: "delete-" + v.target().id() + "-" + v.Name, Kind: "delete-iso", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
 			isos, err := p.Shelf.ISOs(ctx, v.Host, v.Storage)
 			if err != nil || slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }) {

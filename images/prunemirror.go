@@ -179,7 +179,7 @@ func (p MirrorPruner) Steps() []step.Step {
 
 func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 	return step.Step{
-		ID: "delete-mirrored-" + v.Tag, Title: "delete " + v.String(), Risk: step.Destructive,
+		ID: "delete-mirrored-" + v.Tag, Kind: "delete-mirrored", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
 			_, found, err := p.Shelf.Named(ctx, v.String())
 			if err != nil || found {

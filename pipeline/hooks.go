@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,6 +38,7 @@ func (p Project) hooks() cluster.Hooks {
 // begin is the start of what a confirmed plan does, once per command, however
 // many plans follow.
 func (w *work) begin(ctx context.Context, j *journal.Journal) error {
+	w.nodes = w.planned()
 	if w.began {
 		w.journal = j.Run()
 		return nil
@@ -61,7 +63,7 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 		return err
 	}
 	within, cancel := graceful(ctx, afterInterrupt)
-	defer cancel()
+	defer cancel(nil)
 	// One that was told to stop starts no step.
 	run := &step.Runner{Emit: w.run.Emit}
 	failed := w.runHooks(within, run, cluster.HookCall{
@@ -79,13 +81,13 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 }
 
 // graceful is a context that outlives ctx by so much.
-func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelCauseFunc) {
 	within, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		timer := time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
 		context.AfterFunc(within, func() { timer.Stop() })
 	})
-	return within, func() { stop(); cancel(nil) }
+	return within, func(cause error) { stop(); cancel(cause) }
 }
 
 func (w *work) runHooks(ctx context.Context, run *step.Runner, c cluster.HookCall, id, title string, failed func(context.Context, error) error) error {
@@ -98,11 +100,14 @@ func (w *work) runHooks(ctx context.Context, run *step.Runner, c cluster.HookCal
 	return nil
 }
 
-// planned are the nodes that the present plan works on.
+// planned are the nodes that the plans which were begun work on, and the present
+// one, each once, in the order in which they are come to.
 func (w *work) planned() []string {
-	var names []string
+	names := slices.Clone(w.nodes)
 	for _, n := range w.rep.Plan.Work() {
-		names = append(names, n.Node)
+		if !slices.Contains(names, n.Node) {
+			names = append(names, n.Node)
+		}
 	}
 	return names
 }

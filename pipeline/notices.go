@@ -14,29 +14,41 @@ import (
 
 // notices are what a command sends while it goes on with its work.
 type notices struct {
-	under sync.WaitGroup // way
-	mu    sync.Mutex
-	lost  []error
+	under  sync.WaitGroup          // way
+	giveUp context.CancelCauseFunc // the one of the start; nil: none was sent
+	mu     sync.Mutex
+	lost   []error
 }
 
-// tellAfterInterrupt is how long a notice still gets once the run was told to end at once.
-const tellAfterInterrupt = 10 * time.Second
+// What the notices may take of the end of a run, both together.
+const (
+	tellWithin         = 35 * time.Second // three attempts of 10 s, with 1 s and 3 s between, end before
+	tellAfterInterrupt = 10 * time.Second // once the run was told to end at once
+	tellStartWithin    = 2 * time.Second  // that of the start, if it still is under way
+)
+
+var errEndedMeanwhile = errors.New("the run ended meanwhile")
 
 // tellStart sends the notice of the start, and does not wait for it.
 func (w *work) tellStart(ctx context.Context) {
-	w.tell(ctx, w.notice(cluster.NoticeStart, nil))
+	within, cancel := graceful(ctx, tellAfterInterrupt)
+	w.told.giveUp = cancel
+	w.tell(within, w.notice(cluster.NoticeStart, nil))
 }
 
 // tellEnd sends the one of the end after that of the start, and waits for it. A
 // run that ended before it began tells only of a failure, and a person who said
 // no has seen it.
 func (w *work) tellEnd(ctx context.Context, err error) {
-	w.told.under.Wait()
+	within, cancel := graceful(ctx, tellAfterInterrupt)
+	defer cancel(nil)
+	defer time.AfterFunc(tellWithin, func() { cancel(fmt.Errorf("the run waits for it no longer than %s", tellWithin)) }).Stop()
+	w.endStart()
 	switch {
 	case err != nil && (w.began || fault.KindOf(err) != fault.Interrupted && !errors.Is(err, context.Canceled)):
-		w.tell(ctx, w.notice(cluster.NoticeFailure, err))
+		w.tell(within, w.notice(cluster.NoticeFailure, err))
 	case w.began:
-		w.tell(ctx, w.notice(cluster.NoticeEnd, nil))
+		w.tell(within, w.notice(cluster.NoticeEnd, nil))
 	}
 	w.told.under.Wait()
 	for _, lost := range w.told.lost {
@@ -44,13 +56,22 @@ func (w *work) tellEnd(ctx context.Context, err error) {
 	}
 }
 
-func (w *work) tell(ctx context.Context, n cluster.Notice) {
+// endStart waits for the notice of the start, which is worth little by now.
+func (w *work) endStart() {
+	if w.told.giveUp == nil {
+		return
+	}
+	hurry := time.AfterFunc(tellStartWithin, func() { w.told.giveUp(errEndedMeanwhile) })
+	w.told.under.Wait()
+	hurry.Stop()
+	w.told.giveUp(nil)
+}
+
+func (w *work) tell(within context.Context, n cluster.Notice) {
 	if w.o.Notify == nil || w.command == "" {
 		return
 	}
 	w.told.under.Go(func() {
-		within, cancel := graceful(ctx, tellAfterInterrupt)
-		defer cancel()
 		if err := w.o.Notify.Notify(within, n); err != nil {
 			w.told.mu.Lock()
 			defer w.told.mu.Unlock()

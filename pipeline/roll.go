@@ -111,6 +111,7 @@ type work struct {
 
 	began   bool          // a confirmed plan is being carried out, or was
 	hooks   cluster.Hooks // of the first one
+	nodes   []string      // of all of them
 	journal string        // that was written last
 	tally   tally
 	told    notices

@@ -243,3 +243,20 @@ func TestThinPools(t *testing.T) {
 		}
 	})
 }
+
+// TestHostMemory reads what a scratch VM may take of its host.
+func TestHostMemory(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		s.holds("/nodes/"+s.place.node, "Sys.Audit")
+		memory := object(t, object(t, s.get("/nodes/"+s.place.node+"/status"))["memory"])
+		total, _ := memory["total"].(float64)
+		used, _ := memory["used"].(float64)
+		if total <= 0 || used < 0 || used > total {
+			t.Fatalf("memory %v", memory)
+		}
+		free, err := s.newClient().FreeMemory(t.Context(), s.place.node)
+		if err != nil || free <= 0 || free > int64(total) {
+			t.Errorf("free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
+		}
+	})
+}

@@ -30,7 +30,8 @@ func (c *Client) translate(err error) error {
 		return fault.WithHint(fault.As(fault.Refused, err),
 			"the kubeconfig's user needs to read nodes, pods, daemonsets, deployments, poddisruptionbudgets, persistentvolumes, "+
 				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, tuppr and "+
-				"system-upgrade-controller, to patch nodes and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
+				"system-upgrade-controller, to watch nodes, pods, volumeattachments and poddisruptionbudgets (without that changes are seen later), "+
+				"to patch nodes and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
 				"what roll.gates asks about; Talos' own admin kubeconfig may do all of it")
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {

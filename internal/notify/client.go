@@ -120,8 +120,7 @@ type webhook struct {
 	on      []string
 	body    *template.Template // nil: JSON
 	http    *http.Client
-	unset   error    // what the environment lacks
-	secrets []string // that no message may hold
+	unset   error // what the environment lacks
 }
 
 func newWebhook(w Webhook, o Options) (*webhook, error) {
@@ -149,7 +148,6 @@ func newWebhook(w Webhook, o Options) (*webhook, error) {
 func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 	if w.URLEnv != "" {
 		h.name, h.url = "$"+w.URLEnv, strings.TrimSpace(getenv(w.URLEnv))
-		h.secrets = append(h.secrets, h.url)
 	}
 	u, err := url.Parse(h.url)
 	switch {
@@ -166,7 +164,6 @@ func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 			h.unset = cmp.Or(h.unset, fmt.Errorf("webhook %s: the environment variable %s, for its header %s, is not set", h.name, variable, name))
 			continue
 		}
-		h.secrets = append(h.secrets, value)
 		h.headers.Set(name, value)
 	}
 }

@@ -166,21 +166,22 @@ func TestTrouble(t *testing.T) {
 		"slow":              {lasts(9 * time.Second), "", 1, 9 * time.Second},
 		"hangs":             {lasts(time.Hour), "no answer within 10s", 3, 34 * time.Second},
 		"fails once":        {first(1, status(500, "oops")), "", 2, time.Second},
-		"fails for good":    {status(503, "come back\nlater"), "it answers with 503 Service Unavailable: come back later", 3, 4 * time.Second},
+		"fails for good":    {status(503, "come back\nlater"), "it answers with 503 Service Unavailable", 3, 4 * time.Second},
 		"too often":         {first(2, status(429, "")), "", 3, 4 * time.Second},
-		"not let in":        {status(403, "Bearer s3cret is bad"), "it answers with 403 Forbidden: [redacted] is bad", 1, 0},
-		"a long complaint":  {status(400, strings.Repeat("x", 5000)), "it answers with 400 Bad Request: " + strings.Repeat("x", 200), 1, 0},
+		"not let in":        {status(403, "Bearer s3cret is bad"), "it answers with 403 Forbidden", 1, 0},
+		"a long complaint":  {status(400, strings.Repeat("x", 5000)), "it answers with 400 Bad Request", 1, 0},
 		"connection is cut": {cut, "EOF", 3, 4 * time.Second},
 		"answer never ends": {func(w http.ResponseWriter, req *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()
 			<-req.Context().Done()
-		}, "", 1, 10 * time.Second},
+		}, "", 1, 0},
+		"a code of its own": {status(599, "s3cret"), "it answers with 599", 3, 4 * time.Second},
 		"moved": {func(w http.ResponseWriter, req *http.Request) {
 			http.Redirect(w, req, "http://evil.example/path", http.StatusTemporaryRedirect)
-		}, "it answers with a redirect to evil.example, which is not followed: give the URL that it leads to", 1, 0},
-		"moved on the same host":  {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/other", http.StatusFound) }, "it answers with a redirect to hook.example, which is not followed: give the URL that it leads to", 1, 0},
-		"moved to nobody knows":   {status(304, ""), "it answers with a redirect, which is not followed: give the URL that it leads to", 1, 0},
+		}, "it answers with 307, a redirect to another host, which is not followed: give the URL that it leads to", 1, 0},
+		"moved on the same host":  {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/other", http.StatusFound) }, "it answers with 302, a redirect on the same host, which is not followed: give the URL that it leads to", 1, 0},
+		"moved to nobody knows":   {status(304, ""), "it answers with 304, a redirect, which is not followed: give the URL that it leads to", 1, 0},
 		"accepted, without a 200": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "", 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

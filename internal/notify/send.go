@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -23,9 +21,6 @@ const (
 
 // pauses are those after the first attempt, the second, …
 var pauses = [attempts - 1]time.Duration{time.Second, 3 * time.Second}
-
-// answerBytes are as many as are read of an answer.
-const answerBytes = 1 << 10
 
 func (h *webhook) notify(ctx context.Context, n cluster.Notice) error {
 	if h.unset != nil {
@@ -66,47 +61,33 @@ func (h *webhook) post(ctx context.Context, body []byte) (again bool, err error)
 	req.Header = h.headers.Clone()
 	res, err := h.http.Do(req)
 	if err != nil {
-		return true, h.unreached(ctx, err)
+		return true, unreached(ctx, err)
 	}
-	defer res.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(res.Body, answerBytes)) // what there is of it
-	switch {
-	case res.StatusCode < 300:
-		return false, nil
-	case res.StatusCode < 400:
-		return false, fmt.Errorf("it answers with a redirect%s, which is not followed: give the URL that it leads to", to(res))
+	_ = res.Body.Close() // nobody reads it: it may quote what was sent
+	if code := res.StatusCode; code >= 300 {
+		return code >= 500 || code == http.StatusTooManyRequests, refused(res)
 	}
-	again = res.StatusCode >= 500 || res.StatusCode == http.StatusTooManyRequests
-	if line := h.redact(strings.Join(strings.Fields(string(said)), " ")); line != "" {
-		return again, fmt.Errorf("it answers with %s: %.200s", res.Status, line)
-	}
-	return again, fmt.Errorf("it answers with %s", res.Status)
+	return false, nil
 }
 
-// unreached is the error of a request without the URL that http.Client puts in front.
-func (h *webhook) unreached(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
+// refused tells of an answer by its code alone: the rest of it, its status line
+// too, is the server's own words.
+func refused(res *http.Response) error {
+	code := res.StatusCode
+	if code < 400 {
+		return fmt.Errorf("it answers with %d, a redirect%s, which is not followed: give the URL that it leads to", code, to(res))
 	}
-	if e, ok := errors.AsType[*url.Error](err); ok {
-		err = e.Err
-	}
-	return errors.New(h.redact(err.Error()))
+	return fmt.Errorf("it answers with %s", strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code))))
 }
 
-// to says to which host a redirect leads; its path may be a secret.
+// to says where a redirect leads, without the name: the server has made it.
 func to(res *http.Response) string {
-	if u, err := res.Location(); err == nil {
-		return " to " + u.Host
+	u, err := res.Location()
+	switch {
+	case err != nil:
+		return ""
+	case u.Host == res.Request.URL.Host:
+		return " on the same host"
 	}
-	return ""
-}
-
-func (h *webhook) redact(text string) string {
-	for _, secret := range h.secrets {
-		if secret != "" {
-			text = strings.ReplaceAll(text, secret, "[redacted]")
-		}
-	}
-	return strings.ToValidUTF8(text, "")
+	return " to another host"
 }

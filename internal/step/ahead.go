@@ -31,7 +31,7 @@ func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 
 // lookingAhead runs children in their order, Limit of them at a time and those that
 // are Beside another with it, and does what goes ahead of those that are next.
-func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below func(Step) place) []outcome {
+func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below func(Step, []outcome) place) []outcome {
 	limit := max(1, s.Limit)
 	outs := make([]outcome, len(steps))
 	prepared := make([]chan struct{}, len(steps))
@@ -48,7 +48,7 @@ func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below fun
 			window <- struct{}{}
 			preparing.Go(func() error {
 				defer close(prepared[i])
-				outs[i] = t.ahead(ctx, child, below(child))
+				outs[i] = t.ahead(ctx, child, below(child, nil))
 				return nil
 			})
 		}
@@ -61,7 +61,7 @@ func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below fun
 		running.Go(func() error {
 			<-prepared[i]
 			if outs[i].isClean() {
-				outs[i] = t.itself(ctx, child, below(child))
+				outs[i] = t.itself(ctx, child, below(child, outs[:i]))
 			}
 			<-window
 			return nil

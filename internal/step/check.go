@@ -25,6 +25,9 @@ func checkSteps(steps []Step, held []string) error {
 		if s.Do != nil && s.Steps != nil {
 			problems = append(problems, fmt.Errorf("step %q has both work of its own and steps", s.ID))
 		}
+		if s.Closes && (!s.Alone || len(s.Ahead) > 0) {
+			problems = append(problems, fmt.Errorf("step %q closes its branch: it runs alone, with nothing ahead of it", s.ID))
+		}
 		if err := checkOrder(s, held); err != nil {
 			problems = append(problems, err)
 		}

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -168,8 +169,12 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 }
 
 func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
-	below := func(child Step) place {
-		return place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
+	below := func(child Step, before []outcome) place {
+		p := place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
+		if child.Closes && merge(before).isClean() {
+			p.scope = newScope(at.scope)
+		}
+		return p
 	}
 	outs := make([]outcome, len(steps))
 	if s.LookAhead > 0 || countBeside(steps) > 0 {
@@ -177,7 +182,7 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 	}
 	if s.Limit <= 1 {
 		for i, child := range steps {
-			outs[i] = t.run(ctx, child, below(child))
+			outs[i] = t.run(ctx, child, below(child, outs[:i]))
 		}
 		return merge(outs)
 	}
@@ -187,7 +192,7 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 		g.SetLimit(s.Limit)
 		for i, child := range steps[from:to] {
 			g.Go(func() error {
-				outs[from+i] = t.run(ctx, child, below(child))
+				outs[from+i] = t.run(ctx, child, below(child, outs[:from]))
 				return nil
 			})
 		}
@@ -253,5 +258,12 @@ func (t *tree) told(s Step, e Event) {
 }
 
 func (s Step) event(at place, status Status, text string, err error) Event {
-	return Event{Path: at.path, Title: s.Title, Risk: s.Risk, Status: status, Text: text, Err: err}
+	return Event{Path: at.path, Kind: s.kind(), Title: s.Title, Risk: s.Risk, Status: status, Text: text, Err: err}
+}
+
+func (s Step) kind() string {
+	if s.Steps != nil {
+		return ""
+	}
+	return cmp.Or(s.Kind, s.ID)
 }

@@ -232,6 +232,10 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		slots map[string]int
 		err   string
 	}{
+		"closes beside others": {
+			root: branch("r", step.Step{ID: "close", Closes: true, Do: ran}),
+			err:  `r: step "close" closes its branch: it runs alone, with nothing ahead of it`,
+		},
 		"no ID":        {root: step.Step{Title: "create it"}, err: `step 1 ("create it") has no ID`},
 		"slash":        {root: leaf("a/b", ran), err: `step "a/b": an ID is one part of a path and has no slash`},
 		"same ID":      {root: branch("r", leaf("a", ran), leaf("a", ran)), err: `r: two steps have the ID "a"`},
@@ -278,9 +282,9 @@ func TestRunDescribesEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []step.Event{
-		{Path: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Started},
+		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Started},
 		{Path: "delete-vm", Status: step.Note, Text: "task is running"},
-		{Path: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Done},
+		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Done},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)

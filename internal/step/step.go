@@ -30,6 +30,7 @@ type Step struct {
 	ID    string // verb and object, lower-case, stable for ever: "create-vm"; unique among its siblings, no slash
 	Title string // for people: "create VM 101 on pve2"
 	Risk  Risk
+	Kind  string // what sort of step it is, where the ID names a thing of the world: "rehearse-boot"; "": the ID
 
 	// Skip asks the world whether the goal is met and, if so, returns the
 	// reason in words a person can read; "" means there is work to do. The
@@ -62,6 +63,10 @@ type Step struct {
 	// Alone keeps siblings from running beside it, whatever the Limit above says:
 	// those before it in the list have ended, those after it have not begun.
 	Alone bool
+	// Closes is of a step that runs Alone, and what its siblings before it have set
+	// up waits for it: where all of those have ended well it runs, although another
+	// step failed or Stop was called meanwhile.
+	Closes bool
 }
 
 // Status is how a step stands.
@@ -92,6 +97,7 @@ func (s Status) String() string {
 // slashes: "roll/wk1/bring-up/create-vm".
 type Event struct {
 	Path   string
+	Kind   string // of a step of its own, for counting; "" of a branch and of a Note
 	Title  string
 	Risk   Risk
 	Status Status

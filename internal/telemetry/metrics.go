@@ -2,14 +2,12 @@ package telemetry
 
 import (
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -44,11 +42,11 @@ func newCounts() *counts {
 		}, []string{"server"}),
 		steps: prometheus.NewSummaryVec(prometheus.SummaryOpts{
 			Name: "recast_step_duration_seconds",
-			Help: "How long steps took that had something to do, by their last name; those of stop, drain, configure and wait-healthy is nearly all waiting.",
+			Help: "How long steps took that had something to do, by what they do; those of stop, drain, configure and wait-healthy is nearly all waiting.",
 		}, []string{"step"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "recast_steps_failed_total",
-			Help: "Steps that failed, by their last name; a branch fails with a step in it.",
+			Help: "Steps that failed, by what they do.",
 		}, []string{"step"}),
 	}
 }
@@ -58,14 +56,15 @@ func (c *counts) call(server, class string, took time.Duration) {
 	c.answers.WithLabelValues(server).Observe(took.Seconds())
 }
 
-// step counts a step by its own name; those of nodes and phases are no kinds of steps.
+// step counts a step by its kind. Branches are none: what they take and why they
+// fail is that of the steps in them.
 func (c *counts) step(e step.Event, took time.Duration) {
-	if _, node, below := cluster.NodeOfStep(e.Path); node != "" && len(below) == 0 {
+	if e.Kind == "" {
 		return
 	}
-	c.steps.WithLabelValues(path.Base(e.Path)).Observe(took.Seconds())
+	c.steps.WithLabelValues(e.Kind).Observe(took.Seconds())
 	if e.Status == step.Failed {
-		c.failed.WithLabelValues(path.Base(e.Path)).Inc()
+		c.failed.WithLabelValues(e.Kind).Inc()
 	}
 }
 

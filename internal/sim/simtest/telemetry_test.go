@@ -265,6 +265,13 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	if got := value("recast_node_outage_seconds", of...); got != float64(n.AwaySeconds) || got == 0 {
 		t.Errorf("outage %v, the report says %d", got, n.AwaySeconds)
 	}
+	for _, m := range families["recast_step_duration_seconds"].Metric {
+		for _, l := range m.Label {
+			if slices.Contains([]string{"roll", "workers", "wk1", "take-down", "scsi1", "build", "base"}, l.GetValue()) && l.GetName() == "step" {
+				t.Errorf("%s is counted as a kind of step", l.GetValue())
+			}
+		}
+	}
 	total, stages := value("recast_node_roll_seconds", of...), 0.0
 	for _, m := range families["recast_node_stage_seconds"].Metric {
 		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetValue() == "pull" }) { // ahead of its turn

@@ -1,0 +1,195 @@
+package simtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// told is what the hooks of a point were told last of something.
+func (h *hooker) told(point, name string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, entry := range h.envs[point] {
+		if v, ok := strings.CutPrefix(entry, name+"="); ok {
+			return v
+		}
+	}
+	return "not told"
+}
+
+// A command that finishes first what an earlier run has left makes two plans: the
+// hooks before it know of the first one, those after it of both.
+func TestHooksAroundTwoPlans(t *testing.T) {
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false")
+		c, h := withHooks(lab, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
+		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+			t.Fatal("it was not killed")
+		}
+		h.ran = nil
+		again := lab.second()
+		again.Commands = h
+		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
+			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
+		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
+			if got := h.told(point, "RECAST_NODES"); got != want {
+				t.Errorf("%s was told of %q, want %q", point, got, want)
+			}
+		}
+		requireDrift(t, lab)
+	})
+}
+
+// Whatever ends a run while the last node of a batch is on its way, the hooks after
+// the batch run once that is done.
+func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
+	t.Run("Ctrl-C", func(t *testing.T) {
+		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			c, h := withHooks(lab, nil)
+			c.Emit = whenStarted("wk1/bring-up", func() { c.Runner.Stop() })
+			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				t.Fatal(err)
+			}
+			h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
+			requireDrift(t, lab)
+		})
+	})
+	t.Run("a failure in the batch beside it", func(t *testing.T) {
+		long(t)
+		inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+			lab.setRoll("strategy: in-place", "canary: false", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}")
+			working := make(chan struct{})
+			c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
+				if at == "beforeNode cp1" {
+					<-working
+					return 3, nil
+				}
+				return 0, nil
+			})
+			lab.Patch(everywhere)
+			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
+			_, err := c.Roll(t.Context(), cluster.Policy{})
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "roll/control-planes/cp1/run-hooks") {
+				t.Errorf("kind %d: %v", fault.KindOf(err), err)
+			}
+			ran := strings.Join(h.ran, ", ")
+			if !strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") || strings.Contains(ran, "afterBatch control-planes") {
+				t.Errorf("hooks: %s", ran)
+			}
+			requireDrift(t, lab, "cp1", "cp2", "cp3")
+		})
+	})
+}
+
+// notAfter has gates hold only before a node goes.
+type notAfter struct{ *hooker }
+
+func (notAfter) RunGate(_ context.Context, _ cluster.CommandGate, env []string) (exit int, said string, err error) {
+	if slices.Contains(env, "RECAST_WHEN=after") {
+		return 1, "not yet", nil
+	}
+	return 0, "", nil
+}
+
+// Where the node is done and its branch is not, no run comes to the hooks after the batch: the error says so.
+func TestHooksOfABatchLeftOpen(t *testing.T) {
+	for name, end := range map[string]func(lab *Lab, c *Client){
+		"hook after the node": func(_ *Lab, c *Client) { c.Commands.(*hooker).do = failAt("afterNode wk1") },
+		"Ctrl-C in a gate": func(lab *Lab, c *Client) {
+			lab.setRoll("gates: [{command: [h], timeout: 1h}]")
+			c.Commands = notAfter{c.Commands.(*hooker)}
+			c.Emit = whenStarted("wk1/ask-gates-again", func() { c.Runner.Stop() })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				c, h := withHooks(lab, nil)
+				end(lab, c)
+				_, err := c.Roll(t.Context(), cluster.Policy{})
+				hints := strings.Join(fault.Hints(err), "\n")
+				if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
+					t.Errorf("%v; hints %q", err, hints)
+				}
+				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+				requireDrift(t, lab)
+			})
+		})
+	}
+}
+
+// Of a node that somebody has paused since the plan was made no hook is run.
+func TestHooksOfAPausedNode(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
+			if at == "beforeBatch workers" {
+				lab.pause("wk1", "a disk is being replaced")
+			}
+			return 0, nil
+		})
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Refused || message(err) != "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced" {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
+		requireDrift(t, lab, "wk1")
+	})
+}
+
+// The notices of start and end take no more of the end of a run than one of them alone.
+func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		takes  time.Duration // each
+		cancel bool
+		want   time.Duration
+	}{
+		"both hang":                {time.Hour, false, 35 * time.Second},
+		"both are slow":            {20 * time.Second, false, 22 * time.Second},
+		"the first is soon there":  {time.Second, false, 2 * time.Second},
+		"Ctrl-C was pressed twice": {time.Hour, true, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				client, _ := withHooks(lab, failAt("beforeRun"))
+				lab.Replace("recast.yaml", "afterRun: [{command: [h]}], ", "")
+				told := &chat{takes: c.takes}
+				client.Notify = told
+				var ended time.Time
+				client.Emit = func(e step.Event) {
+					if e.Path == "before-run" && e.Status == step.Failed {
+						ended = time.Now()
+						if c.cancel {
+							cancel()
+						}
+					}
+				}
+				rep, err := client.Roll(ctx, cluster.Policy{})
+				if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
+					t.Errorf("%v; told %+v", err, told.got)
+				}
+				// The claim is given back before.
+				if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
+					t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
+				}
+			})
+		})
+	}
+}
