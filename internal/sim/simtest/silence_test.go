@@ -337,6 +337,7 @@ func TestSilence(t *testing.T) {
 			}
 			for _, c := range cells {
 				t.Run(c.String(), func(t *testing.T) {
+					long(t)
 					silenced.Add(1)
 					inBubble(t, func(t *testing.T) { v.at(t, c) })
 				})
