@@ -42,10 +42,12 @@ func (n *nodeRoll) inPlace() []step.Step {
 	}
 }
 
-// How often a node is asked to fetch the installer, and after which pause.
+// How often a node is asked to fetch the installer, and after which pause. What
+// took longer to fail than a registry takes to move is not asked for again.
 const (
 	pullTries = 3
 	pullPause = 20 * time.Second
+	pullQuick = time.Minute
 )
 
 // pullSteps has the node fetch the installer while it still serves: that it can
@@ -75,12 +77,13 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 	var failed error
 	tries := 0
 	err := wait.Until(ctx, wait.For{Name: n.plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
+		began := time.Now()
 		failed = n.pullOnce(ctx)
 		tries++
 		if failed == nil {
 			return true, "", nil
 		}
-		if _, unproven := errors.AsType[*unprovenError](failed); unproven || tries == pullTries {
+		if _, unproven := errors.AsType[*unprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
 			return false, "", wait.Stop(failed)
 		}
 		n.say("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
