@@ -102,9 +102,9 @@ func machineKinds() []kind {
 			if err != nil || !vm.Running {
 				return nil, errNothing
 			}
-			// Somebody switches it on again, unless recast has taken it in hand.
+			// Somebody switches it on again, unless recast is exchanging it.
 			return func() {
-				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inHand(s.Where) {
+				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inExchange(s.Where) {
 					p.start(now)
 				}
 			}, p.lab.World.PowerOff(vm.ID)
@@ -159,7 +159,7 @@ func foreignKinds() []kind {
 				return nil, errNothing
 			}
 			return func() {
-				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inHand(s.Where) {
+				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inExchange(s.Where) {
 					p.start(now)
 				}
 			}, p.task(p.lab.World.Stop("", vm.Host, vm.ID))

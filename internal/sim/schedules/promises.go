@@ -110,21 +110,25 @@ func (p *play) lookAtCordons(after string) {
 
 const rollMark = "recast.dev/roll"
 
-// inHand says whether recast is at work on a node, or has left it half-way.
-func (p *play) inHand(node int) bool {
-	return p.isOut(node, p.lab.World.VMs(), openRecords(p.lab.World.VMs()))
+// inExchange says whether recast is at work on a node's VM, or has left it half-way.
+func (p *play) inExchange(node int) bool {
+	return p.isExchanged(node, p.lab.World.VMs(), openRecords(p.lab.World.VMs()))
 }
 
 func (p *play) isOut(node int, vms []world.VM, open []cluster.Record) bool {
+	if p.isExchanged(node, vms, open) {
+		return true
+	}
+	k, err := p.lab.Kube.Node(p.ctx, p.lab.Nodes[node].Name)
+	return err == nil && k.Annotations[rollMark] != ""
+}
+
+func (p *play) isExchanged(node int, vms []world.VM, open []cluster.Record) bool {
 	n := p.lab.Nodes[node]
 	if slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Node == n.Name }) {
 		return true
 	}
-	if !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID }) {
-		return true
-	}
-	k, err := p.lab.Kube.Node(p.ctx, n.Name)
-	return err == nil && k.Annotations[rollMark] != ""
+	return !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID })
 }
 
 // lookAtOutages counts the nodes that are out by recast's hand.

@@ -131,7 +131,7 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 				c := lab.Client()
 				c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
 				_, err := c.Roll(t.Context(), cluster.Policy{})
-				const want = `roll/workers/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
+				const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
 				if fault.KindOf(err) != fault.Failed || !strings.HasPrefix(message(err), want) {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
 				}
