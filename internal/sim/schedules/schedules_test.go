@@ -213,6 +213,8 @@ func TestReplay(t *testing.T) {
 		return
 	}
 	t.Logf("%s\n%d runs, %d calls, %v, %v", strings.Join(r.Story, "\n"), r.Runs, r.Calls, r.Struck, r.Persons)
+	t.Attr("schedules", "1")
+	t.Attr("node-rolls", strconv.Itoa(r.NodeRolls))
 }
 
 // TestCorpus plays what has failed in the past; in a short run the first of it.
