@@ -109,7 +109,7 @@ func (o Observation) hidden(vm VM) []string {
 	}
 	var numbered []VM
 	for _, there := range o.Away.VMs {
-		if o.reserved != nil && o.reserved(there.ID) {
+		if slices.Contains(o.ParkingIDs, there.ID) {
 			numbered = append(numbered, there)
 		}
 	}

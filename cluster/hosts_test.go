@@ -178,7 +178,7 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 			notes: "should it not come back, a reimage is not possible: " + used,
 		},
 		"a VM that may be a parking VM": {
-			change: func(_ []Wanted, o *Observation) { o.reserved = func(id VMID) bool { return id == 300 } }, strategy: Recreate,
+			change: func(_ []Wanted, o *Observation) { o.ParkingIDs = []VMID{300} }, strategy: Recreate,
 			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
 		},
 	}

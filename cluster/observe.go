@@ -19,8 +19,8 @@ type Sources struct {
 	Maintenance Maintenance
 	Kube        Kube
 	Cluster     string // name of the cluster; records of other clusters are not ours
-	// Reserved says whether a VMID may be that of a parking VM; nil: none is.
-	Reserved func(VMID) bool
+	// ParkingIDs are the VMIDs that a parking VM may have, in order.
+	ParkingIDs []VMID
 	// ConfigKnown says whether a node's machine configuration is at hand, in the
 	// user's files or the journal of that run; nil: never.
 	ConfigKnown func(run, node string) (bool, error)
@@ -45,7 +45,8 @@ type Observation struct {
 	// Took is how long earlier rolls of nodes took, newest first.
 	Took []Took
 
-	reserved func(VMID) bool
+	// ParkingIDs are the VMIDs that a parking VM may have, in order.
+	ParkingIDs []VMID
 }
 
 // Parking is a parking VM with what its description says.
@@ -92,7 +93,7 @@ func observeMatched(ctx context.Context, src Sources, wanted []Wanted) (Observat
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []Member, err error) {
-	o.reserved = src.Reserved
+	o.ParkingIDs = src.ParkingIDs
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
 	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })

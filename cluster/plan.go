@@ -164,6 +164,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.arrange()
 	plan.tellShared()
 	plan.space(o)
+	plan.numbers(o)
 	plan.warn(o)
 	if p.DrainDeletes && len(plan.Work()) > 0 {
 		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")

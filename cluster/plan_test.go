@@ -15,6 +15,7 @@ func world() ([]Wanted, Observation) {
 	var wanted []Wanted
 	var o Observation
 	o.Quorate = true
+	o.ParkingIDs = []VMID{9091, 9092, 9093}
 	o.Storages = []Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "nfs", Shared: true}}
 	o.Rooms = map[string]Room{"pve1": {Storages: []StorageRoom{{Name: "fast", Active: true, Total: 1 << 40, Free: 1 << 39}}}}
 	for i, name := range []string{"cp1", "wk1", "wk2"} {

@@ -104,3 +104,24 @@ func (p *Plan) space(o Observation) {
 		p.Warn = append(p.Warn, use.Warn()...)
 	}
 }
+
+// numbers refuses the nodes for whose parking VM no number is left, those before
+// them in the plan having taken one each: a parking VM stays with what it keeps.
+// A number that is free now and taken by then is met there.
+func (p *Plan) numbers(o Observation) {
+	free := slices.DeleteFunc(slices.Clone(o.ParkingIDs), func(id VMID) bool {
+		return slices.ContainsFunc(o.VMs, func(vm VM) bool { return vm.ID == id })
+	})
+	var need []*NodePlan
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		replaces := n.Strategy == Recreate || n.Strategy == Reimage
+		if replaces && !n.Resume && len(n.Refused) == 0 && n.found.Parking == nil {
+			need = append(need, n)
+		}
+	}
+	for _, n := range need[min(len(free), len(need)):] {
+		n.Refused = append(n.Refused, fmt.Sprintf("no VMID is left for its parking VM: this roll takes %d, and %d of proxmox.vmids are free: widen it, or leave nodes out with --exclude",
+			len(need), len(free)))
+	}
+}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -58,6 +59,49 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 			n := plan.Work()[0]
 			if diff := cmp.Diff([]any{tc.renewed, tc.notes, tc.newSize, []string(nil)}, []any{n.Renewed, n.Notes, n.System.NewSize, n.Refused}); diff != "" {
 				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestPlanCountsTheNumbersOfParkingVMs refuses the nodes that would find none.
+func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
+	t.Parallel()
+	stale := func() ([]Wanted, Observation) {
+		wanted, o := world()
+		for i := range o.Found {
+			o.Found[i].Machine.Schematic = SchematicEntry{"id-old", "recast.lock=" + oldHash}
+		}
+		return wanted[1:], Observation{Quorate: true, Storages: o.Storages, Rooms: o.Rooms, VMs: o.VMs, Found: o.Found[1:], ParkingIDs: o.ParkingIDs}
+	}
+	const lack = "no VMID is left for its parking VM: this roll takes 2, and 1 of proxmox.vmids are free: widen it, or leave nodes out with --exclude"
+	cases := map[string]struct {
+		change func(w []Wanted, o *Observation)
+		want   string // why wk2 is refused
+	}{
+		"enough":         {change: func([]Wanted, *Observation) {}},
+		"one that fits":  {change: func(_ []Wanted, o *Observation) { o.ParkingIDs = []VMID{9092} }, want: lack},
+		"one of another": {change: func(_ []Wanted, o *Observation) { o.VMs = append(o.VMs, VM{ID: 9092}, VM{ID: 9091}) }, want: lack},
+		"one has its parking VM": {change: func(_ []Wanted, o *Observation) {
+			o.ParkingIDs, o.Found[0].Parking = []VMID{9092}, &Parking{VM: VM{ID: 9091}}
+		}},
+		"one in place": {change: func(w []Wanted, o *Observation) { o.ParkingIDs, w[0].Strategy = []VMID{9092}, InPlace }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := stale()
+			tc.change(wanted, &o)
+			plan, err := NewPlan("c1", wanted, o, past, Policy{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			refused := map[string]string{}
+			for _, n := range plan.Work() {
+				refused[n.Node] = strings.Join(n.Refused, "; ")
+			}
+			if len(refused) != 2 || refused["wk1"] != "" || refused["wk2"] != tc.want {
+				t.Errorf("%q", refused)
 			}
 		})
 	}

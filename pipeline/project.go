@@ -140,7 +140,7 @@ func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wante
 
 func (p Project) sources(m Machines) cluster.Sources {
 	return cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, Reserved: p.mayPark,
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
 		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
 	}
 }
@@ -190,11 +190,18 @@ func (p Project) claimID() cluster.VMID {
 	return 0 // an empty range is refused when the configuration is read
 }
 
-// mayPark says whether a VMID may be that of a parking VM: it is one of ours, and
-// not known to be anything else's.
-func (p Project) mayPark(id cluster.VMID) bool {
-	known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == int(id) || n.Holder == int(id) })
-	return !known && id != p.claimID() && p.Config.Proxmox.VMIDs.Contains(int(id))
+// parkingIDs are the VMIDs that a parking VM may have, lowest first: those that are
+// ours, but for the claim's and what is known to be another's.
+func (p Project) parkingIDs() []cluster.VMID {
+	var ids []cluster.VMID
+	for vmid := range p.Config.Proxmox.VMIDs.All() {
+		id := cluster.VMID(vmid)
+		known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == vmid || n.Holder == vmid })
+		if !known && id != p.claimID() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't be. What

@@ -348,18 +348,12 @@ func outcome(err error) string {
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {
 	m, roll := w.machines, w.Config.Roll
 	px := cluster.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
-	r := &cluster.Roller{
+	return &cluster.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked,
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, ParkingIDs: w.parkingIDs(),
 	}
-	for vmid := range w.Config.Proxmox.VMIDs.All() {
-		if id := cluster.VMID(vmid); id != w.claimID() {
-			r.ParkingIDs = append(r.ParkingIDs, id)
-		}
-	}
-	return r
 }
