@@ -181,7 +181,12 @@ func foreignKinds() []kind {
 			if target == vm.Host {
 				target = hosts[1]
 			}
-			return nil, p.task(p.lab.World.Migrate("", vm.Host, world.MigrateRequest{ID: vm.ID, Target: target, Online: vm.Running, WithLocalDisks: vm.Running}))
+			// A disk is handed over on one host only: recast asks for the VM back.
+			return func() {
+				if now, err := p.vmOf(s.Where); err == nil && now.Host == target && p.inExchange(s.Where) {
+					_ = p.migrate(now, vm.Host)
+				}
+			}, p.migrate(vm, target)
 		}},
 	}
 }
@@ -198,7 +203,7 @@ func edited(name, key, value string) kind {
 			return p.lab.World.SetConfig("", p.hostOf(s.Where), world.ChangeRequest{ID: vm.ID, Set: map[string]string{key: to}})
 		}
 		return func() {
-			if now, err := p.vmOf(s.Where); err == nil && now.Config[key] == value {
+			if now, err := p.vmOf(s.Where); err == nil && now.Merged()[key] == value {
 				_ = set(old) // the VM has just been found
 			}
 		}, set(value)
@@ -236,6 +241,10 @@ func (p *play) task(upid string, err error) error {
 		p.lab.World.WaitTask(upid)
 	}
 	return err
+}
+
+func (p *play) migrate(vm world.VM, target string) error {
+	return p.task(p.lab.World.Migrate("", vm.Host, world.MigrateRequest{ID: vm.ID, Target: target, Online: vm.Running, WithLocalDisks: vm.Running}))
 }
 
 func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // who does it sees what came of it
