@@ -130,7 +130,8 @@ type Proxmox struct {
 	Fingerprint string `yaml:"fingerprint,omitempty"`
 	// CAFile is a PEM file with the CA of the API's certificate, such as Proxmox' pve-root-ca.pem.
 	CAFile string `yaml:"caFile,omitempty"`
-	// VMIDs is the range that recast may use for VMs of its own: the claim and parked disks.
+	// VMIDs is the range that recast may use for VMs of its own: one for the claim, and
+	// one for each node whose system disk it replaces, for what is parked of it.
 	VMIDs VMIDRange `yaml:"vmids" jsonschema:"required"`
 }
 

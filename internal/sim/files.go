@@ -105,9 +105,9 @@ schematics:
 proxmox:
   endpoints: [%s]
   fingerprint: "%s"
-  vmids: 9000-9099
+  vmids: 9000-%d
 nodes:
-`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert))
+`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert), max(9099, 9010+2*len(l.Nodes)))
 	for _, n := range l.Nodes {
 		holder := ""
 		if n.Holder != 0 && n.Persistent {

@@ -150,7 +150,6 @@ func (w *watched) requireOutages(t *testing.T) {
 // atOnce is a lab that waits for nothing but the world. The first control plane is the canary.
 func atOnce(lab *Lab, roll ...string) {
 	lab.Replace("recast.yaml", "settle: 2s", "settle: 0s")
-	lab.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9300-9999")
 	lab.setRoll(append([]string{"canary: cp1"}, roll...)...)
 	lab.Patch(everywhere)
 }

@@ -188,8 +188,12 @@ func TestRehearsalFails(t *testing.T) {
 			must(t, err)
 			t.Cleanup(func() { must(t, stranger.Close()) })
 		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and whoever refuses connections to 127.42.7.251:50000 has it"},
-		"no number is free": {func(_ *testing.T, l *Lab) {
-			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9001")
+		"no number is free": {func(t *testing.T, l *Lab) {
+			// That of what is parked is there already, and is the last.
+			_, err := l.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+			must(t, err)
+			l.Patch(everywhere)
+			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9002")
 		}, fault.Refused, "no VMID is free for a scratch VM on pve1"},
 	}
 	for name, c := range cases {
