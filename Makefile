@@ -35,8 +35,8 @@ test: bin/tools/testsummary ## all tests but the long stories, with the race det
 stories: bin/tools/testsummary ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB
 	@go test -json -timeout 60m $(LONG) | bin/tools/testsummary -name stories
 
-race: bin/tools/testsummary ## every fifth of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
-	@go test -race -json -timeout 60m ./internal/sim/simtest -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,5) -stories.seed=$(SEED) | bin/tools/testsummary -name race
+race: bin/tools/testsummary ## every tenth of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
+	@go test -race -json -timeout 60m ./internal/sim/simtest -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,10) -stories.seed=$(SEED) | bin/tools/testsummary -name race
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
