@@ -13,7 +13,7 @@ import (
 // compareDisks makes sure that the VM has every drive that it had before and no
 // other, and that nobody else has one of them too: it is started next.
 func (r *Replace) compareDisks(ctx context.Context) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return errors.Join(err, fault.Refusedf("VM %d is gone", r.VM.ID))
 	}

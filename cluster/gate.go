@@ -133,7 +133,7 @@ func (n *nodeRoll) requireStorages(ctx context.Context) error {
 }
 
 func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}

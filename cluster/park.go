@@ -24,7 +24,7 @@ func (r *Replace) parkSteps() []step.Step {
 
 // onParking reads the drive under its parking key; found is false while the key is free.
 func (r *Replace) onParking(ctx context.Context, d ParkedDisk) (park VM, disk Disk, found bool, err error) {
-	park, err = r.Proxmox.VM(ctx, r.Parking)
+	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return VM{}, Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
@@ -111,7 +111,7 @@ func (r *Replace) detached(ctx context.Context, d ParkedDisk) (string, error) {
 // drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
 // Handing it over would rename it under its owner's configuration.
 func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -206,7 +206,7 @@ func (r *Replace) attached(ctx context.Context, d ParkedDisk) (string, error) {
 }
 
 func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	switch {
 	case err != nil:
 		return err

@@ -163,7 +163,7 @@ func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMI
 		config["pool"] = vm.Pool
 	}
 	for _, id := range ids {
-		if _, err := px.VM(ctx, id); err == nil {
+		if _, err := px.VMConfig(ctx, id); err == nil {
 			continue
 		} else if !errors.Is(err, ErrNotFound) {
 			return 0, fmt.Errorf("look up VM %d: %w", id, err)

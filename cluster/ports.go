@@ -53,12 +53,20 @@ type Inventory interface {
 	// VMID. Which of them run, it tells about 10 s late: VM tells what decides.
 	// While hosts do not answer it lists those of the others beside a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
-	// VM reads one VM afresh, wherever in the cluster it is. ErrNotFound if there is none.
+	// VM reads one VM afresh, wherever in the cluster it is, but for its pool.
+	// ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
+	// VMConfig is VM without a look whether it is on: it counts as running, so that
+	// nothing is done to it that would need it off.
+	VMConfig(ctx context.Context, id VMID) (VM, error)
+	// Pool names the resource pool that a VM is in; "" if in none.
+	Pool(ctx context.Context, id VMID) (string, error)
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
+	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
+	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
 	// Room reads what room a host has for disks of VMs.

@@ -179,7 +179,7 @@ func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) 
 
 // standsStill says whether disks may be moved: the VM is off, or has them all.
 func (r *Replace) standsStill(ctx context.Context) (string, error) {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	switch {
 	case err != nil:
 		return "", err
@@ -199,7 +199,7 @@ func (r *Replace) standsStill(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -263,7 +263,7 @@ func (r *Replace) blankToFree(ctx context.Context, d ParkedDisk) (vm VM, old Dis
 	case !found:
 		return vm, old, fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
 	}
-	vm, found, err = r.current(ctx)
+	vm, found, err = r.powered(ctx)
 	switch {
 	case err != nil:
 	case !found || vm.Running || vm.MadeBy() != r.Run:

@@ -104,9 +104,17 @@ func (get replacing) steps(f func(*Replace) []step.Step) func(context.Context) (
 	}
 }
 
-// current reads the VM afresh; found is false once it is deleted.
+// current reads the VM's configuration afresh; found is false once it is deleted.
 func (r *Replace) current(ctx context.Context) (vm VM, found bool, err error) {
-	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
+	return r.found(r.Proxmox.VMConfig(ctx, r.VM.ID))
+}
+
+// powered is current, with whether the VM is on.
+func (r *Replace) powered(ctx context.Context) (vm VM, found bool, err error) {
+	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
+}
+
+func (r *Replace) found(vm VM, err error) (VM, bool, error) {
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return VM{}, false, nil
@@ -206,7 +214,7 @@ func ownedDisks(vm VM) ([]string, error) {
 
 // deleteVM deletes the VM if it is still the one that was planned, stopped and empty.
 func (r *Replace) deleteVM(ctx context.Context) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}

@@ -194,7 +194,7 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	case n.plan.Strategy == Rollback:
 		return n.rolledBackTo(park.Record), nil
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
@@ -228,7 +228,7 @@ func (n *nodeRoll) parking(ctx context.Context) (Parking, error) {
 	if err != nil {
 		return Parking{}, err
 	}
-	vm, err := n.Proxmox.VM(ctx, id)
+	vm, err := n.Proxmox.VMConfig(ctx, id)
 	if err != nil {
 		return Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
 	}

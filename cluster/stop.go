@@ -28,8 +28,8 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
 		return "", nil
 	}
-	if ties, err := n.Proxmox.Ties(ctx, vm); err != nil || ties.HA != nil {
-		return "", err
+	if ha, err := n.Proxmox.HAResource(ctx, vm.ID); err != nil || ha != nil {
+		return "", prefix("read what Proxmox HA has of "+vm.String(), err)
 	}
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }

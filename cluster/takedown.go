@@ -142,12 +142,15 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
-	ties, err := n.Proxmox.Ties(ctx, vm)
+	ha, err := n.Proxmox.HAResource(ctx, vm.ID)
 	if err != nil {
+		return memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	}
+	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
 		return memory{}, err
 	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
+		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
