@@ -84,7 +84,7 @@ func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err erro
 	if n.answered {
 		return reason, nil, nil
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Standing(ctx, n.plan.Addr)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil

@@ -49,7 +49,7 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
 		return lacks, err
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		return "", err
 	}
@@ -116,7 +116,7 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		policy = RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0 {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0 {
 		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
 		}

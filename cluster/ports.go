@@ -154,6 +154,11 @@ type MachineReader interface {
 	// Standing reads as much of it as is needed to see that it is not running and ready
 	// yet: the UUID, the stage, and what that lacks.
 	Standing(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Identity reads who a configured machine is: the UUID and the Nodename.
+	Identity(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Booted reads which system a configured machine has booted and would boot next, in
+	// which boot and how far it is: Standing with versions, image, boot ID and entries.
+	Booted(ctx context.Context, addr netip.Addr) (Machine, error)
 	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
 	// begins or ceases to answer, or stands otherwise: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
@@ -173,6 +178,8 @@ type MachineReader interface {
 	UnsupportedKubernetes(talos, kubernetes string) string
 	// Kubernetes reads what a configured machine's Talos says of the Kubernetes on it.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
+	// KubernetesImages reads the UUID and the Images of it.
+	KubernetesImages(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
 	// RemovedFlags lists, in words, what the machine's components are told that
 	// Kubernetes to, one minor version after from, knows no more. The error is of kind
 	// fault.Refused where nobody here knows what that version has removed.

@@ -149,7 +149,7 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 	if err != nil || !found || m.ID == mem.EtcdID {
 		return err
 	}
-	if _, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil {
+	if _, err := n.Talos.Identity(ctx, n.plan.Addr); err != nil {
 		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
 		return nil
 	}
@@ -171,7 +171,7 @@ func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) 
 	if err != nil || !park.Record.Left {
 		return reason, err
 	}
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		return "", nil
 	}
 	return reason, nil // off, or in a later boot

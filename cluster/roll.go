@@ -198,7 +198,7 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.System(ctx, n.plan.Addr)
 	if err != nil {
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}

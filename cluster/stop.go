@@ -58,7 +58,7 @@ func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) err
 	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
 		return cause
 	}
 	for _, s := range []step.Step{{Skip: r.settingsRestored, Do: r.restoreSettings}, {Skip: r.haRestored, Do: r.restoreHA}} {

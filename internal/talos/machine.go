@@ -43,6 +43,27 @@ func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machi
 	return m, err
 }
 
+// Identity implements cluster.MachineReader.
+func (c *Client) Identity(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m = cluster.Machine{}
+		return atOnce(
+			func() error { return readHardware(ctx, s, &m) },
+			func() error { return readNodename(ctx, s, &m) },
+		)
+	})
+	return m, err
+}
+
+// Booted implements cluster.MachineReader.
+func (c *Client) Booted(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m, err = readRounds(ctx, s, readHardware, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions)
+		return err
+	})
+	return m, err
+}
+
 // System reads what tells which system a configured machine runs, and which it
 // would start next.
 func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
@@ -172,15 +193,21 @@ func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error
 	return err
 }
 
+func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
+	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
+	if found {
+		m.Nodename = node.TypedSpec().Nodename
+	}
+	return err
+}
+
 func readIdentity(ctx context.Context, s session, m *cluster.Machine) error {
 	return atOnce(
 		func() error { return readHardware(ctx, s, m) },
 		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
 			m.Hostname = host.TypedSpec().Hostname
 		}),
-		getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
-			m.Nodename = node.TypedSpec().Nodename
-		}),
+		func() error { return readNodename(ctx, s, m) },
 		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
 			m.ControlPlane = kind.MachineType().IsControlPlane()
 		}),

@@ -82,6 +82,20 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
 			t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
 		}
+		unasked = cmp.Options{cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "FromISO", "Disks", "SystemDisk", "Volumes", "InstallImage", "ConfigArgs")}
+		if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node, booted, unasked) {
+			t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node, booted, unasked))
+		}
+		if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.Machine{UUID: node.UUID, Nodename: node.Nodename}) {
+			t.Errorf("identity %+v: %v", who, err)
+		}
+		for _, addr := range []netip.Addr{cpAddr, workerAddr} {
+			all, errAll := c.Kubernetes(ctx, addr)
+			images, err := c.KubernetesImages(ctx, addr)
+			if errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "" {
+				t.Errorf("images %+v of %+v: %v, %v", images, all, err, errAll)
+			}
+		}
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.Phase = "ready"
