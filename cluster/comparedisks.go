@@ -26,7 +26,7 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 		return err
 	}
 	problems := append(r.missing(vm, before, have), added(vm, before, have)...)
-	if len(problems) == 0 && !vm.Running {
+	if len(problems) == 0 && !vm.Running && !r.aloneAtStart {
 		problems, err = sharedDisks(ctx, r.Proxmox, vm, have)
 	}
 	return errors.Join(append(problems, err)...)

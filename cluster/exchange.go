@@ -86,7 +86,8 @@ func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 
 // Steps is the whole exchange of a VM that is off, as a tree of its own.
 func (r *Replace) Steps() step.Step {
-	known := replacing(func(context.Context) (*Replace, error) { return r, nil })
+	itself := func(context.Context) (*Replace, error) { return r, nil }
+	known := replacing{read: itself, known: itself}
 	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), append([]step.Step{
 		{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
 	}, known.takeDown(r.Strategy)...))

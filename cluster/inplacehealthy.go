@@ -33,7 +33,7 @@ func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
 		return errors.Join(err, prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
 	}
 	// Nothing boots in a VM that is off, so there is nothing to give up on.
-	if vm, errVM := n.Proxmox.VM(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start it (on %s: qm start %d), then run the same command again", vm.Host, vm.ID)
 	}
 	return n.bootFailed(ctx, err)

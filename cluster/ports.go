@@ -59,6 +59,8 @@ type Inventory interface {
 	// VMConfig is VM without a look whether it is on: it counts as running, so that
 	// nothing is done to it that would need it off.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
+	// VMState is VM without its configuration: nothing can be changed by it.
+	VMState(ctx context.Context, id VMID) (VM, error)
 	// Pool names the resource pool that a VM is in; "" if in none.
 	Pool(ctx context.Context, id VMID) (string, error)
 	// Quorate says whether the Proxmox cluster has quorum right now.

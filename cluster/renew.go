@@ -18,7 +18,7 @@ func (n *nodeRoll) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.plan.Strategy == InPlace || ctx.Err() != nil {
 		return err
 	}
-	vm, errVM := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
 	switch {
 	case errVM != nil:
 		return errors.Join(err, errVM)
@@ -87,7 +87,7 @@ func (n *nodeRoll) withDisk(steps []step.Step) []step.Step {
 }
 
 func (n *nodeRoll) hasDisk(ctx context.Context) (string, error) {
-	r, err := n.replace(ctx)
+	r, err := n.knownReplace(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -11,7 +11,7 @@ import (
 
 // isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
 func (n *nodeRoll) isOff(ctx context.Context) (bool, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
 	if errors.Is(err, ErrNotFound) {
 		return true, nil
 	}
@@ -84,7 +84,7 @@ func (n *nodeRoll) powerOff(ctx context.Context, id string, vm VM) error {
 		}
 	}
 	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VM(ctx, vm.ID)
+		vm, err := n.Proxmox.VMState(ctx, vm.ID)
 		return err == nil && !vm.Running, "still running", err
 	})
 }

@@ -26,7 +26,7 @@ func (n *nodeRoll) takeDown() step.Step {
 				steps = append(steps, step.Step{ID: "leave-etcd", Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
 			}
 			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop})
-			return append(steps, replacing(n.replace).takeDown(n.plan.Strategy)...), nil
+			return append(steps, n.replacing().takeDown(n.plan.Strategy)...), nil
 		},
 	}
 }
@@ -42,7 +42,7 @@ func (n *nodeRoll) takenDown(ctx context.Context) (string, error) {
 	case !park.Record.Open || park.Record.Run != n.Run:
 		return "", nil
 	}
-	r, err := n.replace(ctx)
+	r, err := n.replaceWith(ctx, park)
 	if err != nil {
 		return "", err
 	}

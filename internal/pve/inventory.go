@@ -137,6 +137,11 @@ func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, err
 	return vm, err
 }
 
+// VMState implements cluster.Inventory.
+func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return c.find(ctx, id, c.readState)
+}
+
 // Pool implements cluster.Inventory.
 func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
@@ -260,10 +265,16 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	if err := c.readConfig(ctx, vm); err != nil {
 		return err
 	}
+	return c.readState(ctx, vm)
+}
+
+// readState fills in the state of the moment.
+func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
 		return err
 	}
+	vm.Name = cmp.Or(vm.Name, s.Name)
 	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, truth(s.HA.Managed)
 	return nil
 }
@@ -294,6 +305,7 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 }
 
 type vmStatus struct {
+	Name   string `json:"name"`
 	Status string `json:"status"`    // "running" or "stopped"
 	QMP    string `json:"qmpstatus"` // what QEMU itself says
 	HA     struct {
