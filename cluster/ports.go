@@ -161,6 +161,9 @@ type MachineReader interface {
 	// Booted reads which system a configured machine has booted and would boot next, in
 	// which boot and how far it is: Standing with versions, image, boot ID and entries.
 	Booted(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Arrived reads, of a machine that is running and ready, what Booted reads, or
+	// Machine where whole is wanted; Standing of one that is not yet.
+	Arrived(ctx context.Context, addr netip.Addr, whole bool) (Machine, error)
 	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
 	// begins or ceases to answer, or stands otherwise: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error

@@ -137,14 +137,14 @@ type nodeRoll struct {
 	hooks Hooks
 	path  string // of its branch in the tree
 
-	opened     *Replace // as its record was read last; nil: not yet
-	pulled     bool     // it was made to fetch the installer
-	rebooted   bool     // it was told to, by this very process
-	answered   bool     // with the cluster's certificates, since it was made anew
-	renewed    bool     // it got another blank system disk, after its installation was cut off
-	hasSettled bool     // it was healthy for the settling time
-	outOfEtcd  bool     // etcd has been seen without it, in a take-down
-	gaveUp     error    // why a node that was upgraded in place is to be reimaged
+	opened    *Replace  // as its record was read last; nil: not yet
+	pulled    bool      // it was made to fetch the installer
+	rebooted  bool      // it was told to, by this very process
+	answered  bool      // with the cluster's certificates, since it was made anew
+	renewed   bool      // it got another blank system disk, after its installation was cut off
+	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
+	outOfEtcd bool      // etcd has been seen without it, in a take-down
+	gaveUp    error     // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {

@@ -37,7 +37,7 @@ func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (k clust
 
 func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
 	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readIdentity, readBootID} {
+	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readHardware, readBootID} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.MachineKubernetes{}, err
 		}

@@ -111,6 +111,12 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node, booted, unasked) {
 		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node, booted, unasked))
 	}
+	if booted, err := c.Arrived(ctx, workerAddr, false); err != nil || !cmp.Equal(node, booted, unasked) {
+		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, booted, unasked))
+	}
+	if whole, err := c.Arrived(ctx, workerAddr, true); err != nil || !cmp.Equal(node, whole) {
+		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
+	}
 	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.Machine{UUID: node.UUID, Nodename: node.Nodename}) {
 		t.Errorf("identity %+v: %v", who, err)
 	}
