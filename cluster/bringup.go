@@ -17,7 +17,7 @@ func (n *nodeRoll) bringUp() step.Step {
 	return step.Step{
 		ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) {
-			steps := append(n.withDisk(replacing(n.replace).bringUp(n.plan.Strategy)),
+			steps := append(n.withDisk(n.replacing().bringUp(n.plan.Strategy)),
 				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start})
 			if n.plan.Strategy == Rollback {
 				steps = append(steps, n.bootEntryStep(func(memory) string { return n.plan.restore.Entry }))
@@ -33,7 +33,7 @@ func (n *nodeRoll) bringUp() step.Step {
 }
 
 func (n *nodeRoll) started(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
@@ -84,7 +84,7 @@ func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err erro
 	if n.answered {
 		return reason, nil, nil
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Standing(ctx, n.plan.Addr)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil

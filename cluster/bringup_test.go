@@ -13,7 +13,7 @@ type rebootingMachine struct {
 	looks int
 }
 
-func (r *rebootingMachine) Machine(context.Context, netip.Addr) (Machine, error) {
+func (r *rebootingMachine) Standing(context.Context, netip.Addr) (Machine, error) {
 	if r.looks++; r.looks == 2 {
 		return Machine{UUID: "u", Stage: "installing"}, nil
 	}

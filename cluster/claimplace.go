@@ -46,7 +46,7 @@ type claimVM struct {
 func (p claimVM) String() string { return fmt.Sprintf("VM %d", p.id) }
 
 func (p claimVM) read(ctx context.Context) (ClaimState, error) {
-	vm, err := p.px.VM(ctx, p.id)
+	vm, err := p.px.VMConfig(ctx, p.id)
 	switch {
 	case err != nil:
 		return ClaimState{}, fmt.Errorf("look up VM %d: %w", p.id, err)
@@ -79,12 +79,19 @@ func (p claimVM) write(ctx context.Context, from, to ClaimState) error {
 }
 
 func (p claimVM) remove(ctx context.Context, s ClaimState) error {
-	disks, err := s.VM.Disks()
+	vm, err := p.px.VM(ctx, p.id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look up VM %d: %w", p.id, err)
+	case vm.Digest != s.VM.Digest || vm.Host != s.VM.Host:
+		return fmt.Errorf("%s is no longer as it was read: %w", vm, ErrChanged)
+	}
+	disks, err := vm.Disks()
 	switch {
 	case err != nil:
 		return err
-	case s.VM.Name != claimName || s.VM.Running || s.VM.Template || len(disks) > 0:
-		return fault.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", s.VM, claimName)
+	case vm.Name != claimName || vm.Running || vm.Template || len(disks) > 0:
+		return fault.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, claimName)
 	}
 	if err := RequireQuorum(ctx, p.px); err != nil {
 		return err

@@ -50,6 +50,12 @@ func (p *claimPVE) VM(_ context.Context, id VMID) (VM, error) {
 	return vm, nil
 }
 
+func (p *claimPVE) VMConfig(ctx context.Context, id VMID) (VM, error) {
+	vm, err := p.VM(ctx, id)
+	vm.Running = true
+	return vm, err
+}
+
 func (p *claimPVE) Quorate(context.Context) (bool, error) { return !p.noQuorum, nil }
 
 // do changes or looks at the world between two requests.

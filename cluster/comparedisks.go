@@ -13,7 +13,7 @@ import (
 // compareDisks makes sure that the VM has every drive that it had before and no
 // other, and that nobody else has one of them too: it is started next.
 func (r *Replace) compareDisks(ctx context.Context) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return errors.Join(err, fault.Refusedf("VM %d is gone", r.VM.ID))
 	}
@@ -26,7 +26,7 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 		return err
 	}
 	problems := append(r.missing(vm, before, have), added(vm, before, have)...)
-	if len(problems) == 0 && !vm.Running {
+	if len(problems) == 0 && !vm.Running && !r.aloneAtStart {
 		problems, err = sharedDisks(ctx, r.Proxmox, vm, have)
 	}
 	return errors.Join(append(problems, err)...)

@@ -126,16 +126,16 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 
 // serves is the goal of bringing a machine back: this process has seen it healthy.
 func (n *nodeRoll) serves(context.Context) (string, error) {
-	if !n.hasSettled {
+	if n.settledAt.IsZero() {
 		return "", nil
 	}
 	return n.plan.Node + " is Ready", nil
 }
 
 func (n *nodeRoll) lacksConfigured(ctx context.Context) (string, error) {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil {
-		return "", err
+	m, lacks, err := n.arrived(ctx, false)
+	if err != nil || lacks != "" {
+		return lacks, err
 	}
 	return n.lacksService(ctx, m)
 }

@@ -74,7 +74,7 @@ func (n *nodeRoll) awaitDetached(ctx context.Context, id string, within time.Dur
 func (n *nodeRoll) awaitDisksGone(ctx context.Context, id string, mem memory, within time.Duration) error {
 	var foreign []Disk
 	err := n.wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.plan.VMID), within, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+		vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
 		if err != nil {
 			return false, "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 		}

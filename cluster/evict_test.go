@@ -50,8 +50,12 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]AttachedVolume
 // bootedTalos is a machine in its boot b1.
 type bootedTalos struct{ Talos }
 
-func (bootedTalos) Machine(context.Context, netip.Addr) (Machine, error) {
-	return Machine{UUID: "u1", Nodename: "wk1", BootID: "b1"}, nil
+func (bootedTalos) Identity(context.Context, netip.Addr) (Machine, error) {
+	return Machine{UUID: "u1", Nodename: "wk1"}, nil
+}
+
+func (bootedTalos) Booted(context.Context, netip.Addr) (Machine, error) {
+	return Machine{UUID: "u1", BootID: "b1"}, nil
 }
 
 // drainedNode is wk1, wanted with build "new", and its API.

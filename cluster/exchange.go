@@ -37,12 +37,15 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 	if err != nil {
 		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
 	}
-	ties, err := px.Ties(ctx, o.VM)
+	ha, err := px.HAResource(ctx, o.VM.ID)
 	if err != nil {
+		return nil, fmt.Errorf("read what Proxmox HA has of %s: %w", o.VM, err)
+	}
+	if o.VM.Pool, err = px.Pool(ctx, o.VM.ID); err != nil {
 		return nil, err
 	}
 	mem := memory{
-		VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ties.HA,
+		VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
 		Old: KeptDisk{Run: o.Run, Slot: o.System, Options: optionString(system)},
 	}
 	opening := Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
@@ -83,7 +86,8 @@ func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 
 // Steps is the whole exchange of a VM that is off, as a tree of its own.
 func (r *Replace) Steps() step.Step {
-	known := replacing(func(context.Context) (*Replace, error) { return r, nil })
+	itself := func(context.Context) (*Replace, error) { return r, nil }
+	known := replacing{read: itself, known: itself}
 	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), append([]step.Step{
 		{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
 	}, known.takeDown(r.Strategy)...))
@@ -127,7 +131,7 @@ func branch(id, title string, steps []step.Step) step.Step {
 
 // record reads the record afresh.
 func (r *Replace) record(ctx context.Context) (Record, error) {
-	park, err := r.Proxmox.VM(ctx, r.Parking)
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
@@ -139,7 +143,7 @@ func (r *Replace) record(ctx context.Context) (Record, error) {
 }
 
 func (r *Replace) updateRecord(ctx context.Context, change func(*Record)) error {
-	park, err := r.Proxmox.VM(ctx, r.Parking)
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
@@ -193,11 +197,11 @@ func (r *Replace) keepOff(ctx context.Context) (VM, error) {
 	if err != nil {
 		return vm, err
 	}
-	ties, err := r.Proxmox.Ties(ctx, vm)
+	ha, err := r.Proxmox.HAResource(ctx, vm.ID)
 	if err != nil {
-		return vm, err
+		return vm, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
-	if ties.HA != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
+	if ha != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
 		if err := r.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
 			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
 		}

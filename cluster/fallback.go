@@ -107,7 +107,7 @@ func (n *nodeRoll) fallbackStep() step.Step {
 					return f.openRecord(ctx, mem)
 				}},
 				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: f.stopped, Do: f.stop},
-			}, replacing(f.replace).takeDown(Reimage)...),
+			}, f.replacing().takeDown(Reimage)...),
 				f.bringUp(),
 				step.Step{ID: "report", Title: "note that the build does not boot here", Do: func(ctx context.Context) error {
 					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {

@@ -44,7 +44,7 @@ func ejectStep(px Proxmox, id VMID) step.Step {
 }
 
 func ejected(ctx context.Context, px Proxmox, id VMID) (string, error) {
-	vm, err := px.VM(ctx, id)
+	vm, err := px.VMConfig(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", id, err)
 	}
@@ -61,7 +61,7 @@ func ejected(ctx context.Context, px Proxmox, id VMID) (string, error) {
 }
 
 func eject(ctx context.Context, px Proxmox, id VMID) error {
-	vm, err := px.VM(ctx, id)
+	vm, err := px.VMConfig(ctx, id)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", id, err)
 	}
@@ -84,7 +84,7 @@ func eject(ctx context.Context, px Proxmox, id VMID) error {
 // settingsToRestore are the settings that are off for the time of the exchange,
 // as far as they are not as before; those that the VM had not are to go again.
 func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]string, del []string, err error) {
-	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
+	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
 	if err != nil {
 		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
@@ -122,13 +122,9 @@ func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
 	}
-	vm, err := r.Proxmox.VM(ctx, r.VM.ID)
-	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
-	}
-	ties, err := r.Proxmox.Ties(ctx, vm)
-	if err != nil || ties.HA == nil {
-		return "", err
+	ha, err := r.Proxmox.HAResource(ctx, r.VM.ID)
+	if err != nil || ha == nil {
+		return "", prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
 	}
 	return "Proxmox HA manages it again", nil
 }

@@ -65,7 +65,7 @@ func (n *nodeRoll) look(ctx context.Context) error {
 	}
 	if !n.plan.Resume {
 		problems = append(problems, n.requireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
-	} else if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+	} else if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}
 	return errors.Join(problems...)
@@ -133,7 +133,7 @@ func (n *nodeRoll) requireStorages(ctx context.Context) error {
 }
 
 func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}

@@ -93,7 +93,7 @@ func (r *Replace) settle(ctx context.Context) error {
 	if err != nil || !found { // it is deleted only when every disk has arrived
 		return err
 	}
-	park, err := r.Proxmox.VM(ctx, r.Parking)
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
@@ -150,6 +150,18 @@ func (r *Replace) handable(in Intent, from VM) error {
 		return fault.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
 		return startedMeanwhile(from)
+	}
+	return nil
+}
+
+// requireOff refuses to give a disk to a VM that runs: its guest would get it hot.
+func (r *Replace) requireOff(ctx context.Context, id VMID) error {
+	vm, err := r.Proxmox.VM(ctx, id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look up VM %d: %w", id, err)
+	case vm.Running:
+		return startedMeanwhile(vm)
 	}
 	return nil
 }
@@ -216,8 +228,8 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
 	}
-	if to.Running {
-		return false, startedMeanwhile(to)
+	if err := r.requireOff(ctx, to.ID); err != nil {
+		return false, err
 	}
 	if err := r.Proxmox.SetConfig(ctx, to, map[string]string{in.ToKey: joinOptions(lost[0], in.Options)}, nil); err != nil {
 		return false, fmt.Errorf("attach %s, which had lost its name, as %s of %s: %w", lost[0], in.ToKey, to, err)

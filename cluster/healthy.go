@@ -67,13 +67,20 @@ func (n *nodeRoll) sentBack(ctx context.Context, silent error) error {
 // healthy it looks, and has seen nothing missing since. A reading that fails takes
 // nothing back.
 func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
-	if !n.hasSettled {
+	switch {
+	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
+	case time.Since(n.settledAt) < n.Timing.Poll: // it has just looked
+		return n.isHealthy(), nil
 	}
 	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {
 		return "", nil //nolint:nilerr // settle says what it is
 	}
-	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
+	return n.isHealthy(), nil
+}
+
+func (n *nodeRoll) isHealthy() string {
+	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID))
 }
 
 // settle waits until the node has lacked nothing for the settling time. A
@@ -108,7 +115,10 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 		}
 		return time.Since(since) >= n.Timing.Settle, "healthy, settling", nil
 	})
-	n.hasSettled = err == nil
+	n.settledAt = time.Time{}
+	if err == nil {
+		n.settledAt = time.Now()
+	}
 	return n.blameEtcd(ctx, err)
 }
 
@@ -127,20 +137,12 @@ const (
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
-	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
+	m, lacks, err := n.arrived(ctx, true)
+	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil {
-		return "", err
-	}
-	switch {
-	case m.UUID != n.plan.UUID:
-		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
-	case m.BootID == mem.BootID && n.plan.Strategy != PutBack:
+	if m.BootID == mem.BootID && n.plan.Strategy != PutBack {
 		return "still the boot from before the replacement", nil
-	case m.Stage != "running" || !m.Ready:
-		return m.standing(), nil
 	}
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
 		return lacks, nil

@@ -136,34 +136,39 @@ func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
 // build. A machine that is away after it was told to reboot has reached it as
 // far as this branch can tell: waiting is the next step's.
 func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	reason, _, err := n.sees(ctx)
+	return reason, err
+}
+
+// sees is runsWanted, with the machine as it was read; nil where it could not be.
+func (n *nodeRoll) sees(ctx context.Context) (reason string, seen *Machine, err error) {
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			return "", err // it was us who did not wait for the answer
+			return "", nil, err // it was us who did not wait for the answer
 		}
 		mark, errMark := n.mark(ctx)
 		if errMark == nil && mark != nil && mark.Installed || errMark != nil && n.rebooted {
-			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
+			return "it is away: " + err.Error(), nil, nil // a single control plane takes the mark along
 		}
-		return "", nil //nolint:nilerr // the steps below say what is wrong
+		return "", nil, nil //nolint:nilerr // the steps below say what is wrong
 	}
 	if m.UUID != n.plan.UUID {
-		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+		return "", nil, fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
-	if len(diffImage(n.want.Build, m, n.History)) > 0 || m.pendingReboot() {
-		mark, err := n.mark(ctx)
-		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
-			return "", nil //nolint:nilerr // the steps below say what is wrong
-		}
-		switch {
-		case mark.BootID != m.BootID:
-			return "it has rebooted", nil // into what, the next step sees
-		case m.Stage == "rebooting":
-			return "it is rebooting", nil
-		}
-		return "", nil
+	if len(diffImage(n.want.Build, m, n.History)) == 0 && !m.pendingReboot() {
+		return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), &m, nil
 	}
-	return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), nil
+	mark, err := n.mark(ctx)
+	switch {
+	case err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID:
+		return "", &m, nil //nolint:nilerr // the steps below say what is wrong
+	case mark.BootID != m.BootID:
+		return "it has rebooted", &m, nil // into what, the next step sees
+	case m.Stage == "rebooting":
+		return "it is rebooting", &m, nil
+	}
+	return "", &m, nil
 }
 
 // pendingReboot says whether another system is installed than the one that runs.
@@ -172,7 +177,7 @@ func (m Machine) pendingReboot() bool {
 }
 
 func (n *nodeRoll) drainInPlace(ctx context.Context) error {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
@@ -204,16 +209,20 @@ func (m Mark) begun(now Mark) bool {
 // call. It must not be installed twice: before Talos 1.14 an installer keeps the
 // default entry and removes the others, the running one too.
 func (n *nodeRoll) installed(ctx context.Context) (string, error) {
-	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
+	reason, m, err := n.sees(ctx)
+	if err != nil || reason != "" {
 		return reason, err
 	}
 	mark, err := n.mark(ctx)
 	if err != nil || mark == nil || mark.Build != n.want.Build.ID {
 		return "", err
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil {
-		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	if m == nil { // another look says why
+		now, err := n.Talos.Booted(ctx, n.plan.Addr)
+		if err != nil {
+			return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		}
+		m = &now
 	}
 	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.installsApart()) {
 		return "", nil
@@ -233,7 +242,7 @@ func (n *nodeRoll) install(ctx context.Context) error {
 	}
 	mark.Installed = true
 	setMark := func() error { return prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
@@ -324,7 +333,7 @@ func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Durati
 // installerSet says whether the configuration names the image that runs: with
 // another one the next reset or install would bring that.
 func (n *nodeRoll) installerSet(ctx context.Context) (string, error) {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.System(ctx, n.plan.Addr)
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -16,10 +17,12 @@ import (
 func TestSettledTakesBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
+		just  bool // the wait has just ended
 		lacks string
 		err   error
 		want  bool
 	}{
+		"it was just seen":     {just: true, lacks: "not asked", want: true},
 		"nothing is missing":   {want: true},
 		"something is missing": {lacks: "its Node is not Ready"},
 		"no answer":            {err: errors.New("connection refused"), want: true},
@@ -28,7 +31,10 @@ func TestSettledTakesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := &nodeRoll{Roller: &Roller{}, hasSettled: true}
+			n := &nodeRoll{Roller: &Roller{Timing: Timing{Poll: 2 * time.Second}}, settledAt: time.Now().Add(-2 * time.Second)}
+			if c.just {
+				n.settledAt = time.Now()
+			}
 			got, err := n.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
 			if err != nil || (got != "") != c.want {
 				t.Errorf("%q, %v", got, err)

@@ -33,7 +33,7 @@ func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
 		return errors.Join(err, prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
 	}
 	// Nothing boots in a VM that is off, so there is nothing to give up on.
-	if vm, errVM := n.Proxmox.VM(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start it (on %s: qm start %d), then run the same command again", vm.Host, vm.ID)
 	}
 	return n.bootFailed(ctx, err)
@@ -46,24 +46,17 @@ var (
 
 // lacksInPlace names the first thing that the node still lacks.
 func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
-	if lacks, err := n.onItsWay(ctx); err != nil || lacks != "" {
+	m, lacks, err := n.arrived(ctx, false)
+	if err != nil || lacks != "" {
 		return lacks, err
-	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
-	if err != nil {
-		return "", err
 	}
 	reasons := diffImage(n.want.Build, m, n.History)
 	mark, err := n.mark(ctx)
 	switch {
 	case err != nil:
 		return "", err
-	case m.UUID != n.plan.UUID:
-		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
 	case mark != nil && mark.Strategy == InPlace && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
-	case m.Stage != "running" || !m.Ready:
-		return m.standing(), nil
 	case len(reasons) > 0 && n.isOther(m):
 		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
 	case len(reasons) > 0:
@@ -72,14 +65,8 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 	return n.lacksService(ctx, m)
 }
 
-// lacksService names the first thing that a machine lacks which runs what it should.
+// lacksService names the first thing that a machine lacks which is there and runs what it should.
 func (n *nodeRoll) lacksService(ctx context.Context, m Machine) (string, error) {
-	switch {
-	case m.UUID != n.plan.UUID:
-		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
-	case m.Stage != "running" || !m.Ready:
-		return m.standing(), nil
-	}
 	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
@@ -116,7 +103,7 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		policy = RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0 {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(diffImage(n.want.Build, m, n.History)) > 0 {
 		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
 		}

@@ -10,7 +10,7 @@ import (
 // runsKubernetes is what the node runs, and runs again when it comes back. A
 // configuration that names a digest alone is trusted to stay as it is.
 func (n *nodeRoll) runsKubernetes(ctx context.Context) (KubernetesImages, error) {
-	m, err := n.Talos.Kubernetes(ctx, n.plan.Addr)
+	m, err := n.Talos.KubernetesImages(ctx, n.plan.Addr)
 	if err != nil {
 		return KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.plan.Node, err)
 	}
@@ -30,7 +30,7 @@ func (n *nodeRoll) kubernetesOfOthers(ctx context.Context) (images KubernetesIma
 		if n.plan.Role != controlPlane || e.Node == n.plan.Node {
 			continue
 		}
-		if m, err := n.Talos.Kubernetes(asking, e.Addr); err == nil {
+		if m, err := n.Talos.KubernetesImages(asking, e.Addr); err == nil {
 			images = m.Images
 			break
 		}

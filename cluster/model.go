@@ -22,9 +22,9 @@ type VM struct {
 	Running  bool   // status is "running"; look at QMP too
 	QMP      string // qmpstatus: "running", "paused", "io-error", …; "" when read by a list
 	Template bool
-	Lock     string // "backup", "migrate", …; "" when free
-	HA       bool   // managed by Proxmox HA
-	Pool     string
+	Lock     string            // "backup", "migrate", …; "" when free
+	HA       bool              // managed by Proxmox HA
+	Pool     string            // resource pool, where a list has told; see Inventory.Pool
 	Digest   string            // of the configuration, for compare-and-swap
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted

@@ -17,7 +17,7 @@ import (
 // its name in Kubernetes are one machine, that of its VM. Whether a machine has
 // to answer is for others to say.
 func (n *nodeRoll) requireOneMachine(ctx context.Context) error {
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Identity(ctx, n.plan.Addr)
 	switch {
 	case err != nil:
 	case m.UUID != n.plan.UUID:
@@ -95,7 +95,7 @@ func (n *nodeRoll) requireOwnMember(ctx context.Context, m EtcdMember) error {
 	if err != nil || addr == n.plan.Addr {
 		return nil //nolint:nilerr // added, but never started
 	}
-	other, err := n.Talos.Machine(ctx, addr)
+	other, err := n.Talos.Identity(ctx, addr)
 	if err != nil || other.UUID == n.plan.UUID {
 		return nil //nolint:nilerr // see above
 	}

@@ -24,19 +24,25 @@ func (r *Replace) parkSteps() []step.Step {
 
 // onParking reads the drive under its parking key; found is false while the key is free.
 func (r *Replace) onParking(ctx context.Context, d ParkedDisk) (park VM, disk Disk, found bool, err error) {
-	park, err = r.Proxmox.VM(ctx, r.Parking)
+	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return VM{}, Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
+	disk, found, err = parkedDisk(park, d)
+	return park, disk, found, err
+}
+
+// parkedDisk is the drive under its parking key.
+func parkedDisk(park VM, d ParkedDisk) (disk Disk, found bool, err error) {
 	value, found := park.Config[d.ParkKey]
 	if !found {
-		return park, Disk{}, false, nil
+		return Disk{}, false, nil
 	}
 	disk, err = ParseDisk(d.ParkKey, value)
 	if err == nil && disk.Owner != park.ID {
 		err = fault.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.ParkKey, park, disk.Volid)
 	}
-	return park, disk, true, err
+	return disk, true, err
 }
 
 // parkedOptions are the drive's options while it is parked: a backup of the
@@ -60,7 +66,15 @@ func (r *Replace) parked(ctx context.Context, d ParkedDisk) (string, error) {
 	if d.Holder != 0 {
 		return r.detached(ctx, d)
 	}
-	park, disk, found, err := r.onParking(ctx, d)
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	return isParked(park, d)
+}
+
+func isParked(park VM, d ParkedDisk) (string, error) {
+	disk, found, err := parkedDisk(park, d)
 	if err != nil || !found || !sameOptions(disk.Options, parkedOptions(d)) {
 		return "", err
 	}
@@ -101,17 +115,21 @@ func (r *Replace) detached(ctx context.Context, d ParkedDisk) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return isDetached(d, vm, found), nil
+}
+
+func isDetached(d ParkedDisk, vm VM, found bool) string {
 	if _, there := vm.Config[d.Key]; found && there {
-		return "", nil
+		return ""
 	}
-	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder), nil
+	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder)
 }
 
 // detach takes a disk that another VM owns out of the configuration. Proxmox
 // drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
 // Handing it over would rename it under its owner's configuration.
 func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -206,7 +224,7 @@ func (r *Replace) attached(ctx context.Context, d ParkedDisk) (string, error) {
 }
 
 func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	switch {
 	case err != nil:
 		return err

@@ -11,23 +11,40 @@ import (
 
 // replace gathers what was remembered into the exchange of this node's VM.
 func (n *nodeRoll) replace(ctx context.Context) (*Replace, error) {
-	mem, err := n.memory(ctx)
+	park, err := n.parking(ctx)
 	if err != nil {
 		return nil, err
 	}
-	park, err := n.parking(ctx)
+	return n.replaceWith(ctx, park)
+}
+
+// replaceWith is replace, with the parking VM as it was read.
+func (n *nodeRoll) replaceWith(ctx context.Context, park Parking) (*Replace, error) {
+	mem, err := n.memory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !park.Record.Open || park.Record.Run != n.Run {
 		return nil, fault.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
 	}
-	return n.replaceOf(mem, park.Record, park.VM.ID), nil
+	n.opened = n.replaceOf(mem, park.Record, park.VM.ID)
+	return new(*n.opened), nil
+}
+
+func (n *nodeRoll) replacing() replacing { return replacing{read: n.replace, known: n.knownReplace} }
+
+// knownReplace is replace as it was read last, if it was: which disks go where is
+// written once, when the record is opened.
+func (n *nodeRoll) knownReplace(ctx context.Context) (*Replace, error) {
+	if n.opened == nil {
+		return n.replace(ctx)
+	}
+	return new(*n.opened), nil
 }
 
 func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
 	r := replaceOf(n.Proxmox, mem, rec, parking)
-	r.ISO, r.SystemGiB = n.isoVolume, n.want.SystemGiB
+	r.ISO, r.SystemGiB, r.aloneAtStart = n.isoVolume, n.want.SystemGiB, true
 	return r
 }
 
@@ -163,7 +180,7 @@ func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMI
 		config["pool"] = vm.Pool
 	}
 	for _, id := range ids {
-		if _, err := px.VM(ctx, id); err == nil {
+		if _, err := px.VMConfig(ctx, id); err == nil {
 			continue
 		} else if !errors.Is(err, ErrNotFound) {
 			return 0, fmt.Errorf("look up VM %d: %w", id, err)

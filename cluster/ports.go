@@ -53,12 +53,22 @@ type Inventory interface {
 	// VMID. Which of them run, it tells about 10 s late: VM tells what decides.
 	// While hosts do not answer it lists those of the others beside a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
-	// VM reads one VM afresh, wherever in the cluster it is. ErrNotFound if there is none.
+	// VM reads one VM afresh, wherever in the cluster it is, but for its pool.
+	// ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
+	// VMConfig is VM without a look whether it is on: it counts as running, so that
+	// nothing is done to it that would need it off.
+	VMConfig(ctx context.Context, id VMID) (VM, error)
+	// VMState is VM without its configuration: nothing can be changed by it.
+	VMState(ctx context.Context, id VMID) (VM, error)
+	// Pool names the resource pool that a VM is in; "" if in none.
+	Pool(ctx context.Context, id VMID) (string, error)
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
+	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
+	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
 	// Room reads what room a host has for disks of VMs.
@@ -146,6 +156,14 @@ type MachineReader interface {
 	// Standing reads as much of it as is needed to see that it is not running and ready
 	// yet: the UUID, the stage, and what that lacks.
 	Standing(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Identity reads who a configured machine is: the UUID and the Nodename.
+	Identity(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Booted reads which system a configured machine has booted and would boot next, in
+	// which boot and how far it is: Standing with versions, image, boot ID and entries.
+	Booted(ctx context.Context, addr netip.Addr) (Machine, error)
+	// Arrived reads, of a machine that is running and ready, what Booted reads, or
+	// Machine where whole is wanted; Standing of one that is not yet.
+	Arrived(ctx context.Context, addr netip.Addr, whole bool) (Machine, error)
 	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
 	// begins or ceases to answer, or stands otherwise: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
@@ -165,6 +183,8 @@ type MachineReader interface {
 	UnsupportedKubernetes(talos, kubernetes string) string
 	// Kubernetes reads what a configured machine's Talos says of the Kubernetes on it.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
+	// KubernetesImages reads the UUID and the Images of it.
+	KubernetesImages(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
 	// RemovedFlags lists, in words, what the machine's components are told that
 	// Kubernetes to, one minor version after from, knows no more. The error is of kind
 	// fault.Refused where nobody here knows what that version has removed.

@@ -149,7 +149,7 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 	if err != nil || !found || m.ID == mem.EtcdID {
 		return err
 	}
-	if _, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil {
+	if _, err := n.Talos.Identity(ctx, n.plan.Addr); err != nil {
 		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
 		return nil
 	}
@@ -171,7 +171,7 @@ func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) 
 	if err != nil || !park.Record.Left {
 		return reason, err
 	}
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
 		return "", nil
 	}
 	return reason, nil // off, or in a later boot
@@ -179,7 +179,7 @@ func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) 
 
 // standsStill says whether disks may be moved: the VM is off, or has them all.
 func (r *Replace) standsStill(ctx context.Context) (string, error) {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	switch {
 	case err != nil:
 		return "", err
@@ -199,7 +199,7 @@ func (r *Replace) standsStill(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -263,7 +263,7 @@ func (r *Replace) blankToFree(ctx context.Context, d ParkedDisk) (vm VM, old Dis
 	case !found:
 		return vm, old, fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
 	}
-	vm, found, err = r.current(ctx)
+	vm, found, err = r.powered(ctx)
 	switch {
 	case err != nil:
 	case !found || vm.Running || vm.MadeBy() != r.Run:

@@ -9,7 +9,7 @@ import (
 
 // blanked is the goal of giving a VM that stays a blank system disk.
 func (r *Replace) blanked(ctx context.Context) (string, error) {
-	vm, disk, there, err := r.systemNow(ctx)
+	vm, disk, there, err := r.systemNow(r.current(ctx))
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
 		return "", err
 	}
@@ -35,7 +35,7 @@ func (r *Replace) blank(ctx context.Context) error {
 	if err := r.set(ctx, map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}); err != nil {
 		return err
 	}
-	_, now, there, err := r.systemNow(ctx)
+	_, now, there, err := r.systemNow(r.current(ctx))
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (r *Replace) restored(ctx context.Context) (string, error) {
 	if r.Restore == nil {
 		return "", r.nothingKept()
 	}
-	vm, disk, there, err := r.systemNow(ctx)
+	vm, disk, there, err := r.systemNow(r.powered(ctx))
 	if err != nil || !there || vm.MadeBy() != r.Run || !sameOptions(disk.Options, splitOptions(r.Restore.Options)) || !vm.bootsFirst(disk.Key) && !vm.Running {
 		return "", err
 	}
@@ -101,9 +101,10 @@ func (r *Replace) restore(ctx context.Context) error {
 	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// systemNow reads what is at the system disk's place; there is false while it is empty.
-func (r *Replace) systemNow(ctx context.Context) (vm VM, disk Disk, there bool, err error) {
-	vm, found, err := r.current(ctx)
+// systemNow is what the VM, as it was read, has at the system disk's place; there
+// is false while that is empty.
+func (r *Replace) systemNow(now VM, found bool, errRead error) (vm VM, disk Disk, there bool, err error) {
+	vm, err = now, errRead
 	if err != nil || !found {
 		return vm, Disk{}, false, err
 	}
@@ -122,7 +123,7 @@ func (r *Replace) systemNow(ctx context.Context) (vm VM, disk Disk, there bool, 
 }
 
 func (r *Replace) set(ctx context.Context, set map[string]string) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	switch {
 	case err != nil:
 		return err

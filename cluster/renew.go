@@ -18,7 +18,7 @@ func (n *nodeRoll) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.plan.Strategy == InPlace || ctx.Err() != nil {
 		return err
 	}
-	vm, errVM := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
 	switch {
 	case errVM != nil:
 		return errors.Join(err, errVM)
@@ -37,7 +37,7 @@ func (n *nodeRoll) cutOff(ctx context.Context, r *Replace, mem memory) bool {
 	if !n.plan.Resume || n.renewed || n.plan.Strategy != Recreate && n.plan.Strategy != Reimage {
 		return false
 	}
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found || !vm.Running || vm.UUID() != n.plan.UUID || vm.MadeBy() != n.Run || !r.isBlank(vm) {
 		return false
 	}
@@ -60,7 +60,7 @@ func (n *nodeRoll) cutOff(ctx context.Context, r *Replace, mem memory) bool {
 func (n *nodeRoll) renew(ctx context.Context, r *Replace, silent error) error {
 	n.renewed = true
 	n.say("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
-	vm, _, err := r.current(ctx)
+	vm, _, err := r.powered(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,11 +87,11 @@ func (n *nodeRoll) withDisk(steps []step.Step) []step.Step {
 }
 
 func (n *nodeRoll) hasDisk(ctx context.Context) (string, error) {
-	r, err := n.replace(ctx)
+	r, err := n.knownReplace(ctx)
 	if err != nil {
 		return "", err
 	}
-	vm, disk, there, err := r.systemNow(ctx)
+	vm, disk, there, err := r.systemNow(r.current(ctx))
 	if err != nil || !there {
 		return "", err
 	}

@@ -33,12 +33,19 @@ type Replace struct {
 	ha  *HAResource // that the VM was; nil: not managed
 	old KeptDisk    // what the old system disk is kept as, but for where
 
+	// aloneAtStart says that whoever starts the VM sees first that nobody else has its disks.
+	aloneAtStart bool
+
 	frees []FreePlan // kept disks that are superseded once this one is parked
 }
 
-// replacing gives the exchange when a step runs: in a roll it is known only
-// once the VM was remembered.
-type replacing func(ctx context.Context) (*Replace, error)
+// replacing gives the exchange when a step runs: in a roll it is known only once
+// the VM was remembered. Before something is done the record says again that it is
+// ours; what is to be looked at does not change with it.
+type replacing struct {
+	read  func(ctx context.Context) (*Replace, error)
+	known func(ctx context.Context) (*Replace, error)
+}
 
 func (get replacing) takeDown(s Strategy) []step.Step {
 	var steps []step.Step
@@ -76,7 +83,7 @@ func (get replacing) bringUp(s Strategy) []step.Step {
 
 func (get replacing) skip(f func(*Replace, context.Context) (string, error)) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
-		r, err := get(ctx)
+		r, err := get.known(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -86,7 +93,7 @@ func (get replacing) skip(f func(*Replace, context.Context) (string, error)) fun
 
 func (get replacing) do(f func(*Replace, context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		r, err := get(ctx)
+		r, err := get.read(ctx)
 		if err != nil {
 			return err
 		}
@@ -96,7 +103,7 @@ func (get replacing) do(f func(*Replace, context.Context) error) func(context.Co
 
 func (get replacing) steps(f func(*Replace) []step.Step) func(context.Context) ([]step.Step, error) {
 	return func(ctx context.Context) ([]step.Step, error) {
-		r, err := get(ctx)
+		r, err := get.read(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -104,9 +111,17 @@ func (get replacing) steps(f func(*Replace) []step.Step) func(context.Context) (
 	}
 }
 
-// current reads the VM afresh; found is false once it is deleted.
+// current reads the VM's configuration afresh; found is false once it is deleted.
 func (r *Replace) current(ctx context.Context) (vm VM, found bool, err error) {
-	vm, err = r.Proxmox.VM(ctx, r.VM.ID)
+	return r.found(r.Proxmox.VMConfig(ctx, r.VM.ID))
+}
+
+// powered is current, with whether the VM is on.
+func (r *Replace) powered(ctx context.Context) (vm VM, found bool, err error) {
+	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
+}
+
+func (r *Replace) found(vm VM, err error) (VM, bool, error) {
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return VM{}, false, nil
@@ -128,9 +143,14 @@ func (r *Replace) stranger(vm VM) error {
 // carries the run's mark from then on.
 func (r *Replace) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.current(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
+	}
+	return r.isReplaced(vm, found)
+}
+
+func (r *Replace) isReplaced(vm VM, found bool) (string, error) {
+	switch {
 	case !found && r.Strategy != Recreate:
 		return "", fault.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
 	case !found:
@@ -154,18 +174,18 @@ func (r *Replace) takenDown(ctx context.Context) (string, error) {
 // emptied is the goal of parking: what has to leave the VM has left it. For a
 // VM that is to be deleted that is everything but the cloud-init drive.
 func (r *Replace) emptied(ctx context.Context) (string, error) {
-	if reason, err := r.replaced(ctx); err != nil || reason != "" {
+	vm, found, err := r.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
 		return reason, err
 	}
-	if missing, err := r.notParked(ctx); err != nil || missing != "" {
+	if missing, err := r.notParked(ctx, vm, found); err != nil || missing != "" {
 		return "", err
 	}
 	if r.Strategy != Recreate {
 		return "its system disk is parked", nil
-	}
-	vm, _, err := r.current(ctx)
-	if err != nil {
-		return "", err
 	}
 	owned, err := ownedDisks(vm)
 	switch {
@@ -180,9 +200,19 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 
 // notParked names the first disk that is not where it is to be kept meanwhile.
 // That a VM has lost a drive is no proof that the parking VM has it.
-func (r *Replace) notParked(ctx context.Context) (key string, err error) {
+func (r *Replace) notParked(ctx context.Context, vm VM, found bool) (key string, err error) {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
 	for _, d := range r.Disks {
-		if reason, err := r.parked(ctx, d); err != nil || reason == "" {
+		if d.Holder != 0 {
+			if isDetached(d, vm, found) == "" {
+				return d.Key, nil
+			}
+			continue
+		}
+		if reason, err := isParked(park, d); err != nil || reason == "" {
 			return d.Key, err
 		}
 	}
@@ -206,12 +236,12 @@ func ownedDisks(vm VM) ([]string, error) {
 
 // deleteVM deletes the VM if it is still the one that was planned, stopped and empty.
 func (r *Replace) deleteVM(ctx context.Context) error {
-	vm, found, err := r.current(ctx)
+	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
 	}
 	owned, errOwned := ownedDisks(vm)
-	missing, errParked := r.notParked(ctx)
+	missing, errParked := r.notParked(ctx, vm, found)
 	if err := errors.Join(errOwned, errParked); err != nil {
 		return err
 	}
@@ -273,12 +303,15 @@ func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == string
 
 // unprotected is so for a VM that may be deleted.
 func (r *Replace) unprotected(ctx context.Context) (string, error) {
-	if reason, err := r.replaced(ctx); err != nil || reason != "" {
+	vm, found, err := r.current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
 		return reason, err
 	}
-	vm, found, err := r.current(ctx)
-	if err != nil || found && vm.Config["protection"] == "1" {
-		return "", err
+	if found && vm.Config["protection"] == "1" {
+		return "", nil
 	}
 	return "it is not protected", nil
 }

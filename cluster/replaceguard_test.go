@@ -27,6 +27,18 @@ func (p *guardedPair) VM(_ context.Context, id VMID) (VM, error) {
 	return vm, nil
 }
 
+func (p *guardedPair) VMState(ctx context.Context, id VMID) (VM, error) {
+	vm, err := p.VM(ctx, id)
+	vm.Config = nil
+	return vm, err
+}
+
+func (p *guardedPair) VMConfig(ctx context.Context, id VMID) (VM, error) {
+	vm, err := p.VM(ctx, id)
+	vm.Running = true
+	return vm, err
+}
+
 func (p *guardedPair) Quorate(context.Context) (bool, error) { return true, nil }
 
 func (p *guardedPair) SetConfig(_ context.Context, vm VM, set map[string]string, del []string) error {

@@ -137,13 +137,14 @@ type nodeRoll struct {
 	hooks Hooks
 	path  string // of its branch in the tree
 
-	pulled     bool  // it was made to fetch the installer
-	rebooted   bool  // it was told to, by this very process
-	answered   bool  // with the cluster's certificates, since it was made anew
-	renewed    bool  // it got another blank system disk, after its installation was cut off
-	hasSettled bool  // it was healthy for the settling time
-	outOfEtcd  bool  // etcd has been seen without it, in a take-down
-	gaveUp     error // why a node that was upgraded in place is to be reimaged
+	opened    *Replace  // as its record was read last; nil: not yet
+	pulled    bool      // it was made to fetch the installer
+	rebooted  bool      // it was told to, by this very process
+	answered  bool      // with the cluster's certificates, since it was made anew
+	renewed   bool      // it got another blank system disk, after its installation was cut off
+	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
+	outOfEtcd bool      // etcd has been seen without it, in a take-down
+	gaveUp    error     // why a node that was upgraded in place is to be reimaged
 }
 
 func (n *nodeRoll) step() step.Step {
@@ -194,11 +195,11 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	case n.plan.Strategy == Rollback:
 		return n.rolledBackTo(park.Record), nil
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.System(ctx, n.plan.Addr)
 	if err != nil {
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
@@ -228,7 +229,7 @@ func (n *nodeRoll) parking(ctx context.Context) (Parking, error) {
 	if err != nil {
 		return Parking{}, err
 	}
-	vm, err := n.Proxmox.VM(ctx, id)
+	vm, err := n.Proxmox.VMConfig(ctx, id)
 	if err != nil {
 		return Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
 	}

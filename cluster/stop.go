@@ -11,7 +11,7 @@ import (
 
 // isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
 func (n *nodeRoll) isOff(ctx context.Context) (bool, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
 	if errors.Is(err, ErrNotFound) {
 		return true, nil
 	}
@@ -28,8 +28,8 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
 		return "", nil
 	}
-	if ties, err := n.Proxmox.Ties(ctx, vm); err != nil || ties.HA != nil {
-		return "", err
+	if ha, err := n.Proxmox.HAResource(ctx, vm.ID); err != nil || ha != nil {
+		return "", prefix("read what Proxmox HA has of "+vm.String(), err)
 	}
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }
@@ -58,7 +58,7 @@ func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) err
 	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
-	if m, err := n.Talos.Machine(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
 		return cause
 	}
 	for _, s := range []step.Step{{Skip: r.settingsRestored, Do: r.restoreSettings}, {Skip: r.haRestored, Do: r.restoreHA}} {
@@ -84,7 +84,7 @@ func (n *nodeRoll) powerOff(ctx context.Context, id string, vm VM) error {
 		}
 	}
 	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VM(ctx, vm.ID)
+		vm, err := n.Proxmox.VMState(ctx, vm.ID)
 		return err == nil && !vm.Running, "still running", err
 	})
 }

@@ -26,7 +26,7 @@ func (n *nodeRoll) takeDown() step.Step {
 				steps = append(steps, step.Step{ID: "leave-etcd", Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
 			}
 			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop})
-			return append(steps, replacing(n.replace).takeDown(n.plan.Strategy)...), nil
+			return append(steps, n.replacing().takeDown(n.plan.Strategy)...), nil
 		},
 	}
 }
@@ -42,7 +42,7 @@ func (n *nodeRoll) takenDown(ctx context.Context) (string, error) {
 	case !park.Record.Open || park.Record.Run != n.Run:
 		return "", nil
 	}
-	r, err := n.replace(ctx)
+	r, err := n.replaceWith(ctx, park)
 	if err != nil {
 		return "", err
 	}
@@ -142,12 +142,15 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
-	ties, err := n.Proxmox.Ties(ctx, vm)
+	ha, err := n.Proxmox.HAResource(ctx, vm.ID)
 	if err != nil {
+		return memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	}
+	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
 		return memory{}, err
 	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ties.HA,
+		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,

@@ -44,19 +44,18 @@ func (n *nodeRoll) watchDetached(ctx context.Context, tell func(look bool)) erro
 	return n.Kube.WatchDetached(ctx, n.plan.Node, tell)
 }
 
-// onItsWay says how far a machine is that is not running and ready yet, with few
-// questions; "" for one that is.
-func (n *nodeRoll) onItsWay(ctx context.Context) (string, error) {
-	m, err := n.Talos.Standing(ctx, n.plan.Addr)
+// arrived reads a machine that is running and ready, all of it where whole is
+// wanted; lacks says how far one is that is not, of which little is asked.
+func (n *nodeRoll) arrived(ctx context.Context, whole bool) (m Machine, lacks string, err error) {
+	m, err = n.Talos.Arrived(ctx, n.plan.Addr, whole)
 	switch {
 	case err != nil:
-		return "", err
 	case m.UUID != n.plan.UUID:
-		return fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID), nil
+		lacks = fmt.Sprintf("%s answers with UUID %s", n.plan.Addr, m.UUID)
 	case m.Stage != "running" || !m.Ready:
-		return m.standing(), nil
+		lacks = m.standing()
 	}
-	return "", nil
+	return m, lacks, err
 }
 
 // ofMachine names a wait for what the machine itself shows.

@@ -90,6 +90,12 @@ func (s *pruneSite) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
 	return vm, nil
 }
 
+func (s *pruneSite) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := s.VM(ctx, id)
+	vm.Running = true
+	return vm, err
+}
+
 func (s *pruneSite) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

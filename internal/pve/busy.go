@@ -36,6 +36,12 @@ func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 			busy = append(busy, "running task "+t.String()+" of several VMs")
 		}
 	}
+	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
+		var err error
+		if vm.Pool, err = c.Pool(ctx, vm.ID); err != nil {
+			return nil, err
+		}
+	}
 	for _, j := range jobs {
 		if !j.includes(vm) {
 			continue

@@ -52,6 +52,7 @@ type Client struct {
 	warn      func(string)
 	workers   knownTasks
 	lasted    durations
+	seen      lastSeen
 	slots     slots
 }
 

@@ -30,8 +30,8 @@ var (
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
 
-// haResource reads a VM's resource; nil if there is none.
-func (c *Client) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
+// HAResource implements cluster.Inventory.
+func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
 	if err := c.get(ctx, haResources+"/"+sid(id), &raw); err != nil {
 		if saysInternally(err, noResource) {
@@ -55,7 +55,7 @@ func (c *Client) haResource(ctx context.Context, id cluster.VMID) (*cluster.HARe
 // has let go of the VM: until it has made its round, about every 10 s, it would
 // start a VM again that is stopped.
 func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
-	r, err := c.haResource(ctx, id)
+	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
 		err = c.removeResource(ctx, id)
 	}
@@ -111,7 +111,7 @@ func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 
 // AddHA implements cluster.HA.
 func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
-	now, err := c.haResource(ctx, r.VMID)
+	now, err := c.HAResource(ctx, r.VMID)
 	if err != nil {
 		return err
 	}

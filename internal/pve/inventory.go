@@ -95,7 +95,9 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 			err := c.readConfig(ctx, &vm)
 			if isNoConfig(err) {
 				// Deleted or moved since the list was made: ask about this one alone.
-				vm, err = c.VM(ctx, vm.ID)
+				if vm, err = c.VM(ctx, vm.ID); err == nil {
+					vm.Pool = listed.Pool
+				}
 			}
 			switch {
 			case errors.Is(err, cluster.ErrNotFound):
@@ -120,14 +122,49 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	return found, away.err()
 }
 
+// reading fills in what is wanted of a VM whose host is known.
+type reading func(ctx context.Context, vm *cluster.VM) error
+
 // VM implements cluster.Inventory.
 func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	var vm cluster.VM
+	return c.find(ctx, id, c.readVM)
+}
+
+// VMConfig implements cluster.Inventory.
+func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := c.find(ctx, id, c.readConfig)
+	vm.Running, vm.QMP, vm.HA = true, "", false
+	return vm, err
+}
+
+// VMState implements cluster.Inventory.
+func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return c.find(ctx, id, c.readState)
+}
+
+// Pool implements cluster.Inventory.
+func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
+	if i < 0 {
+		return "", fmt.Errorf("find the pool of VM %d: %w", id, cluster.ErrNotFound)
+	}
+	return rows[i].Pool, nil
+}
+
+func (c *Client) find(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+	vm, found, err := c.whereSeen(ctx, id, read)
+	if found {
+		return vm, err
+	}
 	start := time.Now()
 	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.poll}
-	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
-		vm, err = c.lookup(ctx, id)
+		vm, err = c.lookup(ctx, id, read)
 		if isStale(err) && time.Since(start) < listLag {
 			return false, "", err
 		}
@@ -136,6 +173,7 @@ func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	if isStale(err) {
 		err = fault.WithHint(err, "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
 	}
+	vm.Pool = "" // as where the list was not asked
 	return vm, err
 }
 
@@ -151,7 +189,8 @@ func isStale(err error) bool {
 
 // lookup reads a VM where the cluster's list says it is. Where the list and the
 // nodes disagree, only Proxmox's own register of numbers can say that it does not exist.
-func (c *Client) lookup(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+	asked := time.Now()
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return cluster.VM{}, err
@@ -164,7 +203,10 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID) (cluster.VM, error
 				return cluster.VM{}, err
 			}
 		}
-		err := c.readVM(ctx, &vm)
+		err := read(ctx, &vm)
+		if err == nil {
+			c.seen.add(id, vm.Host, asked)
+		}
 		if isUnanswered(err) {
 			return cluster.VM{}, c.away(ctx, vm, err)
 		}
@@ -202,10 +244,13 @@ type resource struct {
 
 func (c *Client) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
+	asked := time.Now()
 	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" }), nil
+	rows = slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" })
+	c.seen.list(rows, asked)
+	return rows, nil
 }
 
 func fromResource(r resource) cluster.VM {
@@ -220,10 +265,16 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	if err := c.readConfig(ctx, vm); err != nil {
 		return err
 	}
+	return c.readState(ctx, vm)
+}
+
+// readState fills in the state of the moment.
+func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
 		return err
 	}
+	vm.Name = cmp.Or(vm.Name, s.Name)
 	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, truth(s.HA.Managed)
 	return nil
 }
@@ -254,6 +305,7 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 }
 
 type vmStatus struct {
+	Name   string `json:"name"`
 	Status string `json:"status"`    // "running" or "stopped"
 	QMP    string `json:"qmpstatus"` // what QEMU itself says
 	HA     struct {

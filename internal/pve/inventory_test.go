@@ -38,6 +38,13 @@ var wantVM101 = cluster.VM{
 	Pending: []string{"ide2", "memory"},
 }
 
+// wantVM101Alone is VM 101 when it is not read in a list: the pool is in none of its own.
+func wantVM101Alone() cluster.VM {
+	vm := wantVM101
+	vm.QMP, vm.Pool = "io-error", ""
+	return vm
+}
+
 func TestVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +98,7 @@ func TestVM(t *testing.T) {
 		err     string
 		hints   int
 	}{
-		"is there": {prepare: vm101, want: func() cluster.VM { vm := wantVM101; vm.QMP = "io-error"; return vm }()},
+		"is there": {prepare: vm101, want: wantVM101Alone()},
 		"is not listed and its number is free": {
 			prepare: func(pve1 *fake) {
 				pve1.on(listPath, data(`[]`))
@@ -114,7 +121,7 @@ func TestVM(t *testing.T) {
 				pve1.on(listPath, data(`[]`), data(`[]`), listed)
 				pve1.on("GET /cluster/nextid?vmid=101", taken)
 			},
-			want: func() cluster.VM { vm := wantVM101; vm.QMP = "io-error"; return vm }(),
+			want: wantVM101Alone(),
 		},
 		"cannot be seen": {
 			prepare: func(pve1 *fake) {

@@ -139,7 +139,7 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 // seeHA looks whether a VM is in Proxmox HA as wanted; nil is out of it.
 func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
-		now, err := c.haResource(ctx, id)
+		now, err := c.HAResource(ctx, id)
 		switch {
 		case err != nil:
 			return sight{}, err

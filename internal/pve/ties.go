@@ -21,7 +21,7 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 	snapshots, errSnapshots := c.snapshots(ctx, vm)
 	backups, errBackups := c.backups(ctx, vm)
 	replications, errReplications := c.replications(ctx, vm, jobs)
-	ha, errHA := c.haResource(ctx, vm.ID)
+	ha, errHA := c.HAResource(ctx, vm.ID)
 	tags, errTags := c.restrictedTags(ctx, vm)
 	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags)
 	if err != nil {

@@ -27,6 +27,7 @@ func untied(pve1 *fake) {
 		"GET /access/acl":                               `[{"path":"/","ugid":"a@pve"},{"path":"/vms/1010","ugid":"a@pve"}]`,
 		"GET /cluster/replication":                      `[{"id":"102-0","guest":102}]`,
 		"GET /cluster/backup":                           `[]`,
+		listPath:                                        `[{"type":"qemu","vmid":101,"node":"pve1","pool":"talos"},{"type":"qemu","vmid":102,"node":"pve1","pool":"other"}]`,
 		"GET /nodes/pve1/tasks?source=active&limit=500": `[]`,
 	} {
 		pve1.on(path, data(list))

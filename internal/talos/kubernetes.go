@@ -2,8 +2,10 @@ package talos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
@@ -22,15 +24,26 @@ func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.Mac
 	return k, err
 }
 
+// KubernetesImages implements cluster.MachineReader.
+func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		k = cluster.MachineKubernetes{Revisions: map[cluster.Component]uint64{}}
+		var errUUID error
+		k.UUID, errUUID = readUUID(ctx, s)
+		return errors.Join(errUUID, readStaticPods(ctx, s, &k), readProxy(ctx, s, &k), readKubelet(ctx, s, &k))
+	})
+	return k, err
+}
+
 func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
 	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readIdentity, readBootID} {
+	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readHardware, readBootID} {
 		if err := read(ctx, s, &m); err != nil {
 			return cluster.MachineKubernetes{}, err
 		}
 	}
 	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
-	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet, readPending} {
+	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet, readKubeletHealth, readPending} {
 		if err := read(ctx, s, &k); err != nil {
 			return cluster.MachineKubernetes{}, err
 		}
@@ -68,13 +81,13 @@ func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes
 // revision the pod carries. Since 1.14 that is the one with a prefix
 // (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
 func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
+	all, err := list[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, "", resource.VersionUndefined))
 	for _, id := range []resource.ID{k8s.FinalPrefix + id, id} {
-		r, found, err = get[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, id, resource.VersionUndefined))
-		if err != nil || found {
-			return r, found, err
+		if i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id }); i >= 0 {
+			return all[i], true, err
 		}
 	}
-	return r, false, nil
+	return r, false, err
 }
 
 func readProxy(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
@@ -87,12 +100,13 @@ func readProxy(ctx context.Context, s session, k *cluster.MachineKubernetes) err
 
 func readKubelet(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
-	if err != nil {
-		return err
-	}
 	if found {
 		k.Images.Kubelet = spec.TypedSpec().Image
 	}
+	return err
+}
+
+func readKubeletHealth(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	service, found, err := get[*v1alpha1.Service](ctx, s, v1alpha1.NewService(k8s.KubeletID).Metadata())
 	if err != nil {
 		return fmt.Errorf("its kubelet: %w", err)

@@ -43,6 +43,43 @@ func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machi
 	return m, err
 }
 
+// Identity implements cluster.MachineReader.
+func (c *Client) Identity(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m = cluster.Machine{}
+		return atOnce(
+			func() error { return readHardware(ctx, s, &m) },
+			func() error { return readNodename(ctx, s, &m) },
+		)
+	})
+	return m, err
+}
+
+// Booted implements cluster.MachineReader.
+func (c *Client) Booted(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m, err = readRounds(ctx, s, append(bootedMachine, readHardware)...)
+		return err
+	})
+	return m, err
+}
+
+// Arrived implements cluster.MachineReader.
+func (c *Client) Arrived(ctx context.Context, addr netip.Addr, whole bool) (m cluster.Machine, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		m = cluster.Machine{}
+		err := readRound(ctx, s, &m, readHardware, readStatus)
+		switch {
+		case err != nil || m.Stage != runtime.MachineStageRunning.String() || !m.Ready:
+			return err
+		case whole:
+			return readRound(ctx, s, &m, append(wholeMachine, readVersion)...)
+		}
+		return readRound(ctx, s, &m, append(bootedMachine, readVersion)...)
+	})
+	return m, err
+}
+
 // System reads what tells which system a configured machine runs, and which it
 // would start next.
 func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
@@ -69,25 +106,37 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 // all of it goes over one connection. What a machine says about being ready comes
 // first, so that it is never newer than what it is held against.
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
-	return readRounds(ctx, s, readIdentity, readSecurity, readBootID, readBootedEntry, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig)
+	return readRounds(ctx, s, append(wholeMachine, readHardware)...)
 }
 
 func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
 	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readFromConfig)
 }
 
-// readRounds has reads that fill in fields of their own, or go on with those of readStatus.
-func readRounds(ctx context.Context, s session, reads ...func(context.Context, session, *cluster.Machine) error) (m cluster.Machine, err error) {
-	for _, round := range [][]func(context.Context, session, *cluster.Machine) error{{readVersion, readStatus}, reads} {
-		var all []func() error
-		for _, read := range round {
-			all = append(all, func() error { return read(ctx, s, &m) })
-		}
-		if err := atOnce(all...); err != nil {
+// reading fills in fields of its own, or goes on with those of readStatus.
+type reading = func(context.Context, session, *cluster.Machine) error
+
+// What is read after the status, beside the UUID.
+var (
+	wholeMachine  = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig})
+	bootedMachine = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
+)
+
+func readRounds(ctx context.Context, s session, reads ...reading) (m cluster.Machine, err error) {
+	for _, round := range [][]reading{{readVersion, readStatus}, reads} {
+		if err := readRound(ctx, s, &m, round...); err != nil {
 			return cluster.Machine{}, err
 		}
 	}
 	return m, nil
+}
+
+func readRound(ctx context.Context, s session, m *cluster.Machine, reads ...reading) error {
+	var all []func() error
+	for _, read := range reads {
+		all = append(all, func() error { return read(ctx, s, m) })
+	}
+	return atOnce(all...)
 }
 
 // atOnce does all of it and fails with the first error in the order of the
@@ -172,15 +221,20 @@ func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error
 	return err
 }
 
-func readIdentity(ctx context.Context, s session, m *cluster.Machine) error {
+func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
+	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
+	if found {
+		m.Nodename = node.TypedSpec().Nodename
+	}
+	return err
+}
+
+func readNames(ctx context.Context, s session, m *cluster.Machine) error {
 	return atOnce(
-		func() error { return readHardware(ctx, s, m) },
 		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
 			m.Hostname = host.TypedSpec().Hostname
 		}),
-		getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
-			m.Nodename = node.TypedSpec().Nodename
-		}),
+		func() error { return readNodename(ctx, s, m) },
 		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
 			m.ControlPlane = kind.MachineType().IsControlPlane()
 		}),

@@ -75,13 +75,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane {
 			t.Errorf("node = %+v", node)
 		}
-		unasked := cmp.Options{
-			cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "FromISO", "Volumes", "ConfigArgs"),
-			cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"),
-		}
-		if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
-			t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
-		}
+		checkParts(t, c, node)
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.Phase = "ready"
@@ -100,6 +94,39 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			t.Errorf("members (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// checkParts: what is read of a machine alone is as when all of it is read.
+func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
+	t.Helper()
+	ctx := t.Context()
+	unasked := cmp.Options{
+		cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "FromISO", "Volumes", "ConfigArgs"),
+		cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"),
+	}
+	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
+		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
+	}
+	unasked = cmp.Options{cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "FromISO", "Disks", "SystemDisk", "Volumes", "InstallImage", "ConfigArgs")}
+	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node, booted, unasked) {
+		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node, booted, unasked))
+	}
+	if booted, err := c.Arrived(ctx, workerAddr, false); err != nil || !cmp.Equal(node, booted, unasked) {
+		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, booted, unasked))
+	}
+	if whole, err := c.Arrived(ctx, workerAddr, true); err != nil || !cmp.Equal(node, whole) {
+		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
+	}
+	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.Machine{UUID: node.UUID, Nodename: node.Nodename}) {
+		t.Errorf("identity %+v: %v", who, err)
+	}
+	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
+		all, errAll := c.Kubernetes(ctx, addr)
+		images, err := c.KubernetesImages(ctx, addr)
+		if errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "" {
+			t.Errorf("images %+v of %+v: %v, %v", images, all, err, errAll)
+		}
+	}
 }
 
 // What a machine must not be told, or not by us, it is not told.

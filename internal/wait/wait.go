@@ -36,7 +36,7 @@ type For struct {
 	Name     string        // what is waited for: "etcd on cp1 healthy"
 	First    time.Duration // shortest pause: they grow with the time since the wait began, or since a watch told something; 0: Every
 	Every    time.Duration // longest pause between two looks
-	Expected time.Duration // how long it will take, if that is known: then looks are closest
+	Expected time.Duration // how long it will take, if that is known: the first look is then, and the next ones are closest
 	Timeout  time.Duration // 0: as long as the context lives
 
 	Watches []Watch       // are begun anew when they are lost
@@ -50,9 +50,8 @@ type For struct {
 
 // A pause is such a part of the time that has passed: the wait ends that much late at most.
 const (
-	part      = 4
-	finePart  = 32 // around the time when it is expected to be so
-	overshoot = 2  // how many times Expected that lasts
+	part     = 4
+	finePart = 64 // right after the time when it is expected to be so
 )
 
 // pause is how long not to look, since that long after the last hint.
@@ -65,15 +64,14 @@ func (w For) pause(since time.Duration, watched bool) time.Duration {
 	if watched {
 		return max(w.Every, min(max(since, w.Watched/part), w.Watched))
 	}
-	early := w.Expected - w.Expected/finePart
 	share := since / part
 	switch {
 	case w.First == 0:
 		return w.Every
-	case since < early:
-		share = early - since
-	case since < overshoot*w.Expected:
-		share = since / finePart
+	case since < w.Expected:
+		share = w.Expected - since
+	case w.Expected > 0: // as long again as it is late, at first
+		share = min(share, max(since-w.Expected, w.Expected/finePart))
 	}
 	return min(max(share, w.First), w.Every)
 }
@@ -96,8 +94,17 @@ func Until(ctx context.Context, w For, look Look) error {
 	defer cancel()
 	const nothing = "nothing yet"
 	last, hinted := nothing, start
-	for {
+	for first := true; ; first = false {
 		hints.watch(watching)
+		if first && w.Expected > 0 {
+			later := time.NewTimer(w.pause(0, false))
+			select {
+			case <-ctx.Done():
+			case <-hints.changed:
+			case <-later.C:
+			}
+			later.Stop()
+		}
 		done, seen, err := look(ctx)
 		if done && err == nil {
 			return nil

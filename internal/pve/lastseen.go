@@ -1,0 +1,82 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// seenFor is how long a VM is looked for where it was seen, before the cluster's
+// list is asked where it is. A host that still shows a VM which is elsewhere by
+// now was cut off from the cluster, and it takes Proxmox HA a minute at least to
+// give up a host (pve-ha-manager, HA/NodeStatus.pm, fence_delay).
+const seenFor = 15 * time.Second
+
+// lastSeen is on which hosts VMs were of late.
+type lastSeen struct {
+	mu    sync.Mutex
+	hosts map[cluster.VMID]sighting
+}
+
+type sighting struct {
+	host string
+	at   time.Time
+}
+
+// list notes what the cluster's list, asked for at that time, says. Where it has
+// no state of a VM, the host may be away.
+func (l *lastSeen) list(rows []resource, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hosts = make(map[cluster.VMID]sighting, len(rows))
+	for _, row := range rows {
+		if row.Status != "unknown" {
+			l.hosts[cluster.VMID(row.VMID)] = sighting{row.Node, at}
+		}
+	}
+}
+
+// add notes that Proxmox has put a VM on that host, or has read it there after
+// its list was asked for at that time.
+func (l *lastSeen) add(id cluster.VMID, host string, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.hosts == nil {
+		l.hosts = map[cluster.VMID]sighting{}
+	}
+	l.hosts[id] = sighting{host, at}
+}
+
+func (l *lastSeen) of(id cluster.VMID) (host string, found bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, found := l.hosts[id]
+	return s.host, found && time.Since(s.at) < seenFor
+}
+
+func (l *lastSeen) forget(id cluster.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hosts, id)
+}
+
+// whereSeen reads a VM where it was of late; found is false where it is to be
+// looked for. No VM is known there any more, or the host does not answer: what
+// that means the cluster's list decides.
+func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
+	host, known := c.seen.of(id)
+	if !known {
+		return vm, false, nil
+	}
+	vm = cluster.VM{ID: id, Host: host}
+	err = read(ctx, &vm)
+	if e, ok := errors.AsType[*Error](err); ok && e.Status >= http.StatusInternalServerError {
+		c.seen.forget(id)
+		return cluster.VM{}, false, nil
+	}
+	return vm, true, err
+}

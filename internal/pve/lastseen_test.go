@@ -1,0 +1,154 @@
+package pve
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// on101 are pve1's answers about VM 101 for another host.
+func on101(pve1 *fake, host, what string) {
+	for _, path := range []string{"config", "pending", "status/current"} {
+		pve1.on("GET /nodes/"+host+"/qemu/101/"+path, pve1.routes["GET /nodes/pve1/qemu/101/"+path]...)
+	}
+	if what != "" {
+		for _, path := range []string{"config", "pending", "status/current"} {
+			pve1.on("GET /nodes/pve1/qemu/101/"+path, raw(what, ""))
+		}
+	}
+}
+
+// TestVMWhereItWas: a VM is read where it was of late, and looked for where it is
+// not, where it may have moved, and where that is too long ago to be relied upon.
+func TestVMWhereItWas(t *testing.T) {
+	t.Parallel()
+	moved := func(what string) func(pve1 *fake) {
+		return func(pve1 *fake) {
+			pve1.on(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve2","status":"running"}]`))
+			on101(pve1, "pve2", what)
+		}
+	}
+	for name, tc := range map[string]struct {
+		then    func(pve1 *fake) // after it was read once
+		later   time.Duration
+		host    string
+		listed  int // how often the list is asked for the second time
+		missing bool
+	}{
+		"there still":                   {host: "pve1"},
+		"long ago":                      {later: seenFor, host: "pve1", listed: 1},
+		"migrated":                      {then: moved(noVM101), host: "pve2", listed: 1},
+		"the host does not answer":      {then: moved("595 No route to host"), host: "pve2", listed: 1},
+		"the host has left the cluster": {then: moved("500 hostname lookup 'pve1' failed - failed to get address info for: pve1: Name or service not known"), host: "pve2", listed: 1},
+		"migrated between two reads": {then: func(pve1 *fake) {
+			moved("")(pve1)
+			pve1.on("GET /nodes/pve1/qemu/101/status/current", raw(noVM101, ""))
+		}, host: "pve2", listed: 1},
+		"fenced, and shown by a host that was cut off": {then: moved(""), later: seenFor, host: "pve2", listed: 1},
+		"deleted": {then: func(pve1 *fake) {
+			pve1.on(listPath, data(`[]`))
+			pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			on101(pve1, "pve2", noVM101)
+		}, listed: 1, missing: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				vm101(pve1)
+				c := s.client(t, "pve1")
+				if _, err := c.VM(t.Context(), 101); err != nil {
+					t.Fatal(err)
+				}
+				before := len(pve1.requests())
+				if tc.then != nil {
+					tc.then(pve1)
+				}
+				time.Sleep(tc.later)
+				got, err := c.VM(t.Context(), 101)
+				if errors.Is(err, cluster.ErrNotFound) != tc.missing || !tc.missing && err != nil {
+					t.Fatal(err)
+				}
+				want := wantVM101Alone()
+				want.Host = tc.host
+				if diff := cmp.Diff(want, got); !tc.missing && diff != "" {
+					t.Errorf("VM (-want +got):\n%s", diff)
+				}
+				listed := slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return r != listPath })
+				if len(listed) != tc.listed {
+					t.Errorf("the list was asked %d times, want %d", len(listed), tc.listed)
+				}
+			})
+		})
+	}
+}
+
+// TestVMWhoseHostIsUnknown: where the list has no state of a VM its host may be
+// away, which the next read has to find out as well.
+func TestVMWhoseHostIsUnknown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		pve1.on(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve1","status":"unknown"}]`))
+		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
+		c := s.client(t, "pve1")
+		for range 2 {
+			vm, err := c.VM(t.Context(), 101)
+			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
+				t.Errorf("read %v, error %v", vm, err)
+			}
+		}
+	})
+}
+
+// TestVMConfig asks for nothing but the configuration, and lets nobody believe that the VM is off.
+func TestVMConfig(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		c := s.client(t, "pve1")
+		for range 2 {
+			got, err := c.VMConfig(t.Context(), 101)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := wantVM101Alone()
+			want.QMP, want.HA, want.Running = "", false, true
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("VM (-want +got):\n%s", diff)
+			}
+		}
+		if got := strings.Join(pve1.requests(), " "); strings.Contains(got, "status/current") {
+			t.Errorf("asked %s", got)
+		}
+	})
+}
+
+func TestPool(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		c := s.client(t, "pve1")
+		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {
+			t.Errorf("pool %q, error %v", pool, err)
+		}
+		if pool, err := c.Pool(t.Context(), 102); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("pool %q, error %v", pool, err)
+		}
+	})
+}
