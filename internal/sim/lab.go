@@ -36,6 +36,7 @@ type Lab struct {
 	leases   leases
 	machines *talosapi.Firmware
 	kubeCA   authority
+	kubeCert tls.Certificate // of all API servers
 	public   publicImages
 	pveCert  tls.Certificate
 	puller   *http.Transport
@@ -104,6 +105,7 @@ func (l *Lab) serveHTTP(addr string, h http.Handler) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
+	l.o.Network.Open(addr, func() (network.Door, bool) { return network.Door{Handler: h}, true })
 	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	l.serving.Go(func() {
 		_ = server.Serve(listener) // ends with ErrServerClosed
@@ -188,6 +190,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	l.kubeCert = cert
 	upstream, err := l.upstream()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -59,6 +60,7 @@ func (l *Lab) startProxmox(context.Context) error {
 		}
 		server := pveapi.New(w, l.Recorder, host)
 		server.Serve(listener, cert)
+		l.o.Network.Open(addr+":"+proxmoxPort, func() (network.Door, bool) { return network.Door{Handler: server, Certificate: cert.Leaf}, true })
 		l.closers = append(l.closers, server.Close)
 	}
 	return nil

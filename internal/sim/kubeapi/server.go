@@ -158,6 +158,11 @@ type Identity struct {
 // identityKey is where the context of a request has which API server was asked.
 type identityKey struct{}
 
+// As is the context of requests to one of the cluster's API servers.
+func (*Server) As(ctx context.Context, who Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, who)
+}
+
 // ServeAs is Serve for one of the cluster's API servers.
 func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) error {
 	if !s.enter() {
@@ -182,7 +187,7 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) erro
 		Protocols: protocols,
 		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
-		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, identityKey{}, who) },
+		BaseContext:       func(net.Listener) context.Context { return s.As(ctx, who) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
 	}

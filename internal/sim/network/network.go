@@ -5,8 +5,11 @@ package network
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +57,7 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 		return nil, &net.OpError{Op: "listen", Net: "tcp", Err: syscall.EADDRINUSE}
 	}
 	l := &memListener{pipeListener: newPipeListener(), addr: memAddr(addr), net: n}
+	l.ctx, l.end = context.WithCancel(context.Background())
 	n.listeners[addr] = l
 	return l, nil
 }
@@ -74,6 +78,12 @@ type memListener struct {
 	addr memAddr
 	net  *Network
 	once sync.Once
+
+	ctx context.Context // ends with the listener
+	end context.CancelFunc
+
+	mu   sync.Mutex
+	door func() (Door, bool) // nil: there is none
 }
 
 func (l *memListener) Addr() net.Addr { return l.addr }
@@ -92,6 +102,7 @@ func (l *memListener) Close() error {
 		l.net.mu.Lock()
 		delete(l.net.listeners, string(l.addr))
 		l.net.mu.Unlock()
+		l.end()
 	})
 	return l.pipeListener.Close()
 }
@@ -110,10 +121,15 @@ type Dialer struct {
 	cut   bool
 	conns map[net.Conn]struct{}
 	dials int
+
+	direct   map[*exchange]struct{} // requests on their way past the wire
+	believed map[belief][]*x509.Certificate
 }
 
 // Dialer makes a new client.
-func (n *Network) Dialer() *Dialer { return &Dialer{net: n, conns: map[net.Conn]struct{}{}} }
+func (n *Network) Dialer() *Dialer {
+	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[*exchange]struct{}{}, believed: map[belief][]*x509.Certificate{}}
+}
 
 // DialContext connects to "host:port" as net.Dialer.DialContext does. Of an address
 // that nobody has, ARP's three seconds are left out.
@@ -169,7 +185,11 @@ func (d *Dialer) Cut() {
 	d.cut = true
 	conns := d.conns
 	d.conns = map[net.Conn]struct{}{}
+	direct := slices.Collect(maps.Keys(d.direct))
 	d.mu.Unlock()
+	for _, e := range direct {
+		e.cancel(errCut)
+	}
 	for c := range conns {
 		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point
 	}

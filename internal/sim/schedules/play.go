@@ -85,7 +85,11 @@ func Play(t testing.TB, c Case) Result {
 		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
 		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
 	}
-	p.lab = simtest.New(t, c.options())
+	if c.Direct {
+		p.lab = simtest.NewDirect(t, c.options())
+	} else {
+		p.lab = simtest.New(t, c.options())
+	}
 	p.prepare()
 	p.begun = time.Now()
 	p.aim()

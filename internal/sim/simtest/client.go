@@ -136,11 +136,11 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 func (c *Client) connectImages(s *session) error {
 	transport := &http.Transport{DialContext: c.dialer.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.Telemetry.HTTP("factory")})
+	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
 	if err != nil {
 		return err
 	}
-	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
+	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.wrap("registry")})
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(pve.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("proxmox"),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("proxmox"),
 	})
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
-	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("kubernetes")})
+	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("kubernetes")})
 	if err != nil {
 		return err
 	}
@@ -175,6 +175,20 @@ func (c *Client) connectMachines(s *session) error {
 		s.machines.Commands = c.Commands
 	}
 	return nil
+}
+
+// wrap is put around what carries requests to a server.
+func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
+	telemetry := c.Telemetry.HTTP(server)
+	if !c.lab.direct || c.Reroute != nil {
+		return telemetry
+	}
+	return func(inner http.RoundTripper) http.RoundTripper {
+		if inner = c.dialer.Direct(inner); telemetry != nil {
+			inner = telemetry(inner)
+		}
+		return inner
+	}
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
