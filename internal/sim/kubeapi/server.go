@@ -143,6 +143,15 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return o.(*corev1.Node).DeepCopy(), nil
 }
 
+// NodeNow is Node without a copy: what it gives is not to be changed.
+func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error) {
+	o, err := s.store.Get(ctx, store.Nodes(), "", name)
+	if err != nil {
+		return nil, err
+	}
+	return o.(*corev1.Node), nil
+}
+
 // Serve answers on l until l, the server or ctx ends, then ends the
 // connections made through it. The controllers go on: only the way to the API is gone.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {

@@ -141,6 +141,19 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
+// volumeNamed is volume where nobody asks why there is none.
+func (w *World) volumeNamed(volid, host string) *volume {
+	if dev := w.devices[host][volid]; dev != nil {
+		return dev
+	}
+	id, name, _ := strings.Cut(volid, ":")
+	s := w.storages[id]
+	if s == nil || !s.on(host) {
+		return nil
+	}
+	return s.at(host)[name]
+}
+
 // volume finds a volume, or a block device of its own (without storage), as a host sees it.
 func (w *World) volume(volid, host string) (*storage, *volume, error) {
 	if dev := w.devices[host][volid]; dev != nil {
@@ -330,8 +343,8 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 func (w *World) Media(volid, host string) *Media {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, v, err := w.volume(volid, host)
-	if err != nil {
+	v := w.volumeNamed(volid, host)
+	if v == nil {
 		return nil
 	}
 	return v.media

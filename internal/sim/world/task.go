@@ -174,6 +174,13 @@ func (w *World) Tasks() []Task {
 	return list
 }
 
+// Busy says whether any task runs.
+func (w *World) Busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.tasks, func(t *task) bool { return t.Running })
+}
+
 // kill ends a worker where it is; mu must be held.
 func (t *task) kill() {
 	t.killed = true

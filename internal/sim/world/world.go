@@ -61,7 +61,8 @@ type World struct {
 	passwords   map[string]string // of users
 	ticketKey   []byte            // signs tickets
 	acls        []ACL
-	registered  map[string]bool // tags that only those with Sys.Modify on / may set
+	held        map[holder]map[string]bool // what was worked out of all that; nil: nothing yet
+	registered  map[string]bool            // tags that only those with Sys.Modify on / may set
 	pools       map[string]bool
 	down        map[string]bool // hosts without power
 	crashes     map[string]int  // how often each host's power was cut
