@@ -16,6 +16,16 @@ type Door struct {
 	Handler     http.Handler
 	Context     context.Context   // of its requests, which break off when it ends; nil: the listener's
 	Certificate *x509.Certificate // what it shows of itself; nil: it speaks plain HTTP
+	Channel     any               // of a server that speaks another protocol; Handler is nil
+}
+
+// Door is that of whoever listens on "ip:port" now, unless the client is cut off.
+func (d *Dialer) Door(addr string) (Door, bool) {
+	l, ok := d.listening(addr)
+	if !ok {
+		return Door{}, false
+	}
+	return l.behind()
 }
 
 // Open makes a server in memory reachable past the wire for as long as it listens
@@ -72,14 +82,14 @@ func (t *direct) enter(req *http.Request) (l *memListener, door Door, state *tls
 	if l, ok = t.dialer.listening(addressOf(req)); !ok {
 		return nil, Door{}, nil, false
 	}
-	if door, ok = l.behind(); !ok || (req.URL.Scheme == "https") != (door.Certificate != nil) {
+	if door, ok = l.behind(); !ok || door.Handler == nil || (req.URL.Scheme == "https") != (door.Certificate != nil) {
 		return nil, Door{}, nil, false
 	}
 	if door.Certificate == nil {
 		return l, door, nil, true
 	}
 	config := t.wire.TLSClientConfig
-	if config == nil || !t.dialer.believes(config, door.Certificate, req.URL.Hostname()) {
+	if config == nil || !t.dialer.Believes(config, door.Certificate, req.URL.Hostname()) {
 		return nil, Door{}, nil, false
 	}
 	state, err := shown(config)
@@ -132,8 +142,8 @@ type belief struct {
 	name   string
 }
 
-// believes says whether a handshake with that configuration would succeed.
-func (d *Dialer) believes(config *tls.Config, cert *x509.Certificate, host string) bool {
+// Believes says whether a client with that configuration would take the certificate for that host's.
+func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host string) bool {
 	if config.VerifyConnection != nil {
 		if config.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}) != nil {
 			return false
@@ -185,18 +195,19 @@ var (
 	errGone = errors.New("the server has closed the connection")
 )
 
-// attach has cancel called when the client is cut off; false: it is already.
-func (d *Dialer) attach(e *exchange) bool {
+// Attach has broken called when the client is cut off, until detach is; not ok: it is already.
+func (d *Dialer) Attach(broken func()) (detach func(), ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.cut {
-		d.direct[e] = struct{}{}
+	if d.cut {
+		return nil, false
 	}
-	return !d.cut
-}
-
-func (d *Dialer) detach(e *exchange) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.direct, e)
+	d.attached++
+	n := d.attached
+	d.direct[n] = broken
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.direct, n)
+	}, true
 }

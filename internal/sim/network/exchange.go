@@ -23,6 +23,7 @@ type exchange struct {
 	ctx    context.Context // the handler's
 	cancel context.CancelCauseFunc
 	stop   func() bool // waiting for the client to give up
+	detach func()
 
 	req   *http.Request // the client's
 	ready chan struct{} // closed when there is an answer, or none will come
@@ -51,11 +52,14 @@ func (slowError) Timeout() bool { return true }
 func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit time.Duration) (*http.Response, error) {
 	e.req = req
 	e.stop = context.AfterFunc(req.Context(), func() { e.cancel(context.Cause(req.Context())) })
-	if !e.dialer.attach(e) {
-		e.end(errCut)
+	detach, ok := e.dialer.Attach(func() { e.cancel(errCut) })
+	if !ok {
+		e.stop()
+		e.cancel(errCut)
 		closeBody(req)
 		return nil, errCut
 	}
+	e.detach = detach
 	if limit > 0 {
 		slow := time.AfterFunc(limit, func() { e.cancel(slowError{}) })
 		defer slow.Stop()
@@ -97,7 +101,7 @@ func closeBody(req *http.Request) {
 // end gives the exchange up, or closes it when all of it is over.
 func (e *exchange) end(why error) {
 	e.stop()
-	e.dialer.detach(e)
+	e.detach()
 	e.cancel(why)
 }
 

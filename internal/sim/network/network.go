@@ -122,13 +122,14 @@ type Dialer struct {
 	conns map[net.Conn]struct{}
 	dials int
 
-	direct   map[*exchange]struct{} // requests on their way past the wire
+	direct   map[int]func() // who is told, of those on their way past the wire
+	attached int
 	believed map[belief][]*x509.Certificate
 }
 
 // Dialer makes a new client.
 func (n *Network) Dialer() *Dialer {
-	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[*exchange]struct{}{}, believed: map[belief][]*x509.Certificate{}}
+	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[int]func(){}, believed: map[belief][]*x509.Certificate{}}
 }
 
 // DialContext connects to "host:port" as net.Dialer.DialContext does. Of an address
@@ -185,10 +186,10 @@ func (d *Dialer) Cut() {
 	d.cut = true
 	conns := d.conns
 	d.conns = map[net.Conn]struct{}{}
-	direct := slices.Collect(maps.Keys(d.direct))
+	direct := slices.Collect(maps.Values(d.direct))
 	d.mu.Unlock()
-	for _, e := range direct {
-		e.cancel(errCut)
+	for _, broken := range direct {
+		broken()
 	}
 	for c := range conns {
 		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point

@@ -2,12 +2,19 @@ package simtest
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"time"
+
+	talosclient "github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
@@ -18,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
@@ -159,7 +167,11 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos")})
+	trusted, err := c.trusted()
+	if err != nil {
+		return err
+	}
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Trusted: trusted})
 	if err != nil {
 		return err
 	}
@@ -189,6 +201,29 @@ func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 		}
 		return inner
 	}
+}
+
+// trusted has calls to machines made without a wire, with the credentials of the talosconfig.
+func (c *Client) trusted() ([]grpc.DialOption, error) {
+	if !c.lab.direct || c.Reroute != nil {
+		return nil, nil
+	}
+	conf, err := clientconfig.FromBytes(c.lab.Read("talosconfig"))
+	if err != nil {
+		return nil, err
+	}
+	own := conf.Contexts[conf.Context]
+	pair, err := talosclient.CertificateFromConfigContext(own)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := base64.StdEncoding.DecodeString(own.CA)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return directgrpc.NewClient(c.dialer, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{*pair}}).Options(), nil
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
