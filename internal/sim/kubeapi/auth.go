@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,11 +40,28 @@ func (s *Server) authenticate(r *http.Request) user {
 		return user{}
 	}
 	cert := r.TLS.PeerCertificates[0]
-	_, err := cert.Verify(x509.VerifyOptions{Roots: s.o.ClientCA, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	if err != nil {
+	chain := s.verify(cert)
+	now := time.Now()
+	if chain == nil || slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) }) {
 		return user{}
 	}
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
+}
+
+// verify looks at each certificate once; its times are another question. nil: no authority of ours has signed it.
+func (s *Server) verify(cert *x509.Certificate) []*x509.Certificate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	raw := string(cert.Raw)
+	chain, known := s.verified[raw]
+	if !known {
+		chains, err := cert.Verify(x509.VerifyOptions{Roots: s.o.ClientCA, CurrentTime: cert.NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if err == nil {
+			chain = chains[0]
+		}
+		s.verified[raw] = chain
+	}
+	return chain
 }
 
 func (s *Server) may(u user, r Request) bool {

@@ -65,10 +65,11 @@ type Server struct {
 	closing chan struct{} // closed by Close
 
 	mu          sync.Mutex
-	defined     []store.Resource              // custom ones
-	pages       map[string]kept               // of lists that may be continued
-	granted     map[string]func(Request) bool // to the members of groups
-	webhook     Webhook                       // nil: none
+	defined     []store.Resource               // custom ones
+	pages       map[string]kept                // of lists that may be continued
+	granted     map[string]func(Request) bool  // to the members of groups
+	verified    map[string][]*x509.Certificate // chains of clients' certificates, by these
+	webhook     Webhook                        // nil: none
 	webhookName string
 	closed      bool
 	handling    sync.WaitGroup // requests and Serve calls
@@ -95,7 +96,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{
 		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}), pages: map[string]kept{},
+		closing: make(chan struct{}), pages: map[string]kept{}, verified: map[string][]*x509.Certificate{},
 	}
 	switch {
 	case o.Upstream != nil:

@@ -14,11 +14,18 @@ var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, f
 // BenchmarkSchedules tells what a node-roll of random schedules costs: processor
 // time of everything, bringing the clusters up and looking at promises included.
 func BenchmarkSchedules(b *testing.B) {
+	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true) })
+	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false) })
+}
+
+func benchmarkSchedules(b *testing.B, direct bool) {
+	b.Helper()
 	b.ReportAllocs()
 	rolls, begin := 0, processorTime(b)
 	for b.Loop() {
 		for i := range *benched {
 			c := Draw(Seed(1, i))
+			c.Direct = direct
 			inBubble(b, func(t *testing.T) { rolls += Play(t, c).NodeRolls })
 		}
 	}
