@@ -34,7 +34,7 @@ var (
 const resultMark = "RESULT "
 
 // perProcess is how many cases a process plays before the next one begins with an empty heap.
-const perProcess = 10
+const perProcess = 40
 
 // playOne plays a case in a bubble. What the lab itself complains about fails the case, too.
 func playOne(t *testing.T, name string, c Case) (r Result) {
