@@ -32,7 +32,7 @@ func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
 // there is nobody while none runs.
 func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	running := map[talosapi.APIServer]*apiServer{}
-	front := &frontDoor{lab: l, addr: shared}
+	front := &frontDoor{lab: l, addr: shared, ctx: ctx}
 	for ctx.Err() == nil {
 		servers, changed := l.machines.APIServers()
 		wanted := map[talosapi.APIServer]bool{}
@@ -91,7 +91,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	if err != nil {
 		l.complain(fmt.Errorf("listen on %s: %w", addr, err))
 	} else {
-		l.o.Network.Open(addr, func() (network.Door, bool) { return r.door, true })
+		l.o.Network.Open(ctx, addr, func() (network.Door, bool) { return r.door, true })
 		serve(own)
 	}
 	serve(r.shared)
@@ -115,6 +115,7 @@ func (l *Lab) complain(err error) {
 type frontDoor struct {
 	lab  *Lab
 	addr string
+	ctx  context.Context // of the lab
 
 	mu       sync.Mutex
 	listener net.Listener // nil while no API server runs
@@ -134,7 +135,7 @@ func (f *frontDoor) join(r *apiServer) {
 		return
 	}
 	f.listener = listener
-	f.lab.o.Network.Open(f.addr, f.door)
+	f.lab.o.Network.Open(f.ctx, f.addr, f.door)
 	f.lab.serving.Go(func() { f.accept(listener) })
 }
 

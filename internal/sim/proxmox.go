@@ -30,7 +30,7 @@ func Privileges() []string {
 	}
 }
 
-func (l *Lab) startProxmox(context.Context) error {
+func (l *Lab) startProxmox(ctx context.Context) error {
 	w := l.World
 	w.AddStorage(world.Storage{ID: ISOStorage, Type: "cephfs", Shared: true, Content: []string{"iso"}})
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
@@ -60,7 +60,7 @@ func (l *Lab) startProxmox(context.Context) error {
 		}
 		server := pveapi.New(w, l.Recorder, host)
 		server.Serve(listener, cert)
-		l.o.Network.Open(addr+":"+proxmoxPort, func() (network.Door, bool) { return network.Door{Handler: server, Certificate: cert.Leaf}, true })
+		l.o.Network.Open(ctx, addr+":"+proxmoxPort, func() (network.Door, bool) { return network.Door{Handler: server, Certificate: cert.Leaf}, true })
 		l.closers = append(l.closers, server.Close)
 	}
 	return nil

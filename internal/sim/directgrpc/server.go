@@ -33,10 +33,10 @@ type Server struct {
 	known   map[*x509.Certificate]bool // clients' certificates, whether they are believed
 }
 
-// NewServer makes a server that has that TLS configuration on the wire. The caller stops it.
-func NewServer(config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
+// NewServer makes a server that has that TLS configuration on the wire. It ends with ctx, or when the caller stops it.
+func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
 	s := &Server{config: config, known: map[*x509.Certificate]bool{}}
-	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.channel.WithServerUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if !s.enter() {
 			return nil, errGone

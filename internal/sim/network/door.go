@@ -29,26 +29,32 @@ func (d *Dialer) Door(addr string) (Door, bool) {
 }
 
 // Open makes a server in memory reachable past the wire for as long as it listens
-// on "ip:port". find is asked with each request, and may say that there is nobody.
-func (n *Network) Open(addr string, find func() (Door, bool)) {
+// on "ip:port" and ctx lasts. find is asked with each request, and may say that there is nobody.
+func (n *Network) Open(ctx context.Context, addr string, find func() (Door, bool)) {
 	if n.loopback || n.Latency > 0 {
 		return
 	}
 	if l, ok := n.listener(addr); ok {
 		l.mu.Lock()
 		l.door = find
+		l.ctx, l.end = context.WithCancel(ctx)
 		l.mu.Unlock()
 	}
 }
 
+// behind is the listener's door; its context is set.
 func (l *memListener) behind() (Door, bool) {
 	l.mu.Lock()
-	find := l.door
+	find, ctx := l.door, l.ctx
 	l.mu.Unlock()
 	if find == nil {
 		return Door{}, false
 	}
-	return find()
+	d, ok := find()
+	if d.Context == nil {
+		d.Context = ctx
+	}
+	return d, ok
 }
 
 // Direct carries requests past the wire where the server has a door and the two
@@ -70,30 +76,27 @@ func (t *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Context().Err() != nil {
 		return t.wire.RoundTrip(req)
 	}
-	l, door, state, ok := t.enter(req)
+	door, state, ok := t.enter(req)
 	if !ok {
 		return t.wire.RoundTrip(req)
 	}
-	return newExchange(t.dialer, l, door).carry(req, state, t.wire.ResponseHeaderTimeout)
+	return newExchange(t.dialer, door).carry(req, state, t.wire.ResponseHeaderTimeout)
 }
 
 // enter finds the door to a request's server, and what is known there of the client.
-func (t *direct) enter(req *http.Request) (l *memListener, door Door, state *tls.ConnectionState, ok bool) {
-	if l, ok = t.dialer.listening(addressOf(req)); !ok {
-		return nil, Door{}, nil, false
-	}
-	if door, ok = l.behind(); !ok || door.Handler == nil || (req.URL.Scheme == "https") != (door.Certificate != nil) {
-		return nil, Door{}, nil, false
+func (t *direct) enter(req *http.Request) (door Door, state *tls.ConnectionState, ok bool) {
+	if door, ok = t.dialer.Door(addressOf(req)); !ok || door.Handler == nil || (req.URL.Scheme == "https") != (door.Certificate != nil) {
+		return Door{}, nil, false
 	}
 	if door.Certificate == nil {
-		return l, door, nil, true
+		return door, nil, true
 	}
 	config := t.wire.TLSClientConfig
 	if config == nil || !t.dialer.Believes(config, door.Certificate, req.URL.Hostname()) {
-		return nil, Door{}, nil, false
+		return Door{}, nil, false
 	}
 	state, err := shown(config)
-	return l, door, state, err == nil
+	return door, state, err == nil
 }
 
 func addressOf(req *http.Request) string {

@@ -24,7 +24,7 @@ func directly(t *testing.T, h http.HandlerFunc) (*http.Client, *network.Dialer, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Open("127.42.7.1:80", func() (network.Door, bool) { return network.Door{Handler: h}, true })
+	n.Open(t.Context(), "127.42.7.1:80", func() (network.Door, bool) { return network.Door{Handler: h}, true })
 	d := n.Dialer()
 	return &http.Client{Transport: d.Direct(&http.Transport{DialContext: d.DialContext, ResponseHeaderTimeout: time.Minute})}, d, l
 }

@@ -19,7 +19,6 @@ import (
 type exchange struct {
 	dialer *Dialer
 	door   Door
-	server context.Context // as long as it is there
 	ctx    context.Context // the handler's
 	cancel context.CancelCauseFunc
 	stop   func() bool // waiting for the client to give up
@@ -32,13 +31,9 @@ type exchange struct {
 	torn  error // why an answer that streams has broken off; set before its stream ends
 }
 
-func newExchange(d *Dialer, l *memListener, door Door) *exchange {
+func newExchange(d *Dialer, door Door) *exchange {
 	e := &exchange{dialer: d, door: door, ready: make(chan struct{})}
-	e.server = door.Context
-	if e.server == nil {
-		e.server = l.ctx
-	}
-	e.ctx, e.cancel = context.WithCancelCause(e.server)
+	e.ctx, e.cancel = context.WithCancelCause(door.Context)
 	return e
 }
 
@@ -112,7 +107,7 @@ func (e *exchange) broken() error {
 	if e.req.Context().Err() != nil {
 		return context.Cause(e.req.Context())
 	}
-	if e.server.Err() != nil && errors.Is(err, context.Cause(e.server)) {
+	if e.door.Context.Err() != nil && errors.Is(err, context.Cause(e.door.Context)) {
 		return errGone
 	}
 	return err

@@ -57,7 +57,6 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 		return nil, &net.OpError{Op: "listen", Net: "tcp", Err: syscall.EADDRINUSE}
 	}
 	l := &memListener{pipeListener: newPipeListener(), addr: memAddr(addr), net: n}
-	l.ctx, l.end = context.WithCancel(context.Background())
 	n.listeners[addr] = l
 	return l, nil
 }
@@ -79,11 +78,10 @@ type memListener struct {
 	net  *Network
 	once sync.Once
 
-	ctx context.Context // ends with the listener
-	end context.CancelFunc
-
 	mu   sync.Mutex
 	door func() (Door, bool) // nil: there is none
+	ctx  context.Context     // of requests through the door; ends with the listener
+	end  context.CancelFunc
 }
 
 func (l *memListener) Addr() net.Addr { return l.addr }
@@ -102,7 +100,12 @@ func (l *memListener) Close() error {
 		l.net.mu.Lock()
 		delete(l.net.listeners, string(l.addr))
 		l.net.mu.Unlock()
-		l.end()
+		l.mu.Lock()
+		end := l.end
+		l.mu.Unlock()
+		if end != nil {
+			end()
+		}
 	})
 	return l.pipeListener.Close()
 }

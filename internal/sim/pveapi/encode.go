@@ -35,6 +35,12 @@ func appendJSON(b []byte, value any) ([]byte, error) {
 		return appendObject(b, v)
 	case []object:
 		return appendList(b, v)
+	case *row:
+		b = append(b, v.before...)
+		b = strconv.AppendInt(b, int64(v.uptime), 10)
+		return append(b, v.after...), nil
+	case []any:
+		return appendList(b, v)
 	}
 	text, err := json.Marshal(value)
 	return append(b, text...), err
@@ -75,7 +81,7 @@ func appendObject(b []byte, o object) (_ []byte, err error) {
 	return append(b, '}'), nil
 }
 
-func appendList(b []byte, list []object) (_ []byte, err error) {
+func appendList[T any](b []byte, list []T) (_ []byte, err error) {
 	if list == nil {
 		return append(b, "null"...), nil
 	}
@@ -84,7 +90,7 @@ func appendList(b []byte, list []object) (_ []byte, err error) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		if b, err = appendObject(b, o); err != nil {
+		if b, err = appendJSON(b, o); err != nil {
 			return nil, err
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -81,7 +80,7 @@ func vmEntry(vm world.VM) object {
 		out["name"] = fmt.Sprintf("VM %d", vm.ID)
 	}
 	if vm.Running {
-		out["status"], out["uptime"] = "running", int(time.Since(vm.Started)/time.Second)
+		out["status"], out["uptime"] = "running", uptimeOf(vm)
 		out["pid"], out["mem"] = 100000+vm.ID, memory<<19
 	}
 	for _, key := range []string{"tags", "lock"} {

@@ -45,6 +45,7 @@ type call struct {
 	spool  *world.Spool // of an upload
 	total  int          // beside the data, where a list is shown in pages
 	vms    []world.VM   // once they were asked for
+	rows   *rows
 }
 
 func (c *call) node() string    { return c.vars["node"] }
@@ -133,7 +134,7 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		if vars["node"] == "localhost" {
 			vars["node"] = s.host
 		}
-		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, spool: q.spool}
+		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, spool: q.spool, rows: &s.rows}
 		way, err := s.proxy(c, r)
 		if err == nil {
 			err = c.check(r)

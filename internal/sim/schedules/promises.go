@@ -19,12 +19,12 @@ const unnamed = "no VM's configuration names its volume"
 // lookAfter holds the world against what must be so after every single call; only
 // calls that can have changed something, themselves or by a worker that is at work.
 func (p *play) lookAfter(call record.Call) {
-	busy := p.lab.World.Busy()
+	steps := p.lab.World.Steps()
 	p.mu.Lock()
-	was := p.busy
-	p.busy = busy
+	done := steps != p.steps
+	p.steps = steps
 	p.mu.Unlock()
-	if call.Mutation || was || busy {
+	if call.Mutation || done {
 		p.look(call.Method + " " + call.Path)
 	}
 }

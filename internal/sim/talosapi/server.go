@@ -52,7 +52,7 @@ func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
 
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
 // passed on to other machines; elsewhere client is what machines identify themselves with to each other.
-func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
+func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenance bool) error {
 	l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
 	if err != nil {
 		return fmt.Errorf("start apid: %w", err)
@@ -66,7 +66,7 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
 	if !maintenance {
-		a.direct = directgrpc.NewServer(conf, g.unary, g.stream)
+		a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
 	}
 	machineapi.RegisterMachineServiceServer(a, &machineService{boot: b, maintenance: maintenance})
 	if b.release().lifecycle {
@@ -82,7 +82,7 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 	b.api = a
 	b.mu.Unlock()
 	if a.direct != nil {
-		b.m.fw.o.Network.Open(l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
+		b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	}
 	go func() {
 		defer close(a.done)
@@ -121,7 +121,7 @@ func unknownService(_ any, ss grpc.ServerStream) error {
 func (b *boot) secureAPI(ctx context.Context) {
 	conf, client, err := b.clusterTLS(ctx)
 	if err == nil && ctx.Err() == nil {
-		err = b.startAPI(conf, client, false)
+		err = b.startAPI(ctx, conf, client, false)
 	}
 	if err != nil && ctx.Err() == nil {
 		b.m.console("apid: %v", err)

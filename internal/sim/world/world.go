@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -41,6 +42,7 @@ type World struct {
 	timeline *record.Timeline
 	done     chan struct{}
 	work     sync.WaitGroup // tasks and guests being switched off
+	steps    atomic.Uint64  // see Steps
 
 	// mu guards all below. It is never held while sleeping, while waiting for a
 	// channel, or while a guest or the firmware is called.
@@ -157,6 +159,8 @@ func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
 
 // delay is Delay that also ends when stop is closed.
 func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
+	w.steps.Add(1)
+	defer w.steps.Add(1)
 	timer := time.NewTimer(w.scaled(d))
 	defer timer.Stop()
 	select {
