@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"strings"
 	"sync"
 
 	"github.com/fullstorydev/grpchan/inprocgrpc"
@@ -26,6 +25,7 @@ type Server struct {
 	channel inprocgrpc.Channel
 	ctx     context.Context // ends with the server
 	cancel  context.CancelCauseFunc
+	methods map[string]bool // by full name; none comes later than the first call
 
 	mu      sync.Mutex
 	closed  bool
@@ -35,7 +35,7 @@ type Server struct {
 
 // NewServer makes a server that has that TLS configuration on the wire. It ends with ctx, or when the caller stops it.
 func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
-	s := &Server{config: config, known: map[*x509.Certificate]bool{}}
+	s := &Server{config: config, known: map[*x509.Certificate]bool{}, methods: map[string]bool{}}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.channel.WithServerUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if !s.enter() {
@@ -58,6 +58,12 @@ func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerIn
 // RegisterService implements grpc.ServiceRegistrar.
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	s.channel.RegisterService(desc, srv)
+	for _, m := range desc.Methods {
+		s.methods["/"+desc.ServiceName+"/"+m.MethodName] = true
+	}
+	for _, m := range desc.Streams {
+		s.methods["/"+desc.ServiceName+"/"+m.StreamName] = true
+	}
 }
 
 // Stop breaks every call, and waits for those that run to end.
@@ -85,17 +91,7 @@ func (s *Server) Door() network.Door {
 
 // has says whether there is such a method; of others the server on the wire has its own words.
 func (s *Server) has(method string) bool {
-	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	info, found := s.channel.GetServiceInfo()[service]
-	if !found {
-		return false
-	}
-	for _, m := range info.Methods {
-		if m.Name == name {
-			return true
-		}
-	}
-	return false
+	return s.methods[method]
 }
 
 // believes says whether a handshake with that client would succeed.

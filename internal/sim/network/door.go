@@ -147,27 +147,18 @@ type belief struct {
 
 // Believes says whether a client with that configuration would take the certificate for that host's.
 func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host string) bool {
-	if config.VerifyConnection != nil {
-		if config.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}) != nil {
-			return false
-		}
-	}
-	if config.InsecureSkipVerify {
-		return true
-	}
 	if config.ServerName != "" {
 		host = config.ServerName
 	}
 	about, now := belief{config, cert, host}, time.Now()
 	d.mu.Lock()
-	chain := d.believed[about]
+	chain, known := d.believed[about]
 	d.mu.Unlock()
-	if chain == nil {
-		chains, err := cert.Verify(x509.VerifyOptions{Roots: config.RootCAs, DNSName: host, CurrentTime: now})
-		if err != nil {
+	if !known {
+		var err error
+		if chain, err = verify(config, cert, host, now); err != nil {
 			return false
 		}
-		chain = chains[0]
 		d.mu.Lock()
 		d.believed[about] = chain
 		d.mu.Unlock()
@@ -178,6 +169,23 @@ func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host strin
 		}
 	}
 	return true
+}
+
+// verify is what a handshake does; nothing is in the chain where only the certificate itself counts.
+func verify(config *tls.Config, cert *x509.Certificate, host string, now time.Time) ([]*x509.Certificate, error) {
+	if config.VerifyConnection != nil {
+		if err := config.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}); err != nil {
+			return nil, err
+		}
+	}
+	if config.InsecureSkipVerify {
+		return nil, nil
+	}
+	chains, err := cert.Verify(x509.VerifyOptions{Roots: config.RootCAs, DNSName: host, CurrentTime: now})
+	if err != nil {
+		return nil, err
+	}
+	return chains[0], nil
 }
 
 // listening finds who listens on an address, unless the client is cut off.
