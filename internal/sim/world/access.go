@@ -94,7 +94,7 @@ func (w *World) Authenticate(id, secret string) bool {
 // Check is nil when user holds any of the privileges at path, else the 403
 // answer that names them. The user "" is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.check(user, path, anyOf...)
 }
@@ -102,7 +102,7 @@ func (w *World) Check(user, path string, anyOf ...string) error {
 // Permissions is what user holds at a path, which need not exist: each privilege
 // with whether it propagates to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return maps.Clone(w.privileges(user, path))
 }

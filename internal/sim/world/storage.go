@@ -299,7 +299,7 @@ func (w *World) StorageConfig() []Storage {
 
 // Storages lists the cluster's storages as a host sees them, by name.
 func (w *World) Storages(host string) []StorageStatus {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	var list []StorageStatus
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
@@ -316,7 +316,7 @@ func (w *World) Storages(host string) []StorageStatus {
 
 // Volumes lists a storage's content as a host sees it, by volid.
 func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	s, err := w.storageOn(id, host)
 	if err != nil {
@@ -341,7 +341,7 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 
 // Media is the content of the volume that a host knows under that volid; nil when there is none.
 func (w *World) Media(volid, host string) *Media {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	v := w.volumeNamed(volid, host)
 	if v == nil {

@@ -159,7 +159,7 @@ func (t *task) warnf(format string, args ...any) {
 
 // LookupTask reads a task; false when there is none with that UPID.
 func (w *World) LookupTask(upid string) (Task, bool) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	t := w.task(upid)
 	if t == nil {
@@ -170,7 +170,7 @@ func (w *World) LookupTask(upid string) (Task, bool) {
 
 // Tasks lists all tasks, latest first.
 func (w *World) Tasks() []Task {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	var list []Task
 	for _, t := range slices.Backward(w.tasks) {

@@ -196,7 +196,7 @@ func (w *World) vmOn(host string, id int) (*vm, error) {
 
 // LookupVM reads a VM through the host it is on.
 func (w *World) LookupVM(host string, id int) (VM, error) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	v, err := w.vmOn(host, id)
 	if err != nil {
@@ -207,13 +207,15 @@ func (w *World) LookupVM(host string, id int) (VM, error) {
 
 // VMs lists all VMs of the datacentre by VMID. Their maps are not to be changed.
 func (w *World) VMs() []VM {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
-	var list []VM
-	for _, id := range w.vmids() {
-		list = append(list, w.sight(w.vms[id]))
+	if w.seenAt != w.mu.changes {
+		w.seen, w.seenAt = nil, w.mu.changes
+		for _, id := range w.vmids() {
+			w.seen = append(w.seen, w.sight(w.vms[id]))
+		}
 	}
-	return list
+	return slices.Clone(w.seen)
 }
 
 func (w *World) view(v *vm) VM {

@@ -46,7 +46,7 @@ type World struct {
 
 	// mu guards all below. It is never held while sleeping, while waiting for a
 	// channel, or while a guest or the firmware is called.
-	mu          sync.Mutex
+	mu          lock
 	closed      bool
 	firmware    Firmware
 	dial        DialFunc // nil: hosts have no way out
@@ -85,7 +85,27 @@ type World struct {
 	moveStops   []moveStop
 	protected   []*guarded
 	violations  []string
+
+	seen     []VM // by VMs, when changes was seenAt
+	seenAt   uint64
+	broken   []string // found by Violations, when changes was brokenAt
+	brokenAt uint64
 }
+
+// lock is a mutex that counts how often somebody may have changed what it guards.
+type lock struct {
+	sync.Mutex
+	changes uint64
+}
+
+// Lock is for who changes something, or may.
+func (l *lock) Lock() {
+	l.Mutex.Lock()
+	l.changes++
+}
+
+// Look is Lock for who changes nothing.
+func (l *lock) Look() { l.Mutex.Lock() }
 
 // New makes an empty datacentre. The caller closes it.
 func New(o Options) *World {
@@ -119,7 +139,7 @@ func (w *World) AddHost(name string) {
 
 // Hosts lists the Proxmox nodes in the order they were added.
 func (w *World) Hosts() []string {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return slices.Clone(w.hosts)
 }
@@ -138,7 +158,7 @@ func (w *World) SetQuorum(ok bool) {
 
 // Quorate says whether the Proxmox cluster has quorum.
 func (w *World) Quorate() bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.hasQuorum()
 }
