@@ -97,6 +97,7 @@ var table = []row{
 		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
+	{pkg: "internal/sim/directgrpc", allow: []string{"internal/sim/network", grpc, "github.com/fullstorydev/grpchan/inprocgrpc"}},
 	{pkg: "internal/sim/record"},
 	{pkg: "internal/sim/apidoc", allow: []string{"internal/sim/record"}},
 	{pkg: "internal/sim/apidoc/apidoctest", allow: []string{"internal/sim/apidoc", "internal/sim/record"}},
@@ -113,7 +114,7 @@ var table = []row{
 	{pkg: "internal/sim/manifests", allow: []string{yaml}},
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
-		"internal/sim/talosapi/...", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		"internal/sim/talosapi/...", "internal/sim/directgrpc", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{

@@ -35,7 +35,7 @@ func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) 
 }
 
 // startControl serves what recast lab's other commands ask of a running lab.
-func (l *Lab) startControl(context.Context) error {
+func (l *Lab) startControl(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /patch/{extension}", func(w http.ResponseWriter, r *http.Request) {
 		digest, err := l.Patch(r.Context(), r.PathValue("extension"), r.URL.Query().Get("stale-factory") == "")
@@ -64,7 +64,7 @@ func (l *Lab) startControl(context.Context) error {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
 	})
-	return l.serveHTTP(l.controlAddr(), mux)
+	return l.serveHTTP(ctx, l.controlAddr(), mux)
 }
 
 func (l *Lab) controlAddr() string { return l.o.at(controlNumber, controlPort) }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -31,7 +32,7 @@ func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
 // there is nobody while none runs.
 func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	running := map[talosapi.APIServer]*apiServer{}
-	front := &frontDoor{lab: l, addr: shared}
+	front := &frontDoor{lab: l, addr: shared, ctx: ctx}
 	for ctx.Err() == nil {
 		servers, changed := l.machines.APIServers()
 		wanted := map[talosapi.APIServer]bool{}
@@ -68,6 +69,7 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 // were made to the shared one.
 type apiServer struct {
 	shared *handedOver
+	door   network.Door
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -76,9 +78,11 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	ctx, cancel := context.WithCancel(ctx)
 	r := &apiServer{shared: newHandedOver(), cancel: cancel}
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
+	who := kubeapi.Identity{Version: s.Version, Unready: !s.Ready}
+	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: l.kubeCert.Leaf}
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
-			if err := l.Kube.ServeAs(ctx, on, kubeapi.Identity{Version: s.Version, Unready: !s.Ready}); err != nil {
+			if err := l.Kube.ServeAs(ctx, on, who); err != nil {
 				l.complain(err)
 			}
 		})
@@ -87,6 +91,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	if err != nil {
 		l.complain(fmt.Errorf("listen on %s: %w", addr, err))
 	} else {
+		l.o.Network.Open(ctx, addr, func() (network.Door, bool) { return r.door, true })
 		serve(own)
 	}
 	serve(r.shared)
@@ -110,6 +115,7 @@ func (l *Lab) complain(err error) {
 type frontDoor struct {
 	lab  *Lab
 	addr string
+	ctx  context.Context // of the lab
 
 	mu       sync.Mutex
 	listener net.Listener // nil while no API server runs
@@ -129,7 +135,18 @@ func (f *frontDoor) join(r *apiServer) {
 		return
 	}
 	f.listener = listener
+	f.lab.o.Network.Open(f.ctx, f.addr, f.door)
 	f.lab.serving.Go(func() { f.accept(listener) })
+}
+
+// door is that of the API server which gets the next connection.
+func (f *frontDoor) door() (network.Door, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.behind) == 0 {
+		return network.Door{}, false
+	}
+	return f.behind[0].door, true
 }
 
 func (f *frontDoor) leave(r *apiServer) {

@@ -36,6 +36,7 @@ type Lab struct {
 	leases   leases
 	machines *talosapi.Firmware
 	kubeCA   authority
+	kubeCert tls.Certificate // of all API servers
 	public   publicImages
 	pveCert  tls.Certificate
 	puller   *http.Transport
@@ -99,11 +100,12 @@ func (l *Lab) delay(ctx context.Context, d time.Duration) error {
 }
 
 // serveHTTP serves plain HTTP at an address until Close.
-func (l *Lab) serveHTTP(addr string, h http.Handler) error {
+func (l *Lab) serveHTTP(ctx context.Context, addr string, h http.Handler) error {
 	listener, err := l.o.Network.Listen(addr)
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
+	l.o.Network.Open(ctx, addr, func() (network.Door, bool) { return network.Door{Handler: h}, true })
 	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	l.serving.Go(func() {
 		_ = server.Serve(listener) // ends with ErrServerClosed
@@ -118,7 +120,7 @@ func (l *Lab) startImages(ctx context.Context) error {
 	l.closers = append(l.closers, func() error { l.puller.CloseIdleConnections(); return nil })
 	l.Registry = factoryapi.NewRegistry(l.Recorder)
 	l.Catalog = factoryapi.Catalog{Registry: l.o.Registry, Transport: l.Registry.Transport()}
-	if err := l.serveHTTP(l.o.Registry, l.Registry); err != nil {
+	if err := l.serveHTTP(ctx, l.o.Registry, l.Registry); err != nil {
 		return err
 	}
 	versions := l.o.talosVersions()
@@ -136,7 +138,7 @@ func (l *Lab) startImages(ctx context.Context) error {
 	}
 	l.Factory = factory
 	l.closers = append(l.closers, func() error { factory.Close(); return nil })
-	return l.serveHTTP(l.o.Factory, factory)
+	return l.serveHTTP(ctx, l.o.Factory, factory)
 }
 
 func (l *Lab) factoryURL() string { return "http://" + l.o.Factory }
@@ -188,6 +190,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	l.kubeCert = cert
 	upstream, err := l.upstream()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -29,7 +30,7 @@ func Privileges() []string {
 	}
 }
 
-func (l *Lab) startProxmox(context.Context) error {
+func (l *Lab) startProxmox(ctx context.Context) error {
 	w := l.World
 	w.AddStorage(world.Storage{ID: ISOStorage, Type: "cephfs", Shared: true, Content: []string{"iso"}})
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
@@ -59,6 +60,7 @@ func (l *Lab) startProxmox(context.Context) error {
 		}
 		server := pveapi.New(w, l.Recorder, host)
 		server.Serve(listener, cert)
+		l.o.Network.Open(ctx, addr+":"+proxmoxPort, func() (network.Door, bool) { return network.Door{Handler: server, Certificate: cert.Leaf}, true })
 		l.closers = append(l.closers, server.Close)
 	}
 	return nil

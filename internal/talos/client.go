@@ -34,6 +34,7 @@ type Options struct {
 	Dial        DialFunc          // nil: the machine's network, through the talosconfig's or the environment's proxy
 	Timeout     time.Duration     // of one call to one machine; 0: 15 s
 	GRPC        []grpc.DialOption // for every connection, besides our own
+	Trusted     []grpc.DialOption // besides these, for connections with the cluster's credentials
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use
@@ -44,6 +45,7 @@ type Client struct {
 	dial      DialFunc
 	timeout   time.Duration
 	grpc      []grpc.DialOption
+	trusted   []grpc.DialOption
 	expires   time.Time         // the certificate; zero: it has none
 	as        client.OptionFunc // with the cluster's credentials
 }
@@ -70,7 +72,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, trusted: o.Trusted, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {

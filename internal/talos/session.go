@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -116,9 +117,11 @@ func (c *Client) with(
 		ctx, cancel = context.WithTimeout(parent, limit)
 		defer cancel()
 	}
-	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(append([]grpc.DialOption{
-		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
-	}, c.grpc...)...))
+	options := slices.Concat([]grpc.DialOption{grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast")}, c.grpc)
+	if !blank {
+		options = append(options, c.trusted...)
+	}
+	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}

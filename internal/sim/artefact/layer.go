@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -17,10 +18,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
+// gzips are writers that were used before: each has a megabyte of tables.
+var gzips = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
+
 // layer packs files and symbolic links, by path without a leading slash, into a gzipped layer.
 func layer(files map[string][]byte, links map[string]string, mediaType types.MediaType) (v1.Layer, error) {
 	var buf bytes.Buffer
-	z := gzip.NewWriter(&buf)
+	z := gzips.Get().(*gzip.Writer)
+	defer gzips.Put(z)
+	z.Reset(&buf)
 	w := tar.NewWriter(z)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(files[name]))}

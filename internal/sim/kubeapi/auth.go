@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,11 +40,27 @@ func (s *Server) authenticate(r *http.Request) user {
 		return user{}
 	}
 	cert := r.TLS.PeerCertificates[0]
-	_, err := cert.Verify(x509.VerifyOptions{Roots: s.o.ClientCA, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	if err != nil {
+	if !s.verifies(cert, time.Now()) {
 		return user{}
 	}
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
+}
+
+// verifies says whether a certificate is good now. What signed it is looked at once.
+func (s *Server) verifies(cert *x509.Certificate, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	raw := string(cert.Raw)
+	chain, known := s.verified[raw]
+	if !known {
+		chains, err := cert.Verify(x509.VerifyOptions{Roots: s.o.ClientCA, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if err != nil {
+			return false
+		}
+		chain = chains[0]
+		s.verified[raw] = chain
+	}
+	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) })
 }
 
 func (s *Server) may(u user, r Request) bool {

@@ -65,10 +65,11 @@ type Server struct {
 	closing chan struct{} // closed by Close
 
 	mu          sync.Mutex
-	defined     []store.Resource              // custom ones
-	pages       map[string]kept               // of lists that may be continued
-	granted     map[string]func(Request) bool // to the members of groups
-	webhook     Webhook                       // nil: none
+	defined     []store.Resource               // custom ones
+	pages       map[string]kept                // of lists that may be continued
+	granted     map[string]func(Request) bool  // to the members of groups
+	verified    map[string][]*x509.Certificate // chains of clients' certificates, by these
+	webhook     Webhook                        // nil: none
 	webhookName string
 	closed      bool
 	handling    sync.WaitGroup // requests and Serve calls
@@ -95,7 +96,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{
 		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}), pages: map[string]kept{},
+		closing: make(chan struct{}), pages: map[string]kept{}, verified: map[string][]*x509.Certificate{},
 	}
 	switch {
 	case o.Upstream != nil:
@@ -143,6 +144,15 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return o.(*corev1.Node).DeepCopy(), nil
 }
 
+// NodeNow is Node without a copy: what it gives is not to be changed.
+func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error) {
+	o, err := s.store.Get(ctx, store.Nodes(), "", name)
+	if err != nil {
+		return nil, err
+	}
+	return o.(*corev1.Node), nil
+}
+
 // Serve answers on l until l, the server or ctx ends, then ends the
 // connections made through it. The controllers go on: only the way to the API is gone.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
@@ -157,6 +167,11 @@ type Identity struct {
 
 // identityKey is where the context of a request has which API server was asked.
 type identityKey struct{}
+
+// As is the context of requests to one of the cluster's API servers.
+func (*Server) As(ctx context.Context, who Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, who)
+}
 
 // ServeAs is Serve for one of the cluster's API servers.
 func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) error {
@@ -182,7 +197,7 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) erro
 		Protocols: protocols,
 		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
-		BaseContext:       func(net.Listener) context.Context { return context.WithValue(ctx, identityKey{}, who) },
+		BaseContext:       func(net.Listener) context.Context { return s.As(ctx, who) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
 	}

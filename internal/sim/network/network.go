@@ -5,8 +5,11 @@ package network
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,6 +77,11 @@ type memListener struct {
 	addr memAddr
 	net  *Network
 	once sync.Once
+
+	mu   sync.Mutex
+	door func() (Door, bool) // nil: there is none
+	ctx  context.Context     // of requests through the door; ends with the listener
+	end  context.CancelFunc
 }
 
 func (l *memListener) Addr() net.Addr { return l.addr }
@@ -92,6 +100,12 @@ func (l *memListener) Close() error {
 		l.net.mu.Lock()
 		delete(l.net.listeners, string(l.addr))
 		l.net.mu.Unlock()
+		l.mu.Lock()
+		end := l.end
+		l.mu.Unlock()
+		if end != nil {
+			end()
+		}
 	})
 	return l.pipeListener.Close()
 }
@@ -110,10 +124,16 @@ type Dialer struct {
 	cut   bool
 	conns map[net.Conn]struct{}
 	dials int
+
+	direct   map[int]func() // who is told, of those on their way past the wire
+	attached int
+	believed map[belief][]*x509.Certificate
 }
 
 // Dialer makes a new client.
-func (n *Network) Dialer() *Dialer { return &Dialer{net: n, conns: map[net.Conn]struct{}{}} }
+func (n *Network) Dialer() *Dialer {
+	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[int]func(){}, believed: map[belief][]*x509.Certificate{}}
+}
 
 // DialContext connects to "host:port" as net.Dialer.DialContext does. Of an address
 // that nobody has, ARP's three seconds are left out.
@@ -169,7 +189,11 @@ func (d *Dialer) Cut() {
 	d.cut = true
 	conns := d.conns
 	d.conns = map[net.Conn]struct{}{}
+	direct := slices.Collect(maps.Values(d.direct))
 	d.mu.Unlock()
+	for _, broken := range direct {
+		broken()
+	}
 	for c := range conns {
 		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point
 	}

@@ -22,7 +22,7 @@ type answer struct {
 type object map[string]any
 
 func writeAnswer(rw http.ResponseWriter, a answer) {
-	body, err := json.Marshal(a)
+	body, err := a.encode()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}

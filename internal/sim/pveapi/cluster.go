@@ -60,11 +60,11 @@ func resources(c *call) (any, error) {
 	if kinds := []string{"vm", "storage", "node", "sdn"}; kind != "" && !slices.Contains(kinds, kind) {
 		return nil, world.BadParam("type", "value '%s' does not have a value in the enumeration '%s'", kind, strings.Join(kinds, ", "))
 	}
-	list := []object{}
+	list := []any{}
 	if kind == "" || kind == "vm" {
 		for _, vm := range c.VMs() {
 			if c.may(vmPath(vm.ID), "VM.Audit") {
-				list = append(list, vmResource(c, vm))
+				list = append(list, c.rows.vmRow(c, vm))
 			}
 		}
 	}
@@ -73,7 +73,9 @@ func resources(c *call) (any, error) {
 			list = append(list, hostEntry(c, host))
 		}
 		if kind == "" || kind == "storage" {
-			list = append(list, storageResources(c, host)...)
+			for _, entry := range storageResources(c, host) {
+				list = append(list, entry)
+			}
 		}
 	}
 	if kind == "" {

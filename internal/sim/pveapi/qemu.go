@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -67,21 +66,21 @@ func vms(c *call) (any, error) {
 
 // vmEntry is what lists and the status say about a VM alike.
 func vmEntry(vm world.VM) object {
-	merged := vm.Merged()
-	cores := max(1, atoi(merged["cores"])) * max(1, atoi(merged["sockets"]))
-	memory := atoi(merged["memory"])
+	name := vm.Value("name")
+	cores := max(1, atoi(vm.Value("cores"))) * max(1, atoi(vm.Value("sockets")))
+	memory := atoi(vm.Value("memory"))
 	if memory == 0 {
 		memory = 512
 	}
 	out := object{
-		"vmid": vm.ID, "name": merged["name"], "status": "stopped", "cpus": cores, "maxmem": memory << 20, "maxdisk": 0,
+		"vmid": vm.ID, "name": name, "status": "stopped", "cpus": cores, "maxmem": memory << 20, "maxdisk": 0,
 		"cpu": 0, "mem": 0, "disk": 0, "netin": 0, "netout": 0, "diskread": 0, "diskwrite": 0, "uptime": 0,
 	}
-	if merged["name"] == "" {
+	if name == "" {
 		out["name"] = fmt.Sprintf("VM %d", vm.ID)
 	}
 	if vm.Running {
-		out["status"], out["uptime"] = "running", int(time.Since(vm.Started)/time.Second)
+		out["status"], out["uptime"] = "running", uptimeOf(vm)
 		out["pid"], out["mem"] = 100000+vm.ID, memory<<19
 	}
 	for _, key := range []string{"tags", "lock"} {

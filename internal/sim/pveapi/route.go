@@ -6,20 +6,23 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // route is one method of one path.
 type route struct {
-	method  string
-	path    string   // "/nodes/{node}/qemu/{vmid}"; "{volume...}" takes the rest
-	params  []string // parameters it takes
-	need    []string // those that it can't do without
-	options bool     // it also takes every option of a VM's configuration
-	permit  []demand // what the caller must hold; asked before anything else
-	network bool     // the caller must be allowed to look into the node's network
-	noToken bool     // it refuses API tokens
+	method string
+	path   string // "/nodes/{node}/qemu/{vmid}"; "{volume...}" takes the rest
+	// segments are those of path.
+	segments []segment
+	params   []string // parameters it takes
+	need     []string // those that it can't do without
+	options  bool     // it also takes every option of a VM's configuration
+	permit   []demand // what the caller must hold; asked before anything else
+	network  bool     // the caller must be allowed to look into the node's network
+	noToken  bool     // it refuses API tokens
 	// daemonless says that pveproxy answers by itself: it takes no rights of root's.
 	daemonless bool
 	local      bool // the host that is asked does it, whatever node the path names
@@ -41,10 +44,20 @@ type call struct {
 	params map[string]string
 	spool  *world.Spool // of an upload
 	total  int          // beside the data, where a list is shown in pages
+	vms    []world.VM   // once they were asked for
+	rows   *rows
 }
 
 func (c *call) node() string    { return c.vars["node"] }
 func (c *call) storage() string { return c.vars["storage"] }
+
+// VMs are those of one moment, however often they are asked for.
+func (c *call) VMs() []world.VM {
+	if c.vms == nil {
+		c.vms = c.World.VMs()
+	}
+	return c.vms
+}
 
 // vmid is the one in the path, or else the parameter; checked before the handler runs.
 func (c *call) vmid() int {
@@ -75,9 +88,26 @@ func (c *call) number(name string, otherwise int) int {
 // may says whether the caller holds one of the privileges; for lists that leave out the rest.
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
-func routes() []route {
-	return slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
+// segment is one of a route's path.
+type segment struct {
+	name  string
+	isVar bool // it stands for any
+	rest  bool // and for all after it
 }
+
+// routes are the same for all servers.
+var routes = sync.OnceValue(func() []route {
+	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
+	for i, r := range list {
+		for text := range strings.SplitSeq(strings.Trim(r.path, "/"), "/") {
+			name, isVar := strings.CutPrefix(text, "{")
+			name = strings.TrimSuffix(name, "}")
+			name, rest := strings.CutSuffix(name, "...")
+			list[i].segments = append(list[i].segments, segment{name, isVar, rest})
+		}
+	}
+	return list
+})
 
 func notImplemented(method, path string) error {
 	return &world.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", method, path)}
@@ -92,15 +122,19 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		q.drop()
 		return answer{}, err
 	}
-	for _, r := range s.routes {
-		vars, ok := match(strings.Split(strings.Trim(r.path, "/"), "/"), q.path)
-		if !ok || r.method != q.method {
+	for i := range s.routes {
+		r := s.routes[i]
+		if r.method != q.method {
+			continue
+		}
+		vars, ok := match(r.segments, q.path)
+		if !ok {
 			continue
 		}
 		if vars["node"] == "localhost" {
 			vars["node"] = s.host
 		}
-		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, spool: q.spool}
+		c := &call{World: s.world, user: user, host: s.host, vars: vars, params: q.params, spool: q.spool, rows: &s.rows}
 		way, err := s.proxy(c, r)
 		if err == nil {
 			err = c.check(r)
@@ -185,24 +219,26 @@ func (s *Server) unreached(f world.ProxyFailure) error {
 	return &earlyError{f.Status, f.Reason}
 }
 
-func match(pattern, path []string) (vars map[string]string, ok bool) {
-	vars = map[string]string{}
-	for i, segment := range pattern {
-		name, isVar := strings.CutPrefix(segment, "{")
-		name = strings.TrimSuffix(name, "}")
-		switch {
-		case i >= len(path):
-			return nil, false
-		case strings.HasSuffix(name, "..."):
-			vars[strings.TrimSuffix(name, "...")] = strings.Join(path[i:], "/")
-			return vars, true
-		case isVar:
-			vars[name] = path[i]
-		case segment != path[i]:
+func match(pattern []segment, path []string) (vars map[string]string, ok bool) {
+	last := len(pattern) - 1
+	if len(path) <= last || len(path) > len(pattern) && !pattern[last].rest {
+		return nil, false
+	}
+	for i, s := range pattern {
+		if !s.isVar && s.name != path[i] {
 			return nil, false
 		}
 	}
-	return vars, len(pattern) == len(path)
+	vars = map[string]string{}
+	for i, s := range pattern {
+		switch {
+		case s.rest:
+			vars[s.name] = strings.Join(path[i:], "/")
+		case s.isVar:
+			vars[s.name] = path[i]
+		}
+	}
+	return vars, true
 }
 
 // check holds the parameters against the route's.

@@ -23,6 +23,7 @@ type Server struct {
 	recorder *record.Recorder
 	host     string
 	routes   []route
+	rows     rows
 	http     *http.Server
 
 	mu      sync.Mutex
@@ -32,7 +33,7 @@ type Server struct {
 
 // New makes the API of one host of w. Every request passes through the recorder.
 func New(w *world.World, rec *record.Recorder, host string) *Server {
-	s := &Server{world: w, recorder: rec, host: host, routes: routes()}
+	s := &Server{world: w, recorder: rec, host: host, routes: routes(), rows: rows{known: map[int]*row{}}}
 	s.http = &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: 30 * time.Second,

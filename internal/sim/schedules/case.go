@@ -33,6 +33,7 @@ type Case struct {
 	BootFailure, DrainTimeout     string // "": "stop"
 	Changes                       []string
 	Faults                        []Fault
+	Direct                        bool // recast calls the servers' handlers; false: over connections, as ever
 }
 
 // What a round of a case brings to the nodes.
@@ -58,7 +59,7 @@ func (c *Case) fields() []field {
 		yes("etcd-on-data", &c.EtcdOnData), yes("holder", &c.Holder), word("talos", &c.Talos), list("strategy", &c.Strategy, strategy),
 		yes("workers-first", &c.WorkersFirst), yes("no-canary", &c.NoCanary), word("out", &c.Out), number("per-host", &c.PerHost), number("keep", &c.Keep),
 		word("boot-failure", &c.BootFailure, "rollback", "reimage"), word("drain-timeout", &c.DrainTimeout, "delete"), list("change", &c.Changes, change),
-		list("faults", &c.Faults, ParseFault),
+		list("faults", &c.Faults, ParseFault), yes("direct", &c.Direct),
 	}
 }
 

@@ -53,6 +53,7 @@ func Draw(seed uint64) Case {
 	c.disks(d)
 	c.strategies(d)
 	c.faults(d)
+	c.Direct = !d.oneOf(8)
 	return c
 }
 

@@ -82,12 +82,12 @@ func (p *play) removeTheirs(id int) {
 
 // squat takes the numbers that have become free, and ends the process at that:
 // the next one finds the VM.
-func (p *play) squat() {
+func (p *play) squat(vms []world.VM) {
 	p.others.mu.Lock()
 	ids := slices.Sorted(maps.Keys(p.others.squats))
 	p.others.mu.Unlock()
 	for _, id := range ids {
-		if p.isOver() || slices.ContainsFunc(p.lab.World.VMs(), func(vm world.VM) bool { return vm.ID == id }) {
+		if p.isOver() || slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == id }) {
 			continue
 		}
 		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.VMID == id })
@@ -103,12 +103,15 @@ func (p *play) squat() {
 }
 
 // lookAtTheirs wants VMs of other people to be as those have made them.
-func (p *play) lookAtTheirs(after string) {
-	p.squat()
+func (p *play) lookAtTheirs(vms []world.VM, after string) {
+	p.squat(vms)
 	p.others.mu.Lock()
 	made := maps.Clone(p.others.vms)
 	p.others.mu.Unlock()
-	vms := p.lab.World.VMs()
+	if len(made) == 0 {
+		return
+	}
+	vms = p.lab.World.VMs()
 	for _, id := range slices.Sorted(maps.Keys(made)) {
 		i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
 		if i < 0 {

@@ -54,10 +54,11 @@ type play struct {
 	current  *process
 	away     bool // the next process is on another machine
 	members  map[string]string
-	problems map[string]bool // all that were seen
-	calm     bool            // no trouble begins any more, and those that end by themselves have
+	problems map[string]bool            // all that were seen
+	records  map[string]*cluster.Record // open ones, by the description that they are in; nil: it has none
+	calm     bool                       // no trouble begins any more, and those that end by themselves have
 	over     bool
-	busy     bool
+	steps    uint64 // of tasks, at the last look
 }
 
 // struck is a fault on its way.
@@ -81,11 +82,15 @@ type process struct {
 // Play makes the lab of a case and plays it; it belongs into a bubble.
 func Play(t testing.TB, c Case) Result {
 	p := &play{
-		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{},
+		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{}, records: map[string]*cluster.Record{},
 		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
 		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
 	}
-	p.lab = simtest.New(t, c.options())
+	if c.Direct {
+		p.lab = simtest.NewDirect(t, c.options())
+	} else {
+		p.lab = simtest.New(t, c.options())
+	}
 	p.prepare()
 	p.begun = time.Now()
 	p.aim()

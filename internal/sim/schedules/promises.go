@@ -19,19 +19,19 @@ const unnamed = "no VM's configuration names its volume"
 // lookAfter holds the world against what must be so after every single call; only
 // calls that can have changed something, themselves or by a worker that is at work.
 func (p *play) lookAfter(call record.Call) {
-	busy := slices.ContainsFunc(p.lab.World.Tasks(), func(t world.Task) bool { return t.Running })
+	steps := p.lab.World.Steps()
 	p.mu.Lock()
-	was := p.busy
-	p.busy = busy
+	done := steps != p.steps
+	p.steps = steps
 	p.mu.Unlock()
-	if call.Mutation || was || busy {
+	if call.Mutation || done {
 		p.look(call.Method + " " + call.Path)
 	}
 }
 
 func (p *play) look(after string) {
 	vms := p.lab.World.VMs()
-	open := openRecords(vms)
+	open := p.openRecords(vms)
 	for _, v := range p.lab.World.Violations() {
 		// For a moment a volume may be without a name: then a record has to say so.
 		if strings.HasSuffix(v, unnamed) && slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Intent != nil }) {
@@ -41,15 +41,26 @@ func (p *play) look(after string) {
 	}
 	p.lookAtEtcd(after)
 	p.lookAtCordons(after)
-	p.lookAtTheirs(after)
+	p.lookAtTheirs(vms, after)
 	p.lookAtOutages(vms, open, after)
 }
 
-func openRecords(vms []world.VM) (open []cluster.Record) {
+// openRecords reads each record once.
+func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, vm := range vms {
-		rec, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
-		if err == nil && found && rec.Open {
-			open = append(open, rec)
+		text := vm.Config["description"]
+		rec, known := p.records[text]
+		if !known {
+			r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+			if err == nil && found && r.Open {
+				rec = &r
+			}
+			p.records[text] = rec
+		}
+		if rec != nil {
+			open = append(open, *rec)
 		}
 	}
 	return open
@@ -98,7 +109,7 @@ func (p *play) lookAtCordons(after string) {
 	}
 	p.mu.Unlock()
 	for _, name := range names {
-		k, err := p.lab.Kube.Node(p.ctx, name)
+		k, err := p.lab.Kube.NodeNow(p.ctx, name)
 		p.mu.Lock()
 		still := p.cordoned[name]
 		p.mu.Unlock()
@@ -112,14 +123,15 @@ const rollMark = "recast.dev/roll"
 
 // inExchange says whether recast is at work on a node's VM, or has left it half-way.
 func (p *play) inExchange(node int) bool {
-	return p.isExchanged(node, p.lab.World.VMs(), openRecords(p.lab.World.VMs()))
+	vms := p.lab.World.VMs()
+	return p.isExchanged(node, vms, p.openRecords(vms))
 }
 
 func (p *play) isOut(node int, vms []world.VM, open []cluster.Record) bool {
 	if p.isExchanged(node, vms, open) {
 		return true
 	}
-	k, err := p.lab.Kube.Node(p.ctx, p.lab.Nodes[node].Name)
+	k, err := p.lab.Kube.NodeNow(p.ctx, p.lab.Nodes[node].Name)
 	return err == nil && k.Annotations[rollMark] != ""
 }
 
@@ -246,7 +258,7 @@ func (p *play) ended() (problems []string) {
 		note("left: open %+v, marked %+v, claim %+v", status.Open, status.Marked, status.Claim)
 	}
 	for _, n := range p.lab.Nodes {
-		k, err := p.lab.Kube.Node(p.ctx, n.Name)
+		k, err := p.lab.Kube.NodeNow(p.ctx, n.Name)
 		switch {
 		case err != nil:
 			note("Node %s: %v", n.Name, err)

@@ -33,8 +33,11 @@ var (
 // resultMark begins the line of a result.
 const resultMark = "RESULT "
 
-// perProcess is how many cases a process plays before the next one begins with an empty heap.
-const perProcess = 10
+// perProcess is how many cases a process plays at most before the next one begins with an empty heap.
+const perProcess = 40
+
+// batch is how many of those that are left a process gets: fewer towards the end, so that all end together.
+func batch(left, processes int) int { return max(1, min(perProcess, left/(2*processes))) }
 
 // playOne plays a case in a bubble. What the lab itself complains about fails the case, too.
 func playOne(t *testing.T, name string, c Case) (r Result) {
@@ -72,19 +75,21 @@ func TestSchedules(t *testing.T) {
 		}
 		return
 	}
+	*procs = max(1, *procs)
 	tally, start := NewTally(), time.Now()
 	var mu sync.Mutex
 	var failed []failure
 	next := *first
 	var wg sync.WaitGroup
-	for range max(1, *procs) {
+	for range *procs {
 		wg.Go(func() {
 			for {
 				mu.Lock()
-				from, count := next, min(perProcess, *first+n-next)
-				next += max(count, 0)
+				from, left := next, *first+n-next
+				count := batch(left, *procs)
+				next += count
 				mu.Unlock()
-				if count <= 0 {
+				if left <= 0 {
 					return
 				}
 				inProcess(t, seed, from, count, func(i int, r Result) {
@@ -151,7 +156,7 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 		return err.Error()
 	}
 	cmd := exec.CommandContext(ctx, self, append([]string{"-test.run", "^TestSchedules$|^TestReplay$", "-test.timeout", "0", "-schedules.child"}, args...)...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "TMPDIR="+inMemory())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err.Error()
@@ -174,6 +179,16 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 		last = append(last, lines.Text())
 	}
 	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait()))
+}
+
+// inMemory is a directory in memory where there is one: recast syncs its journal, and
+// nobody here waits for disks.
+func inMemory() string {
+	const shared = "/dev/shm"
+	if info, err := os.Stat(shared); err == nil && info.IsDir() {
+		return shared
+	}
+	return os.TempDir()
 }
 
 // failure is a case that failed.

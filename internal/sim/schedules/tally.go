@@ -61,6 +61,7 @@ func (t *Tally) Add(c Case, r Result) {
 	count("etcd's data on", map[bool]string{true: "a persistent disk", false: "the system disk"}[c.EtcdOnData])
 	count("rounds", strings.Join(c.Changes, ", "))
 	count("faults drawn", fmt.Sprint(len(c.Faults)))
+	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
 
 // workers are counted in classes.

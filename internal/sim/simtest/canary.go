@@ -24,10 +24,17 @@ import (
 // canary hears everything that recast says in a lab.
 type canary struct {
 	secrets map[string]string // how a secret, or a piece of it, reads; what it is of
+	pieces  sync.Once
+	looked  []piece // the same for who looks for them
 
 	mu    sync.Mutex
 	heard bytes.Buffer
 	dirs  map[string]bool // the working directories
+}
+
+type piece struct {
+	secret []byte
+	what   string
 }
 
 func (c *canary) hear(text string) {
@@ -126,8 +133,13 @@ func (c *canary) addKey(what string, key []byte) {
 // in says which secrets are in a text.
 func (c *canary) in(text []byte) []string {
 	found := map[string]bool{}
-	for secret, what := range c.secrets {
-		if !found[what] && bytes.Contains(text, []byte(secret)) {
+	c.pieces.Do(func() {
+		for secret, what := range c.secrets {
+			c.looked = append(c.looked, piece{[]byte(secret), what})
+		}
+	})
+	for _, p := range c.looked {
+		if what := p.what; !found[what] && bytes.Contains(text, p.secret) {
 			found[what] = true
 		}
 	}

@@ -2,12 +2,19 @@ package simtest
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"time"
+
+	talosclient "github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
@@ -18,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
@@ -136,11 +144,11 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 func (c *Client) connectImages(s *session) error {
 	transport := &http.Transport{DialContext: c.dialer.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.Telemetry.HTTP("factory")})
+	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
 	if err != nil {
 		return err
 	}
-	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
+	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.wrap("registry")})
 	if err != nil {
 		return err
 	}
@@ -153,18 +161,22 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(pve.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("proxmox"),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("proxmox"),
 	})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos")})
+	trusted, err := c.trusted()
+	if err != nil {
+		return err
+	}
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Trusted: trusted})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
-	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("kubernetes")})
+	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("kubernetes")})
 	if err != nil {
 		return err
 	}
@@ -175,6 +187,43 @@ func (c *Client) connectMachines(s *session) error {
 		s.machines.Commands = c.Commands
 	}
 	return nil
+}
+
+// wrap is put around what carries requests to a server.
+func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
+	telemetry := c.Telemetry.HTTP(server)
+	if !c.lab.direct || c.Reroute != nil {
+		return telemetry
+	}
+	return func(inner http.RoundTripper) http.RoundTripper {
+		if inner = c.dialer.Direct(inner); telemetry != nil {
+			inner = telemetry(inner)
+		}
+		return inner
+	}
+}
+
+// trusted has calls to machines made without a wire, with the credentials of the talosconfig.
+func (c *Client) trusted() ([]grpc.DialOption, error) {
+	if !c.lab.direct || c.Reroute != nil {
+		return nil, nil
+	}
+	conf, err := clientconfig.FromBytes(c.lab.Read("talosconfig"))
+	if err != nil {
+		return nil, err
+	}
+	own := conf.Contexts[conf.Context]
+	pair, err := talosclient.CertificateFromConfigContext(own)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := base64.StdEncoding.DecodeString(own.CA)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return directgrpc.NewClient(c.dialer, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{*pair}}).Options(), nil
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {

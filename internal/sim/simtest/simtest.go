@@ -27,6 +27,7 @@ type Lab struct {
 	t       testing.TB
 	network *network.Network
 
+	direct     bool // clients leave the wire out where they can
 	canary     *canary
 	persistent []content // of the persistent disks when the lab was new
 
@@ -41,12 +42,24 @@ type content struct{ serial, sha256 string }
 // and waits until they are Ready. Everything ends with the test.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
+	return bringUp(t, o, false)
+}
+
+// NewDirect is New without a wire between recast and servers in memory: the
+// servers' handlers are called where both sides would believe each other.
+func NewDirect(t testing.TB, o sim.Options) *Lab {
+	t.Helper()
+	return bringUp(t, o, true)
+}
+
+func bringUp(t testing.TB, o sim.Options, direct bool) *Lab {
+	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
 	lab, err := sim.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network}
+	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network, direct: direct}
 	apidoctest.Check(t, lab.Recorder)
 	t.Cleanup(func() {
 		if err := lab.Close(); err != nil {

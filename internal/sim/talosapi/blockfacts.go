@@ -2,10 +2,14 @@ package talosapi
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 const (
@@ -17,7 +21,11 @@ const (
 func (b *boot) publishBlock(ctx context.Context) error {
 	b.probing.Lock()
 	defer b.probing.Unlock()
-	devs := b.m.devices()
+	sight := b.look()
+	if b.probed.equal(sight) {
+		return nil
+	}
+	devs := devicesOf(b.m.hw, sight.drives)
 	var system []resource.Resource
 	if d, ok := systemDisk(devs); ok {
 		r := block.NewSystemDisk(block.NamespaceName, block.SystemDiskID)
@@ -42,7 +50,31 @@ func (b *boot) publishBlock(ctx context.Context) error {
 			return err
 		}
 	}
+	b.probed = sight
 	return nil
+}
+
+// sight is all that the facts about disks are made of.
+type sight struct {
+	drives []world.Drive
+	writes []uint64 // of their media
+	config config.Provider
+}
+
+func (b *boot) look() *sight {
+	s := &sight{drives: b.m.drives(), config: b.config()}
+	for _, d := range s.drives {
+		n := uint64(0)
+		if d.Media != nil {
+			n = d.Media.Writes()
+		}
+		s.writes = append(s.writes, n)
+	}
+	return s
+}
+
+func (s *sight) equal(o *sight) bool {
+	return s != nil && s.config == o.config && slices.Equal(s.drives, o.drives) && slices.Equal(s.writes, o.writes)
 }
 
 // disks are the drives and the loop device of the system's own image.

@@ -38,6 +38,7 @@ type boot struct {
 	extended func() []string  // IDs of the services that the image's extensions bring, worked out once
 
 	probing    sync.Mutex  // one look at the disks at a time
+	probed     *sight      // what the facts about disks were made of; nil: nothing yet
 	showing    sync.Mutex  // one refresh at a time
 	installing sync.Mutex  // one installer at a time
 	settled    sync.Once   // when the machine is running and ready
@@ -165,7 +166,7 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 		if err != nil {
 			return firstConfig{}, carryOn, err
 		}
-		if err := b.startAPI(tls, nil, true); err != nil {
+		if err := b.startAPI(ctx, tls, nil, true); err != nil {
 			return firstConfig{}, carryOn, err
 		}
 	}

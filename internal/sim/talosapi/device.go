@@ -76,12 +76,14 @@ func (d device) given() string {
 }
 
 // devices are the machine's drives as they are now, in the order of the kernel's names.
-func (m *machine) devices() []device {
+func (m *machine) devices() []device { return devicesOf(m.hw, m.drives()) }
+
+func (m *machine) drives() []world.Drive {
 	drives := m.hw.Drives()
 	for i, t := 0, m.has(); i < len(drives); i++ {
 		drives[i] = t.shown(drives[i])
 	}
-	return devicesOf(m.hw, drives)
+	return drives
 }
 
 func devicesOf(hw *world.Hardware, drives []world.Drive) []device {

@@ -25,6 +25,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/directgrpc"
+	"github.com/recast-sh/recast/internal/sim/network"
 )
 
 // certificateLife is long enough for every lab.
@@ -35,11 +38,21 @@ type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
 	done  chan struct{}
+	// direct is the same server as those reach it who leave the wire out; nil in maintenance mode.
+	direct *directgrpc.Server
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
+	a.grpc.RegisterService(desc, srv)
+	if a.direct != nil {
+		a.direct.RegisterService(desc, srv)
+	}
 }
 
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
 // passed on to other machines; elsewhere client is what machines identify themselves with to each other.
-func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
+func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenance bool) error {
 	l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
 	if err != nil {
 		return fmt.Errorf("start apid: %w", err)
@@ -52,19 +65,25 @@ func (b *boot) startAPI(conf, client *tls.Config, maintenance bool) error {
 		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(newCodec()),
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
-	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
+	if !maintenance {
+		a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
+	}
+	machineapi.RegisterMachineServiceServer(a, &machineService{boot: b, maintenance: maintenance})
 	if b.release().lifecycle {
-		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
-		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
+		machineapi.RegisterImageServiceServer(a, &imageService{boot: b})
+		machineapi.RegisterLifecycleServiceServer(a, &lifecycleService{boot: b})
 	}
 	if !maintenance {
-		clusterapi.RegisterClusterServiceServer(a.grpc, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
+		clusterapi.RegisterClusterServiceServer(a, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
-	storage.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
-	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
+	storage.RegisterStorageServiceServer(a, &storageService{boot: b})
+	cosi.RegisterStateServer(a, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
 	b.mu.Lock()
 	b.api = a
 	b.mu.Unlock()
+	if a.direct != nil {
+		b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
+	}
 	go func() {
 		defer close(a.done)
 		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // ends with stopAPI, which is no error
@@ -84,6 +103,9 @@ func (b *boot) stopAPI() {
 	if a.proxy != nil {
 		a.proxy.close()
 	}
+	if a.direct != nil {
+		a.direct.Stop()
+	}
 	a.grpc.Stop()
 	<-a.done
 }
@@ -99,7 +121,7 @@ func unknownService(_ any, ss grpc.ServerStream) error {
 func (b *boot) secureAPI(ctx context.Context) {
 	conf, client, err := b.clusterTLS(ctx)
 	if err == nil && ctx.Err() == nil {
-		err = b.startAPI(conf, client, false)
+		err = b.startAPI(ctx, conf, client, false)
 	}
 	if err != nil && ctx.Err() == nil {
 		b.m.console("apid: %v", err)

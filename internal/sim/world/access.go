@@ -2,6 +2,7 @@ package world
 
 import (
 	"crypto/subtle"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +37,7 @@ func (w *World) AddToken(t Token) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tokens[t.ID] = t
+	w.held = nil
 }
 
 // ExpireToken says whether the time of a token is over.
@@ -53,6 +55,7 @@ func (w *World) AddRole(name string, privileges ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.roles[name] = privileges
+	w.held = nil
 }
 
 // Grant adds an entry to the access control list.
@@ -60,6 +63,7 @@ func (w *World) Grant(a ACL) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acls = append(w.acls, a)
+	w.held = nil
 }
 
 // Revoke removes an entry from the access control list.
@@ -67,6 +71,7 @@ func (w *World) Revoke(a ACL) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acls = slices.DeleteFunc(w.acls, func(b ACL) bool { return a == b })
+	w.held = nil
 }
 
 // ACLs lists the access control list by path and user.
@@ -89,7 +94,7 @@ func (w *World) Authenticate(id, secret string) bool {
 // Check is nil when user holds any of the privileges at path, else the 403
 // answer that names them. The user "" is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.check(user, path, anyOf...)
 }
@@ -97,9 +102,9 @@ func (w *World) Check(user, path string, anyOf ...string) error {
 // Permissions is what user holds at a path, which need not exist: each privilege
 // with whether it propagates to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
-	return w.privileges(user, path)
+	return maps.Clone(w.privileges(user, path))
 }
 
 // EffectivePermissions is what user holds at every path that Proxmox's own list
@@ -123,7 +128,7 @@ func (w *World) EffectivePermissions(user string) map[string]map[string]bool {
 	all := map[string]map[string]bool{}
 	for _, path := range paths {
 		if privs := w.privileges(user, path); len(privs) > 0 {
-			all[path] = privs
+			all[path] = maps.Clone(privs)
 		}
 	}
 	return all
@@ -140,9 +145,27 @@ func (w *World) check(user, path string, anyOf ...string) error {
 	return denied(path, strings.Join(anyOf, "|"))
 }
 
-// privileges is what user holds at path; the values say what propagates. A token
-// with privilege separation holds what both it and its user were granted.
+// holder is somebody at a path, which may be that of a VM in a pool.
+type holder struct{ user, path, pool string }
+
+// privileges is what user holds at path; the values say what propagates. It is
+// worked out once, until a token, a role or the access control list changes; the
+// map is not to be changed.
 func (w *World) privileges(user, path string) map[string]bool {
+	at := holder{user, path, w.poolOf(path)}
+	held, known := w.held[at]
+	if !known {
+		held = w.compilePrivileges(user, path)
+		if w.held == nil {
+			w.held = map[holder]map[string]bool{}
+		}
+		w.held[at] = held
+	}
+	return held
+}
+
+// compilePrivileges: a token with privilege separation holds what both it and its user were granted.
+func (w *World) compilePrivileges(user, path string) map[string]bool {
 	owner, _, isToken := strings.Cut(user, "!")
 	if isToken && w.tokens[user].ID == "" {
 		return map[string]bool{}

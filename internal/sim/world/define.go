@@ -51,7 +51,7 @@ func (w *World) AddPool(name string) {
 
 // Pools maps each pool to the VMIDs in it, in order.
 func (w *World) Pools() map[string][]int {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	pools := map[string][]int{}
 	for name := range w.pools {

@@ -100,6 +100,7 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	}
 	delete(w.firewalls, v.id)
 	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
+	w.held = nil
 	delete(w.vms, v.id)
 	return nil
 }

@@ -40,12 +40,14 @@ func (d drive) cdrom() bool { return d.options["media"] == "cdrom" || d.volid ==
 // empty says that there is no volume behind the drive.
 func (d drive) empty() bool { return d.volid == "none" || d.volid == "cdrom" }
 
+var requestPattern = regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`)
+
 // request reads "fast:10", a volume of 10 GiB to be allocated, or "fast:cloudinit".
 func (d drive) request() (storage string, bytes int64, ok bool) {
 	if name, ok := strings.CutSuffix(d.volid, ":cloudinit"); ok {
 		return name, 0, true
 	}
-	m := regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`).FindStringSubmatch(d.volid)
+	m := requestPattern.FindStringSubmatch(d.volid)
 	if m == nil {
 		return "", 0, false
 	}

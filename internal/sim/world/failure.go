@@ -37,7 +37,7 @@ func (w *World) NoMoreFailures() {
 
 // FailRequest is the error switched on for this request, once; nil if there is none.
 func (w *World) FailRequest(method, path string) error {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	i := slices.IndexFunc(w.failures, func(f failure) bool {
 		return strings.Contains(f.match, " ") && strings.HasPrefix(method+" "+path, f.match)
@@ -46,7 +46,7 @@ func (w *World) FailRequest(method, path string) error {
 		return nil
 	}
 	message := w.failures[i].message
-	w.failures = slices.Delete(w.failures, i, i+1)
+	w.failures = slices.Delete(w.failures, i, i+1) // of which nobody is shown anything
 	return failf("%s", message)
 }
 

@@ -49,7 +49,7 @@ func (w *World) RemoveReplication(id string) {
 
 // Replication lists the replication jobs.
 func (w *World) Replication() []ReplicationJob {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return slices.Clone(w.replication)
 }

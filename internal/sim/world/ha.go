@@ -114,7 +114,7 @@ func haList(services map[string]*haService, leaving bool) []HAResource {
 
 // HARules lists the rules in their order.
 func (w *World) HARules() []HARule {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return slices.Clone(w.haRules)
 }

@@ -14,7 +14,7 @@ const bootTime = 30 * time.Second
 
 // HostDown says that a Proxmox node is switched off.
 func (w *World) HostDown(host string) bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.down[host]
 }

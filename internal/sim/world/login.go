@@ -69,7 +69,7 @@ func (w *World) VerifyCSRF(user, token string) error {
 
 // VerifyToken says what is wrong with an API token, in the order that AccessControl.pm looks.
 func (w *World) VerifyToken(id, secret string) error {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	user, name, _ := strings.Cut(id, "!")
 	t, ok := w.tokens[id]

@@ -18,6 +18,7 @@ type Media struct {
 	file  *os.File // without a name; nil: the content is bytes
 	size  int64
 	sum   string // SHA-256 of bytes; "": not yet asked for
+	wrote uint64 // how often it was written
 }
 
 // NewMedia is media holding b, which it keeps.
@@ -43,6 +44,14 @@ func (m *Media) Write(b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bytes, m.file, m.size, m.sum = b, nil, int64(len(b)), ""
+	m.wrote++
+}
+
+// Writes counts how often the content was replaced.
+func (m *Media) Writes() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.wrote
 }
 
 // Size is how many bytes were written.
@@ -86,4 +95,5 @@ func (m *Media) replace(other *Media) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bytes, m.file, m.size, m.sum = b, file, size, sum
+	m.wrote++
 }

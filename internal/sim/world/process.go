@@ -163,7 +163,7 @@ func (v *vm) enrolled() bool {
 
 // drives is what the guest of process p sees; nothing once the process is gone.
 func (w *World) drives(v *vm, p *process) []Drive {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	if v.proc != p {
 		return nil

@@ -61,30 +61,38 @@ func (w *World) Protect(p Protected) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := &guarded{Protected: p}
+	w.protected = append(w.protected, g)
 	if places := w.places(p.Media); len(places) > 0 {
 		g.volid = places[0]
 	}
-	w.protected = append(w.protected, g)
 }
 
 // Violations lists every promise that was broken since the world began or is
 // broken now, oldest first; none is what a test wants.
 func (w *World) Violations() []string {
-	w.mu.Lock()
-	list := slices.Clone(w.violations)
-	protected := slices.Clone(w.protected)
-	refs := w.references()
-	for _, p := range protected {
-		for _, broken := range w.brokenNow(p, refs[p.Media]) {
-			if !slices.Contains(list, broken) {
-				list = append(list, broken)
-			}
-		}
+	w.mu.Look()
+	if w.brokenAt != w.mu.changes {
+		w.broken, w.brokenAt = w.brokenSoFar(), w.mu.changes
 	}
+	list, protected := slices.Clone(w.broken), slices.Clone(w.protected)
 	w.mu.Unlock()
 	for _, p := range protected { // Want is foreign code
 		if got, want := p.checksum(), p.Want(); got != want {
 			list = append(list, fmt.Sprintf("disk %s: content is %s, was %s", p.Serial, got, want))
+		}
+	}
+	return list
+}
+
+// brokenSoFar is what was broken, and what is now, but for the content of disks.
+func (w *World) brokenSoFar() []string {
+	list := slices.Clone(w.violations)
+	refs, places := w.references(), w.allPlaces()
+	for _, p := range w.protected {
+		for _, broken := range w.brokenNow(p, refs[p.Media], places[p.Media]) {
+			if !slices.Contains(list, broken) {
+				list = append(list, broken)
+			}
 		}
 	}
 	return list
@@ -95,7 +103,7 @@ func (w *World) Persistent() []DiskState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.noteNames()
-	all := w.references()
+	all, places := w.references(), w.allPlaces()
 	var list []DiskState
 	for _, p := range w.protected {
 		d := DiskState{Serial: p.Serial, SHA256: p.checksum(), LongestUnnamed: p.longest}
@@ -103,7 +111,7 @@ func (w *World) Persistent() []DiskState {
 			d.Unnamed = time.Since(p.unnamed)
 			d.LongestUnnamed = max(d.LongestUnnamed, d.Unnamed)
 		}
-		if places := w.places(p.Media); len(places) > 0 {
+		if places := places[p.Media]; len(places) > 0 {
 			d.Volid = places[0]
 		}
 		if refs := all[p.Media]; len(refs) > 0 {
@@ -115,9 +123,8 @@ func (w *World) Persistent() []DiskState {
 	return list
 }
 
-func (w *World) brokenNow(p *guarded, refs []reference) []string {
+func (w *World) brokenNow(p *guarded, refs []reference, places []string) []string {
 	var list []string
-	places := w.places(p.Media)
 	if len(places) != 1 {
 		list = append(list, fmt.Sprintf("disk %s: is in %d volumes %v", p.Serial, len(places), places))
 	}
@@ -147,18 +154,24 @@ func runningIn(refs []reference) []int {
 }
 
 // places lists the volids that hold this content.
-func (w *World) places(m *Media) []string {
-	var list []string
+func (w *World) places(m *Media) []string { return w.allPlaces()[m] }
+
+// allPlaces lists the volids of each content that is protected.
+func (w *World) allPlaces() map[*Media][]string {
+	all := make(map[*Media][]string, len(w.protected))
+	for _, p := range w.protected {
+		all[p.Media] = nil
+	}
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
 		for _, host := range slices.Sorted(maps.Keys(w.storages[id].volumes)) {
 			for name, v := range w.storages[id].volumes[host] {
-				if v.media == m {
-					list = append(list, id+":"+name)
+				if list, is := all[v.media]; is {
+					all[v.media] = append(list, id+":"+name)
 				}
 			}
 		}
 	}
-	return list
+	return all
 }
 
 type reference struct {
@@ -171,12 +184,9 @@ func (w *World) references() map[*Media][]reference {
 	all := map[*Media][]reference{}
 	for _, id := range w.vmids() {
 		v := w.vms[id]
-		for _, config := range []map[string]string{v.config, v.pending} {
-			for _, key := range driveKeys(config) {
-				_, vol, err := w.volume(driveVolid(key, config[key]), v.host)
-				if err == nil {
-					all[vol.media] = append(all[vol.media], reference{vm: v, key: key})
-				}
+		for _, d := range v.reading().named() {
+			if vol := w.volumeNamed(d.volid, v.host); vol != nil {
+				all[vol.media] = append(all[vol.media], reference{vm: v, key: d.key})
 			}
 		}
 	}

@@ -43,14 +43,14 @@ func (w *World) SetDaemon(host string, runs bool) {
 
 // DaemonRuns says whether pvedaemon of a host runs.
 func (w *World) DaemonRuns(host string) bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return !w.noDaemon[host]
 }
 
 // ProxyFailure says how asking a host through another one fails, if it does.
 func (w *World) ProxyFailure(host string) (f ProxyFailure, broken bool) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	if w.down[host] {
 		return NoRouteToHost, true

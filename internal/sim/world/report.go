@@ -13,7 +13,7 @@ type Report struct {
 
 // Report is what the VM's host has last reported: what happened since then is missing.
 func (w *World) Report(id int) Report {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	v, ok := w.vms[id]
 	if !ok {

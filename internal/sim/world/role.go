@@ -25,4 +25,5 @@ func (w *World) DeleteRole(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.roles, name)
+	w.held = nil
 }

@@ -13,7 +13,7 @@ func (w *World) SetRootDisk(host string, total, used int64) {
 // RootDisk is how large a host's root disk is and how much of it is in use,
 // uploads that lie in /var/tmp included.
 func (w *World) RootDisk(host string) (total, used int64) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	d := w.root(host)
 	return d.total, d.used

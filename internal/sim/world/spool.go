@@ -39,6 +39,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	defer m.mu.Unlock()
 	if m.file == nil && m.size+int64(len(p)) <= spoolInMemory {
 		m.bytes, m.size, m.sum = append(m.bytes, p...), m.size+int64(len(p)), ""
+		m.wrote++
 		return len(p), nil
 	}
 	if m.file == nil {

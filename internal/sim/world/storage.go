@@ -141,6 +141,19 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
+// volumeNamed is volume where nobody asks why there is none.
+func (w *World) volumeNamed(volid, host string) *volume {
+	if dev := w.devices[host][volid]; dev != nil {
+		return dev
+	}
+	id, name, _ := strings.Cut(volid, ":")
+	s := w.storages[id]
+	if s == nil || !s.on(host) {
+		return nil
+	}
+	return s.at(host)[name]
+}
+
 // volume finds a volume, or a block device of its own (without storage), as a host sees it.
 func (w *World) volume(volid, host string) (*storage, *volume, error) {
 	if dev := w.devices[host][volid]; dev != nil {
@@ -286,7 +299,7 @@ func (w *World) StorageConfig() []Storage {
 
 // Storages lists the cluster's storages as a host sees them, by name.
 func (w *World) Storages(host string) []StorageStatus {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	var list []StorageStatus
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
@@ -303,7 +316,7 @@ func (w *World) Storages(host string) []StorageStatus {
 
 // Volumes lists a storage's content as a host sees it, by volid.
 func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	s, err := w.storageOn(id, host)
 	if err != nil {
@@ -328,10 +341,10 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 
 // Media is the content of the volume that a host knows under that volid; nil when there is none.
 func (w *World) Media(volid, host string) *Media {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
-	_, v, err := w.volume(volid, host)
-	if err != nil {
+	v := w.volumeNamed(volid, host)
+	if v == nil {
 		return nil
 	}
 	return v.media

@@ -25,7 +25,7 @@ func (w *World) RegisteredTags() []string {
 // may see, without the privileged ones (pve-guest-common, GuestHelpers.pm,
 // get_allowed_tags).
 func (w *World) AllowedTags(user string) []string {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	privileged := w.check(user, "/", "Sys.Modify") == nil
 	allowed := map[string]bool{}

@@ -39,6 +39,7 @@ type task struct {
 // Close the task is over before it began.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	w.lastPID++
+	w.steps.Add(1)
 	now := time.Now()
 	t := &task{world: w, stop: make(chan struct{}), done: make(chan struct{})}
 	t.Task = Task{
@@ -81,6 +82,7 @@ func (t *task) begin(d time.Duration) error {
 func (t *task) finish(err error) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
+	t.world.steps.Add(1)
 	t.Running, t.End = false, time.Now()
 	t.world.timeline.Add(record.Delay{VMIDs: vmidsIn(t.ID), What: t.Type, From: t.Start, To: t.End})
 	if t.failure.warns && err == nil && !t.killed {
@@ -137,7 +139,10 @@ func taskMessage(err error) string {
 func (t *task) delay(d time.Duration) error { return t.world.delay(d, t.stop) }
 
 // logf adds a line to the log; mu must be held.
-func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Sprintf(format, args...)) }
+func (t *task) logf(format string, args ...any) {
+	t.world.steps.Add(1)
+	t.Log = append(t.Log, fmt.Sprintf(format, args...))
+}
 
 // printf is logf for who doesn't hold mu.
 func (t *task) printf(format string, args ...any) {
@@ -154,7 +159,7 @@ func (t *task) warnf(format string, args ...any) {
 
 // LookupTask reads a task; false when there is none with that UPID.
 func (w *World) LookupTask(upid string) (Task, bool) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	t := w.task(upid)
 	if t == nil {
@@ -165,7 +170,7 @@ func (w *World) LookupTask(upid string) (Task, bool) {
 
 // Tasks lists all tasks, latest first.
 func (w *World) Tasks() []Task {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	var list []Task
 	for _, t := range slices.Backward(w.tasks) {
@@ -173,6 +178,10 @@ func (w *World) Tasks() []Task {
 	}
 	return list
 }
+
+// Steps counts what tasks do: it grows when one begins, waits, goes on or ends.
+// As long as it does not no task has changed anything.
+func (w *World) Steps() uint64 { return w.steps.Load() }
 
 // kill ends a worker where it is; mu must be held.
 func (t *task) kill() {

@@ -27,6 +27,17 @@ type VM struct {
 	Snapshots     []Snapshot // oldest first
 }
 
+// Value is what one key has in Merged.
+func (v VM) Value(key string) string {
+	if _, gone := v.PendingDelete[key]; gone {
+		return ""
+	}
+	if value, waits := v.Pending[key]; waits {
+		return value
+	}
+	return v.Config[key]
+}
+
 // Merged is the configuration with pending changes applied: what the API shows by default.
 func (v VM) Merged() map[string]string {
 	config := maps.Clone(v.Config)
@@ -45,7 +56,7 @@ type vm struct {
 	pendingDelete map[string]bool
 	snapshots     []Snapshot
 	pool          string
-	read          reading
+	read          *reading
 	proc          *process
 	qmp           string // while running
 	// When it was made, when it last ended, and since when it had been running then.
@@ -79,31 +90,56 @@ func (v *vm) render() string {
 	return b.String()
 }
 
-// digest is asked for far more often than a configuration changes.
+// digest of the configuration file.
 func (v *vm) digest() string {
-	if len(v.snapshots) == 0 && v.read.of(v) {
-		return v.read.digest
+	r := v.reading()
+	if len(v.snapshots) == 0 && r.digest != "" {
+		return r.digest
 	}
 	sum := sha1.Sum([]byte(v.render()))
-	if len(v.snapshots) > 0 {
-		return hex.EncodeToString(sum[:])
+	digest := hex.EncodeToString(sum[:])
+	if len(v.snapshots) == 0 {
+		r.digest = digest
 	}
-	v.read = reading{
-		config: maps.Clone(v.config), pending: maps.Clone(v.pending), pendingDelete: maps.Clone(v.pendingDelete), digest: hex.EncodeToString(sum[:]),
-	}
-	return v.read.digest
+	return digest
 }
 
-// reading is a configuration without snapshots and its digest.
+// reading is a configuration as it is read far more often than it changes. Its
+// maps are never changed, and may be handed out.
 type reading struct {
 	config, pending map[string]string
 	pendingDelete   map[string]bool
-	digest          string
+	digest          string    // where there are no snapshots; "": nobody has asked
+	drives          []driveAt // of both maps; nil: nobody has asked
 }
 
-// of says whether the VM's configuration is still the one that was read.
-func (r reading) of(v *vm) bool {
-	return r.digest != "" && maps.Equal(r.config, v.config) && maps.Equal(r.pending, v.pending) && maps.Equal(r.pendingDelete, v.pendingDelete)
+// driveAt is a key that names a volume.
+type driveAt struct{ key, volid string }
+
+// reading is made anew when the configuration is not the one that was read.
+func (v *vm) reading() *reading {
+	if !v.read.of(v) {
+		v.read = &reading{config: maps.Clone(v.config), pending: maps.Clone(v.pending), pendingDelete: maps.Clone(v.pendingDelete)}
+	}
+	return v.read
+}
+
+func (r *reading) of(v *vm) bool {
+	return r != nil && maps.Equal(r.config, v.config) && maps.Equal(r.pending, v.pending) && maps.Equal(r.pendingDelete, v.pendingDelete)
+}
+
+// named lists the keys that name volumes, in bus order.
+func (r *reading) named() []driveAt {
+	if r.drives != nil {
+		return r.drives
+	}
+	r.drives = []driveAt{}
+	for _, config := range []map[string]string{r.config, r.pending} {
+		for _, key := range driveKeys(config) {
+			r.drives = append(r.drives, driveAt{key, driveVolid(key, config[key])})
+		}
+	}
+	return r.drives
 }
 
 func (v *vm) checkLock() error {
@@ -160,7 +196,7 @@ func (w *World) vmOn(host string, id int) (*vm, error) {
 
 // LookupVM reads a VM through the host it is on.
 func (w *World) LookupVM(host string, id int) (VM, error) {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	v, err := w.vmOn(host, id)
 	if err != nil {
@@ -169,21 +205,31 @@ func (w *World) LookupVM(host string, id int) (VM, error) {
 	return w.view(v), nil
 }
 
-// VMs lists all VMs of the datacentre by VMID.
+// VMs lists all VMs of the datacentre by VMID. Their maps are not to be changed.
 func (w *World) VMs() []VM {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
-	var list []VM
-	for _, id := range w.vmids() {
-		list = append(list, w.view(w.vms[id]))
+	if w.seenAt != w.mu.changes {
+		w.seen, w.seenAt = nil, w.mu.changes
+		for _, id := range w.vmids() {
+			w.seen = append(w.seen, w.sight(w.vms[id]))
+		}
 	}
-	return list
+	return slices.Clone(w.seen)
 }
 
 func (w *World) view(v *vm) VM {
+	out := w.sight(v)
+	out.Config, out.Pending, out.PendingDelete = maps.Clone(out.Config), maps.Clone(out.Pending), maps.Clone(out.PendingDelete)
+	return out
+}
+
+// sight is view with maps that others have, too.
+func (w *World) sight(v *vm) VM {
+	r := v.reading()
 	out := VM{
-		ID: v.id, Host: v.host, Config: maps.Clone(v.config), Pending: maps.Clone(v.pending),
-		PendingDelete: maps.Clone(v.pendingDelete), Digest: v.digest(), Pool: v.pool, HA: w.haStatus(v.id),
+		ID: v.id, Host: v.host, Config: r.config, Pending: r.pending,
+		PendingDelete: r.pendingDelete, Digest: v.digest(), Pool: v.pool, HA: w.haStatus(v.id),
 		Running: v.proc != nil, QMP: "stopped", Snapshots: slices.Clone(v.snapshots),
 	}
 	if v.proc != nil {

@@ -35,10 +35,12 @@ func (s *storage) freeName(host string, owner int, format string) string {
 	return fmt.Sprintf("%d/vm-%d-disk-%d.%s", owner, owner, n, format)
 }
 
+var basePattern = regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`)
+
 // basePath is what the name of a linked clone begins with: the volume that it
 // is built on, and a slash. "" for every other volume.
 func basePath(name string) string {
-	m := regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`).FindStringSubmatch(name)
+	m := basePattern.FindStringSubmatch(name)
 	if m == nil {
 		return ""
 	}

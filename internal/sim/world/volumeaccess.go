@@ -132,7 +132,7 @@ func (w *World) CheckVolume(user, volid string) error {
 
 // MaySee says whether the content listing shows a volume to user.
 func (w *World) MaySee(user, volid string) bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.checkVolume(user, 0, volid) == nil
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -41,10 +42,11 @@ type World struct {
 	timeline *record.Timeline
 	done     chan struct{}
 	work     sync.WaitGroup // tasks and guests being switched off
+	steps    atomic.Uint64  // see Steps
 
 	// mu guards all below. It is never held while sleeping, while waiting for a
 	// channel, or while a guest or the firmware is called.
-	mu          sync.Mutex
+	mu          lock
 	closed      bool
 	firmware    Firmware
 	dial        DialFunc // nil: hosts have no way out
@@ -61,7 +63,8 @@ type World struct {
 	passwords   map[string]string // of users
 	ticketKey   []byte            // signs tickets
 	acls        []ACL
-	registered  map[string]bool // tags that only those with Sys.Modify on / may set
+	held        map[holder]map[string]bool // what was worked out of all that; nil: nothing yet
+	registered  map[string]bool            // tags that only those with Sys.Modify on / may set
 	pools       map[string]bool
 	down        map[string]bool // hosts without power
 	crashes     map[string]int  // how often each host's power was cut
@@ -82,7 +85,27 @@ type World struct {
 	moveStops   []moveStop
 	protected   []*guarded
 	violations  []string
+
+	seen     []VM // by VMs, when changes was seenAt
+	seenAt   uint64
+	broken   []string // found by Violations, when changes was brokenAt
+	brokenAt uint64
 }
+
+// lock is a mutex that counts how often somebody may have changed what it guards.
+type lock struct {
+	sync.Mutex
+	changes uint64
+}
+
+// Lock is for who changes something, or may.
+func (l *lock) Lock() {
+	l.Mutex.Lock()
+	l.changes++
+}
+
+// Look is Lock for who changes nothing.
+func (l *lock) Look() { l.Mutex.Lock() }
 
 // New makes an empty datacentre. The caller closes it.
 func New(o Options) *World {
@@ -116,7 +139,7 @@ func (w *World) AddHost(name string) {
 
 // Hosts lists the Proxmox nodes in the order they were added.
 func (w *World) Hosts() []string {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return slices.Clone(w.hosts)
 }
@@ -135,7 +158,7 @@ func (w *World) SetQuorum(ok bool) {
 
 // Quorate says whether the Proxmox cluster has quorum.
 func (w *World) Quorate() bool {
-	w.mu.Lock()
+	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.hasQuorum()
 }
@@ -156,6 +179,8 @@ func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
 
 // delay is Delay that also ends when stop is closed.
 func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
+	w.steps.Add(1)
+	defer w.steps.Add(1)
 	timer := time.NewTimer(w.scaled(d))
 	defer timer.Stop()
 	select {

@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,11 +27,11 @@ func (m *Manager) syncBudgets(ctx context.Context) error {
 		return err
 	}
 	for _, b := range budgets {
-		fresh := b.DeepCopy()
+		fresh := *b
 		if fresh.Status, err = m.budgetStatus(ctx, b); err != nil {
 			return fmt.Errorf("pod disruption budget %s/%s: %w", b.Namespace, b.Name, err)
 		}
-		if err := m.writeStatus(ctx, store.Budgets(), b, fresh); err != nil {
+		if err := m.writeStatus(ctx, store.Budgets(), &fresh, equality.Semantic.DeepEqual(b.Status, fresh.Status)); err != nil {
 			return err
 		}
 	}

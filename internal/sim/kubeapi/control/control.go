@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -45,6 +46,8 @@ type Manager struct {
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
+	reflected map[types.UID]reflection // of mirror pods
+
 	// refused hears of what the API refuses to kubelets that share it with real
 	// controllers; nil: the lab is alone, and a refusal is a fault of its own.
 	refused func(error)
@@ -57,7 +60,7 @@ type Manager struct {
 // New starts the controllers. What takes them a second takes 1/speed of one.
 // They end with ctx or Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
-	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle}
+	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{
 		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
 		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets,

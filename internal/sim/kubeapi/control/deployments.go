@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -39,7 +40,7 @@ func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets
 		return err
 	}
 	replicas := int32(wantedReplicas(d.Spec.Replicas))
-	fresh := d.DeepCopy()
+	fresh := *d
 	fresh.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Conditions: d.Status.Conditions}
 	found := false
 	for _, rs := range sets {
@@ -65,8 +66,8 @@ func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets
 		}
 	}
 	fresh.Status.UnavailableReplicas = max(0, replicas-fresh.Status.AvailableReplicas)
-	fresh.Status.Conditions = deploymentConditions(fresh, replicas)
-	return m.writeStatus(ctx, store.Deployments(), d, fresh)
+	fresh.Status.Conditions = deploymentConditions(&fresh, replicas)
+	return m.writeStatus(ctx, store.Deployments(), &fresh, equality.Semantic.DeepEqual(d.Status, fresh.Status))
 }
 
 // deploymentConditions say whether the deployment is available and has come to its

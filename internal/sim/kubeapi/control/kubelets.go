@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -28,7 +29,7 @@ const (
 // what a cluster runs beside them works on the same objects by itself. A
 // kubelet goes on whatever the API answers; refused hears of it.
 func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func(error)) (*Manager, error) {
-	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused}
+	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{m.syncNodes, m.renewLeases, m.syncMirrorPods, m.runPods, m.attachVolumes}
 	if err := m.start(ctx, []schema.GroupVersionResource{store.Nodes(), store.Pods(), store.Attachments()}); err != nil {
 		return nil, err

@@ -131,6 +131,16 @@ func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	return p
 }
 
+// reflection is what a mirror pod was found to show already.
+type reflection struct {
+	revision         string // of the pod
+	ready            bool
+	waiting, message string
+	restarts         int
+	started          time.Time
+	host             string
+}
+
 // reflect gives a mirror pod the status that its kubelet has of the static pod.
 func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error {
 	static, _ := m.staticPods(k)
@@ -138,8 +148,13 @@ func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error 
 		if s.Pod.Name+"-"+k.Name != p.Name || s.Hash != p.Annotations[corev1.MirrorPodAnnotationKey] {
 			continue
 		}
+		now := reflection{p.ResourceVersion, s.Ready, s.Waiting, s.Message, s.Restarts, s.Started, k.hostIP()}
+		if m.reflected[p.UID] == now {
+			return nil
+		}
 		fresh := s.status(p, k)
 		if equality.Semantic.DeepEqual(p.Status, fresh.Status) {
+			m.reflected[p.UID] = now
 			return nil
 		}
 		return m.writePod(ctx, fresh)

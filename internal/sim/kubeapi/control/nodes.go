@@ -160,8 +160,12 @@ func (k *kubelet) report(n *corev1.Node) {
 }
 
 func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) error {
-	fresh := n.DeepCopy()
 	ready := readiness(n)
+	current := k != nil && k.reported && n.Status.NodeInfo.BootID == k.BootID && n.Status.NodeInfo.SystemUUID == k.UUID
+	if current && ready == corev1.ConditionTrue && (!m.alone() || equality.Semantic.DeepEqual(n.Spec.Taints, conditionTaints(n))) {
+		return nil // as it is nearly always
+	}
+	fresh := n.DeepCopy()
 	switch {
 	case k == nil && !m.alone():
 		return nil // the node-lifecycle controller notices

@@ -105,13 +105,13 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 		if err := m.renew(ctx, outdated, wanted-readyPods(living(pods))); err != nil {
 			return err
 		}
-		fresh := ds.DeepCopy()
+		fresh := *ds // its status has nothing that is shared and changes here; so below
 		fresh.Status.UpdatedNumberScheduled = int32(len(pods) - len(outdated))
 		fresh.Status.NumberUnavailable = wanted - readyPods(pods)
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
 		fresh.Status.NumberReady, fresh.Status.NumberAvailable = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = ds.Generation
-		if err := m.writeStatus(ctx, store.DaemonSets(), ds, fresh); err != nil {
+		if err := m.writeStatus(ctx, store.DaemonSets(), &fresh, equality.Semantic.DeepEqual(ds.Status, fresh.Status)); err != nil {
 			return err
 		}
 	}
@@ -142,8 +142,10 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 	return nil
 }
 
-func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, old, fresh store.Object) error {
-	if equality.Semantic.DeepEqual(old, fresh) {
+// writeStatus writes the status of an object unless it is the same as before. The
+// store keeps a copy.
+func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, same bool) error {
+	if same {
 		return nil
 	}
 	_, err := m.store.Update(ctx, r, fresh, store.Status)
@@ -172,11 +174,11 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 				return err
 			}
 		}
-		fresh := rs.DeepCopy()
+		fresh := *rs
 		fresh.Status.Replicas, fresh.Status.FullyLabeledReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = rs.Generation
-		if err := m.writeStatus(ctx, store.ReplicaSets(), rs, fresh); err != nil {
+		if err := m.writeStatus(ctx, store.ReplicaSets(), &fresh, equality.Semantic.DeepEqual(rs.Status, fresh.Status)); err != nil {
 			return err
 		}
 	}
@@ -205,11 +207,11 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 				return err
 			}
 		}
-		fresh := sts.DeepCopy()
+		fresh := *sts
 		fresh.Status.Replicas, fresh.Status.CurrentReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = sts.Generation
-		if err := m.writeStatus(ctx, store.StatefulSets(), sts, fresh); err != nil {
+		if err := m.writeStatus(ctx, store.StatefulSets(), &fresh, equality.Semantic.DeepEqual(sts.Status, fresh.Status)); err != nil {
 			return err
 		}
 	}

@@ -33,6 +33,7 @@ func (k key) compare(o key) int {
 type Memory struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupVersionResource]map[key]Object
+	sorted   map[schema.GroupVersionResource][]Object // all of a resource, by key, until one changes
 	revision uint64
 	made     uint64 // objects and names made so far
 	history  []change
@@ -45,6 +46,7 @@ var _ Store = (*Memory)(nil)
 func NewMemory() *Memory {
 	return &Memory{
 		objects: map[schema.GroupVersionResource]map[key]Object{},
+		sorted:  map[schema.GroupVersionResource][]Object{},
 		changed: make(chan struct{}),
 	}
 }
@@ -68,13 +70,28 @@ func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
 func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if namespace == "" {
+		return slices.Clone(m.all(r)), m.revisionString(), nil
+	}
 	var found []Object
-	for _, k := range slices.SortedFunc(maps.Keys(m.objects[r]), key.compare) {
-		if namespace == "" || k.namespace == namespace {
-			found = append(found, m.objects[r][k])
+	for _, o := range m.all(r) {
+		if o.GetNamespace() == namespace {
+			found = append(found, o)
 		}
 	}
 	return found, m.revisionString(), nil
+}
+
+// all is every object of a resource, by key. The list is not to be changed.
+func (m *Memory) all(r schema.GroupVersionResource) []Object {
+	list, known := m.sorted[r]
+	if !known {
+		for _, k := range slices.SortedFunc(maps.Keys(m.objects[r]), key.compare) {
+			list = append(list, m.objects[r][k])
+		}
+		m.sorted[r] = list
+	}
+	return list
 }
 
 // Create adds an object.
@@ -218,6 +235,7 @@ func (m *Memory) put(r schema.GroupVersionResource, t watch.EventType, fresh, ol
 		m.objects[r] = map[key]Object{}
 	}
 	m.objects[r][key{fresh.GetNamespace(), fresh.GetName()}] = fresh
+	delete(m.sorted, r)
 	m.tell(r, Event{Type: t, Object: fresh, Before: old})
 }
 
@@ -226,6 +244,7 @@ func (m *Memory) remove(r schema.GroupVersionResource, k key, last, old Object) 
 	m.revision++
 	last.SetResourceVersion(m.revisionString())
 	delete(m.objects[r], k)
+	delete(m.sorted, r)
 	m.tell(r, Event{Type: watch.Deleted, Object: last, Before: old})
 }
 

@@ -1,0 +1,145 @@
+// Package directgrpc carries gRPC calls to simulated servers past the wire:
+// no handshake, no frames. What a server learns of its client, and when a call
+// breaks off, is as it would be over a connection.
+package directgrpc
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"sync"
+
+	"github.com/fullstorydev/grpchan/inprocgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+// Server has the services of a gRPC server, and its interceptors.
+type Server struct {
+	config  *tls.Config
+	channel inprocgrpc.Channel
+	ctx     context.Context // ends with the server
+	cancel  context.CancelCauseFunc
+	methods map[string]bool // by full name; none comes later than the first call
+
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup
+	known   map[*x509.Certificate]bool // clients' certificates, whether they are believed
+}
+
+// NewServer makes a server that has that TLS configuration on the wire. It ends with ctx, or when the caller stops it.
+func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
+	s := &Server{config: config, known: map[*x509.Certificate]bool{}, methods: map[string]bool{}}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.channel.WithServerUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		if !s.enter() {
+			return nil, errGone
+		}
+		defer s.running.Done()
+		answer, err := unary(seen(ctx), req, info, next)
+		return answer, statusOf(err)
+	})
+	s.channel.WithServerStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		if !s.enter() {
+			return errGone
+		}
+		defer s.running.Done()
+		return statusOf(stream(srv, seenStream{ss, seen(ss.Context())}, info, next))
+	})
+	return s
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, srv any) {
+	s.channel.RegisterService(desc, srv)
+	for _, m := range desc.Methods {
+		s.methods["/"+desc.ServiceName+"/"+m.MethodName] = true
+	}
+	for _, m := range desc.Streams {
+		s.methods["/"+desc.ServiceName+"/"+m.StreamName] = true
+	}
+}
+
+// Stop breaks every call, and waits for those that run to end.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel(errGone)
+	s.running.Wait()
+}
+
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.running.Add(1)
+	}
+	return !s.closed
+}
+
+// Door is the way to the server.
+func (s *Server) Door() network.Door {
+	return network.Door{Context: s.ctx, Certificate: s.config.Certificates[0].Leaf, Channel: s}
+}
+
+// has says whether there is such a method; of others the server on the wire has its own words.
+func (s *Server) has(method string) bool {
+	return s.methods[method]
+}
+
+// believes says whether a handshake with that client would succeed.
+func (s *Server) believes(cert *x509.Certificate) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known, asked := s.known[cert]
+	if !asked {
+		_, err := cert.Verify(x509.VerifyOptions{Roots: s.config.ClientCAs, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		known = err == nil
+		s.known[cert] = known
+	}
+	return known
+}
+
+// shownKey is where the client's context has the certificate that it would show.
+type shownKey struct{}
+
+// seen is the context of a handler, with what TLS would have told about its client.
+func seen(ctx context.Context) context.Context {
+	cert, _ := inprocgrpc.ClientContext(ctx).Value(shownKey{}).(*x509.Certificate)
+	state := tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true, PeerCertificates: []*x509.Certificate{cert}}
+	from := &peer.Peer{Addr: memory{}, AuthInfo: credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}}
+	return peer.NewContext(ctx, from)
+}
+
+type seenStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s seenStream) Context() context.Context { return s.ctx }
+
+type memory struct{}
+
+func (memory) Network() string { return "tcp" }
+func (memory) String() string  { return "memory" }
+
+// statusOf is what grpc-go's server makes of a handler's error.
+func statusOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
+	}
+	return status.FromContextError(err).Err()
+}
+
+// errGone is what a client sees of its calls when the connection breaks.
+var errGone = status.Error(codes.Unavailable, "error reading from server: EOF")

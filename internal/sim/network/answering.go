@@ -1,0 +1,183 @@
+package network
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// answering is the handler's side of an exchange. What is written is held until
+// the handler ends, or flushes, or has written much; from then on it streams.
+type answering struct {
+	e       *exchange
+	header  http.Header
+	sent    http.Header // as it was when it was written; nil: it was not
+	status  int
+	buf     []byte
+	out     *stream    // once it streams
+	taken   *takenOver // the handler writes by itself
+	written int64
+}
+
+// heldBytes is how much of an answer is held; net/http holds less.
+const heldBytes = 64 << 10
+
+// Header implements http.ResponseWriter.
+func (a *answering) Header() http.Header { return a.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answering) WriteHeader(status int) {
+	if a.sent != nil || status < 200 {
+		return
+	}
+	a.sent, a.status = a.header.Clone(), status
+	if a.sent["Date"] == nil {
+		a.sent.Set("Date", time.Now().UTC().Format(http.TimeFormat))
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (a *answering) Write(b []byte) (int, error) {
+	if a.taken != nil {
+		return 0, http.ErrHijacked
+	}
+	if a.sent == nil {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.sent["Content-Type"] == nil && a.written == 0 && len(b) > 0 {
+		a.sent.Set("Content-Type", http.DetectContentType(b))
+	}
+	a.written += int64(len(b))
+	switch {
+	case a.e.req.Method == http.MethodHead:
+		return len(b), nil
+	case a.out != nil:
+		return a.stream(b)
+	}
+	a.buf = append(a.buf, b...)
+	if len(a.buf) > heldBytes {
+		return len(b), a.FlushError()
+	}
+	return len(b), nil
+}
+
+// stream waits where the client does not read.
+func (a *answering) stream(b []byte) (written int, err error) {
+	for {
+		if a.e.ctx.Err() != nil {
+			return written, net.ErrClosed
+		}
+		n, changed, err := a.out.write(b[written:])
+		written += n
+		if err != nil || written == len(b) {
+			return written, err
+		}
+		select {
+		case <-changed:
+		case <-a.e.ctx.Done():
+		}
+	}
+}
+
+// FlushError is what http.ResponseController calls.
+func (a *answering) FlushError() error {
+	if a.sent == nil {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.out == nil && a.e.req.Method != http.MethodHead {
+		a.out = newStream()
+		a.e.tell(a.response(&arrivals{a.out, a.e}, -1), nil)
+		if _, err := a.stream(a.buf); err != nil {
+			return err
+		}
+		a.buf = nil
+	}
+	if a.e.ctx.Err() != nil {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// response is the answer's header.
+func (a *answering) response(body io.ReadCloser, length int64) *http.Response {
+	if said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64); err == nil {
+		length = said
+	} else if length >= 0 {
+		a.sent.Set("Content-Length", strconv.FormatInt(length, 10))
+	}
+	return &http.Response{
+		Status: strconv.Itoa(a.status) + " " + http.StatusText(a.status), StatusCode: a.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: a.sent, Body: body, ContentLength: length, Request: a.e.req,
+	}
+}
+
+// finish hands over what is held; without success the client sees the connection break.
+func (a *answering) finish(success bool) {
+	switch {
+	case a.taken != nil && !a.taken.closed:
+		_ = a.taken.Close() // its error is told to the client
+	case a.taken != nil:
+	case a.out != nil:
+		if !success || a.isShort() {
+			a.e.torn = io.ErrUnexpectedEOF
+		}
+		a.out.end()
+	case !success:
+		a.e.tell(nil, io.EOF)
+	default:
+		if a.sent == nil {
+			a.WriteHeader(http.StatusOK)
+		}
+		a.e.tell(a.response(&whole{bytes.NewReader(a.buf), a.isShort()}, a.written), nil)
+	}
+}
+
+// isShort says that less was written than the header promises.
+func (a *answering) isShort() bool {
+	said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64)
+	return err == nil && a.e.req.Method != http.MethodHead && a.written < said
+}
+
+// Hijack implements http.Hijacker: what the handler writes by itself is read when it closes.
+func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if a.sent != nil || a.taken != nil {
+		return nil, nil, errors.New("the answer has begun")
+	}
+	a.taken = &takenOver{a: a}
+	return a.taken, bufio.NewReadWriter(bufio.NewReader(a.taken), bufio.NewWriter(a.taken)), nil
+}
+
+// takenOver is the connection of a handler that writes its answer by itself.
+// There is nothing more to read from the client.
+type takenOver struct {
+	a      *answering
+	buf    bytes.Buffer
+	closed bool
+}
+
+func (t *takenOver) Write(b []byte) (int, error) { return t.buf.Write(b) }
+func (t *takenOver) Read([]byte) (int, error)    { return 0, io.EOF }
+
+func (t *takenOver) Close() error {
+	if !t.closed {
+		t.closed = true
+		t.a.e.tell(t.a.e.raw(t.buf.Bytes()))
+	}
+	return nil
+}
+
+func (t *takenOver) LocalAddr() net.Addr              { return memAddr("memory") }
+func (t *takenOver) RemoteAddr() net.Addr             { return memAddr("memory") }
+func (t *takenOver) SetDeadline(time.Time) error      { return nil }
+func (t *takenOver) SetReadDeadline(time.Time) error  { return nil }
+func (t *takenOver) SetWriteDeadline(time.Time) error { return nil }
+
+var (
+	_ http.Hijacker = (*answering)(nil)
+	_ net.Conn      = (*takenOver)(nil)
+)

@@ -1,0 +1,257 @@
+package network
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"time"
+)
+
+// exchange is one request past the wire, and its answer. It ends early when
+// either side or the way between them does.
+type exchange struct {
+	dialer *Dialer
+	door   Door
+	ctx    context.Context // the handler's
+	cancel context.CancelCauseFunc
+	stop   func() bool // waiting for the client to give up
+	detach func()
+
+	req   *http.Request // the client's
+	ready chan struct{} // closed when there is an answer, or none will come
+	resp  *http.Response
+	err   error
+	torn  error // why an answer that streams has broken off; set before its stream ends
+}
+
+func newExchange(d *Dialer, door Door) *exchange {
+	e := &exchange{dialer: d, door: door, ready: make(chan struct{})}
+	e.ctx, e.cancel = context.WithCancelCause(door.Context)
+	return e
+}
+
+// slowError is what net/http says of a header that does not come in time.
+type slowError struct{}
+
+func (slowError) Error() string { return "net/http: timeout awaiting response headers" }
+func (slowError) Timeout() bool { return true }
+
+// carry hands the request to the handler and waits for the header of its answer.
+func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit time.Duration) (*http.Response, error) {
+	e.req = req
+	e.stop = context.AfterFunc(req.Context(), func() { e.cancel(context.Cause(req.Context())) })
+	detach, ok := e.dialer.Attach(func() { e.cancel(errCut) })
+	if !ok {
+		e.stop()
+		e.cancel(errCut)
+		closeBody(req)
+		return nil, errCut
+	}
+	e.detach = detach
+	if limit > 0 {
+		slow := time.AfterFunc(limit, func() { e.cancel(slowError{}) })
+		defer slow.Stop()
+	}
+	in, err := e.arriving(state)
+	if err != nil {
+		e.end(err)
+		closeBody(req)
+		return nil, err
+	}
+	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && trace.GotConn != nil {
+		trace.GotConn(httptrace.GotConnInfo{})
+	}
+	go e.serve(in)
+	select {
+	case <-e.ready:
+	case <-e.ctx.Done():
+	}
+	// What has broken the way off before the answer left has lost it.
+	if e.ctx.Err() != nil {
+		return nil, e.broken()
+	}
+	if e.err != nil {
+		e.end(e.err)
+		return nil, e.err
+	}
+	if _, over := e.resp.Body.(*whole); over {
+		e.end(nil)
+	}
+	return e.resp, nil
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close() // nothing was read of it
+	}
+}
+
+// end gives the exchange up, or closes it when all of it is over.
+func (e *exchange) end(why error) {
+	e.stop()
+	e.detach()
+	e.cancel(why)
+}
+
+// broken is why the exchange has ended early, as its client sees it.
+func (e *exchange) broken() error {
+	err := context.Cause(e.ctx)
+	e.end(err)
+	if e.req.Context().Err() != nil {
+		return context.Cause(e.req.Context())
+	}
+	if e.door.Context.Err() != nil && errors.Is(err, context.Cause(e.door.Context)) {
+		return errGone
+	}
+	return err
+}
+
+// arriving is the request as the server sees it.
+func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
+	target := e.req.URL.RequestURI()
+	at, err := url.ParseRequestURI(target)
+	if err != nil {
+		return nil, err
+	}
+	in := &http.Request{
+		Method: e.req.Method, URL: at, RequestURI: target, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: e.req.Header.Clone(), Host: e.req.Host, RemoteAddr: "memory", TLS: state, Body: http.NoBody,
+	}
+	if in.Method == "" {
+		in.Method = http.MethodGet
+	}
+	if in.Host == "" {
+		in.Host = e.req.URL.Host
+	}
+	if in.Header == nil {
+		in.Header = http.Header{}
+	}
+	if _, said := in.Header["User-Agent"]; !said {
+		in.Header["User-Agent"] = []string{"Go-http-client/1.1"}
+	}
+	if err := e.addBody(in); err != nil {
+		return nil, err
+	}
+	return in.WithContext(e.ctx), nil
+}
+
+// addBody measures the body as net/http does: one of unknown length is sent in chunks, unless it is empty.
+func (e *exchange) addBody(in *http.Request) error {
+	if e.req.Body == nil || e.req.Body == http.NoBody {
+		return nil
+	}
+	from := io.Reader(e.req.Body)
+	in.ContentLength = e.req.ContentLength
+	if e.req.ContentLength <= 0 {
+		first := make([]byte, 1)
+		n, err := io.ReadFull(from, first)
+		switch {
+		case n == 0 && errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		in.ContentLength, in.TransferEncoding = -1, []string{"chunked"}
+		from = io.MultiReader(bytes.NewReader(first), from)
+	}
+	in.Body = io.NopCloser(sending{from, e})
+	return nil
+}
+
+// sending is a body for as long as its client is there.
+type sending struct {
+	io.Reader
+	e *exchange
+}
+
+func (s sending) Read(b []byte) (int, error) {
+	if s.e.ctx.Err() != nil {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return s.Reader.Read(b)
+}
+
+// serve runs the handler, and tells the client how that has ended.
+func (e *exchange) serve(in *http.Request) {
+	a := &answering{e: e, header: http.Header{}}
+	defer func() {
+		closeBody(e.req)
+		// A handler that gives its client up panics; what else panics is logged by net/http, which goes on.
+		a.finish(recover() == nil)
+	}()
+	e.door.Handler.ServeHTTP(a, in)
+}
+
+// tell hands the header of the answer to the client, or why there is none.
+func (e *exchange) tell(resp *http.Response, err error) {
+	e.resp, e.err = resp, err
+	close(e.ready)
+}
+
+// whole is the body of an answer that has arrived as a whole.
+type whole struct {
+	*bytes.Reader
+	lost bool // there should have been more
+}
+
+// Read implements io.Reader.
+func (w *whole) Read(b []byte) (int, error) {
+	n, err := w.Reader.Read(b)
+	if err == io.EOF && w.lost {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (*whole) Close() error { return nil }
+
+// arrivals is the body of an answer that is being written.
+type arrivals struct {
+	*stream
+	e *exchange
+}
+
+// Read implements io.Reader.
+func (a *arrivals) Read(b []byte) (int, error) {
+	for {
+		if a.e.ctx.Err() != nil {
+			return 0, a.e.broken()
+		}
+		n, changed, err := a.read(b)
+		if changed == nil {
+			if err == io.EOF && a.e.torn != nil {
+				err = a.e.torn
+			}
+			return n, err
+		}
+		select {
+		case <-changed:
+		case <-a.e.ctx.Done():
+		}
+	}
+}
+
+// Close implements io.Closer.
+func (a *arrivals) Close() error {
+	a.e.end(net.ErrClosed)
+	return nil
+}
+
+// raw reads an answer that its handler has written by itself.
+func (e *exchange) raw(b []byte) (*http.Response, error) {
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), e.req)
+	if err != nil {
+		return nil, io.EOF
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body = &whole{bytes.NewReader(body), err != nil}
+	return resp, nil
+}

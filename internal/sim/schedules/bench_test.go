@@ -1,0 +1,57 @@
+package schedules
+
+import (
+	"flag"
+	"regexp"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, from seed 1")
+
+// BenchmarkSchedules tells what a node-roll of random schedules costs: processor
+// time of everything, bringing the clusters up and looking at promises included.
+func BenchmarkSchedules(b *testing.B) {
+	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true) })
+	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false) })
+}
+
+func benchmarkSchedules(b *testing.B, direct bool) {
+	b.Helper()
+	b.ReportAllocs()
+	rolls, begin := 0, processorTime(b)
+	for b.Loop() {
+		for i := range *benched {
+			c := Draw(Seed(1, i))
+			c.Direct = direct
+			inBubble(b, func(t *testing.T) { rolls += Play(t, c).NodeRolls })
+		}
+	}
+	spent := processorTime(b) - begin
+	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")
+	b.ReportMetric(float64(rolls)/spent.Seconds(), "node-rolls/cpu-s")
+}
+
+// inBubble is synctest.Test for a benchmark.
+func inBubble(b *testing.B, f func(t *testing.T)) {
+	b.Helper()
+	all := func(pattern, name string) (bool, error) {
+		_, err := regexp.Compile(pattern)
+		return true, err
+	}
+	if !testing.RunTests(all, []testing.InternalTest{{Name: b.Name(), F: func(t *testing.T) { synctest.Test(t, f) }}}) {
+		b.FailNow()
+	}
+}
+
+// processorTime is what this process has used, in user mode and in the kernel.
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
