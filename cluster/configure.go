@@ -137,5 +137,8 @@ func (n *nodeRoll) lacksConfigured(ctx context.Context) (string, error) {
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	return n.lacksService(ctx, m)
+	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
+		return lacks, err
+	}
+	return lacksNode(ctx, n.Kube, n.plan.Node, m)
 }

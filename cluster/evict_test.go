@@ -29,8 +29,8 @@ func (k *drainedKube) call(name string) error {
 	return k.fails[name]
 }
 
-func (k *drainedKube) Nodes(context.Context) ([]KubeNode, error) {
-	return []KubeNode{{Name: "wk1", UUID: "u1", Mark: k.mark}}, nil
+func (k *drainedKube) Node(context.Context, string) (KubeNode, error) {
+	return KubeNode{Name: "wk1", UUID: "u1", Mark: k.mark}, nil
 }
 
 func (k *drainedKube) Cordon(context.Context, string, Mark) error { return k.call("cordon") }

@@ -28,12 +28,15 @@ func (r *Replace) handOver(ctx context.Context, in Intent) error {
 		return err
 	}
 	if begun != nil {
+		over := begun.isOver(from, to)
 		found, err := r.finishHandOver(ctx, *begun, from, to)
-		if err != nil || found && begun.From == in.From && begun.Key == in.Key && begun.To == in.To {
+		if err != nil || found && begun.same(in) {
 			return err
 		}
-		if from, to, err = r.both(ctx, in); err != nil {
-			return err
+		if !over { // they may be others now
+			if from, to, err = r.both(ctx, in); err != nil {
+				return err
+			}
 		}
 	}
 	if err := r.handable(in, from); err != nil {
@@ -108,16 +111,31 @@ func (r *Replace) settle(ctx context.Context) error {
 // finishHandOver sees a hand-over between two VMs, in either direction, to its
 // end; found is false where Proxmox has done nothing of it.
 func (r *Replace) finishHandOver(ctx context.Context, in Intent, from, to VM) (found bool, err error) {
+	if in.isOver(from, to) {
+		return true, nil
+	}
 	if from.ID != in.From {
 		from, to = to, from
 	}
 	if _, arrived := to.Config[in.ToKey]; !arrived {
 		return r.findUnnamed(ctx, in, from, to)
 	}
-	if len(usersOf(in.Volid, from)) == 0 {
-		return true, nil
-	}
 	return true, r.dropDangling(ctx, in)
+}
+
+// isOver says whether nothing of a hand-over between two VMs, in either
+// direction, is left to be done.
+func (in Intent) isOver(from, to VM) bool {
+	if from.ID != in.From {
+		from, to = to, from
+	}
+	_, arrived := to.Config[in.ToKey]
+	return arrived && len(usersOf(in.Volid, from)) == 0
+}
+
+// same says whether it is the same hand-over.
+func (in Intent) same(as Intent) bool {
+	return in.From == as.From && in.Key == as.Key && in.To == as.To
 }
 
 func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) {

@@ -212,22 +212,27 @@ func (n *nodeRoll) runsFromIts(m Machine, mem memory) bool {
 
 // lacksNode says what Kubernetes does not know yet of a node's present boot.
 func lacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (string, error) {
-	nodes, err := kube.Nodes(ctx)
-	if err != nil {
+	k, err := kube.Node(ctx, node)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nodeUnknown, nil
+	case err != nil:
 		return "", err
 	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == node })
+	return lacksReady(ctx, kube, k, m)
+}
+
+// lacksReady is lacksNode of a Node as it was read after the machine.
+func lacksReady(ctx context.Context, kube KubeReader, k KubeNode, m Machine) (string, error) {
 	switch {
-	case i < 0:
-		return nodeUnknown, nil
-	case nodes[i].UUID != m.UUID:
-		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", nodes[i].UUID), nil
-	case nodes[i].BootID != m.BootID:
+	case k.UUID != m.UUID:
+		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
+	case k.BootID != m.BootID:
 		return bootUnseen, nil
-	case !nodes[i].Ready:
+	case !k.Ready:
 		return nodeNotReady, nil
 	}
-	pending, err := kube.PendingCertificates(ctx, node)
+	pending, err := kube.PendingCertificates(ctx, k.Name)
 	if err == nil && len(pending) > 0 {
 		return fmt.Sprintf("certificate requests of its kubelet wait for approval: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
 			strings.Join(pending, " ")), nil

@@ -121,15 +121,14 @@ func (n *nodeRoll) mark(ctx context.Context) (*Mark, error) {
 }
 
 func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
-	nodes, err := n.Kube.Nodes(ctx)
-	if err != nil {
-		return KubeNode{}, fmt.Errorf("list Kubernetes nodes: %w", err)
-	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node })
-	if i < 0 {
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	switch {
+	case errors.Is(err, ErrNotFound):
 		return KubeNode{}, fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
+	case err != nil:
+		return KubeNode{}, fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
 	}
-	return nodes[i], nil
+	return k, nil
 }
 
 // runsWanted is the goal of the upgrade: the machine has booted the wanted
@@ -141,7 +140,17 @@ func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
 }
 
 // sees is runsWanted, with the machine as it was read; nil where it could not be.
+// What it has just seen to be so it does not look at again.
 func (n *nodeRoll) sees(ctx context.Context) (reason string, seen *Machine, err error) {
+	if n.reached != "" && time.Since(n.reachedAt) < n.Timing.Poll {
+		return n.reached, n.running, nil
+	}
+	n.reached, n.running, err = n.seesNow(ctx)
+	n.reachedAt = time.Now()
+	return n.reached, n.running, err
+}
+
+func (n *nodeRoll) seesNow(ctx context.Context) (reason string, seen *Machine, err error) {
 	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -242,9 +251,13 @@ func (n *nodeRoll) install(ctx context.Context) error {
 	}
 	mark.Installed = true
 	setMark := func() error { return prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
-	m, err := n.Talos.Booted(ctx, n.plan.Addr)
-	if err != nil {
-		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	m := n.running // as it was when that it is not installed was seen
+	if m == nil {
+		now, err := n.Talos.Booted(ctx, n.plan.Addr)
+		if err != nil {
+			return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		}
+		m = &now
 	}
 	if !m.installsApart() {
 		if err := setMark(); err != nil {

@@ -51,10 +51,11 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 		return lacks, err
 	}
 	reasons := diffImage(n.want.Build, m, n.History)
-	mark, err := n.mark(ctx)
-	switch {
-	case err != nil:
+	k, err := n.kubeNode(ctx)
+	if err != nil {
 		return "", err
+	}
+	switch mark := k.Mark; {
 	case mark != nil && mark.Strategy == InPlace && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
 	case len(reasons) > 0 && n.isOther(m):
@@ -62,15 +63,10 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
 	}
-	return n.lacksService(ctx, m)
-}
-
-// lacksService names the first thing that a machine lacks which is there and runs what it should.
-func (n *nodeRoll) lacksService(ctx context.Context, m Machine) (string, error) {
 	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return lacksNode(ctx, n.Kube, n.plan.Node, m)
+	return lacksReady(ctx, n.Kube, k, m)
 }
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.

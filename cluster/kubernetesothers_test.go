@@ -88,6 +88,14 @@ func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus
 
 func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error) { return p.nodes, nil }
 
+func (p *threePlanes) Node(_ context.Context, name string) (KubeNode, error) {
+	i := slices.IndexFunc(p.nodes, func(k KubeNode) bool { return k.Name == name })
+	if i < 0 {
+		return KubeNode{}, ErrNotFound
+	}
+	return p.nodes[i], nil
+}
+
 func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error) {
 	p.tick()
 	return p.pods, p.podsErr

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -138,11 +140,34 @@ func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
 	case !errors.Is(err, ErrNotFound):
 		return err
 	}
-	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, func(id VMID) error {
+	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.parkingNumbers.inOrder(n.ParkingIDs), func(id VMID) error {
+		n.parkingNumbers.next(id)
 		// Known before it exists: a crash in between must not lose track of it.
 		return prefix("journal", n.Journal.Put(n.key("parking"), id))
 	})
 	return err
+}
+
+// freeNumbers remembers where among the numbers for parking VMs the next one is looked
+// for: those before were taken when this roll looked.
+type freeNumbers struct {
+	mu   sync.Mutex
+	from VMID
+}
+
+// inOrder has those that were taken last.
+func (p *freeNumbers) inOrder(ids []VMID) []VMID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := max(0, slices.Index(ids, p.from))
+	return slices.Concat(ids[i:], ids[:i])
+}
+
+// next notes that a number is about to be taken.
+func (p *freeNumbers) next(id VMID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.from = id
 }
 
 // openParking writes the open record into the parking VM of an earlier

@@ -292,6 +292,8 @@ type Kube interface {
 type KubeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
+	// Node reads one of them. ErrNotFound if there is none.
+	Node(ctx context.Context, name string) (KubeNode, error)
 	// WatchNode tells when the Node becomes Ready, with another boot perhaps, and
 	// WatchDetached when a volume was detached from it: see wait.Watch.
 	WatchNode(ctx context.Context, node string, tell func(look bool)) error

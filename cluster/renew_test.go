@@ -11,7 +11,7 @@ type oneNode struct {
 	node KubeNode
 }
 
-func (k oneNode) Nodes(context.Context) ([]KubeNode, error) { return []KubeNode{k.node}, nil }
+func (k oneNode) Node(context.Context, string) (KubeNode, error) { return k.node, nil }
 
 // TestCutOffInstallation: the disk of this very run is freed only where nothing
 // but a cut off installation can be on it.

@@ -64,6 +64,8 @@ type Roller struct {
 
 	out       outNodes // what this roll has out at the moment
 	rehearsed rehearsedISOs
+
+	parkingNumbers freeNumbers
 }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
@@ -143,6 +145,9 @@ type nodeRoll struct {
 	answered  bool      // with the cluster's certificates, since it was made anew
 	renewed   bool      // it got another blank system disk, after its installation was cut off
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
+	running   *Machine  // as it was read last on its way through an upgrade in place; nil: it was not to be read
+	reached   string    // why what it runs then is what is wanted; "": it is not
+	reachedAt time.Time // when that was seen
 	outOfEtcd bool      // etcd has been seen without it, in a take-down
 	gaveUp    error     // why a node that was upgraded in place is to be reimaged
 }
@@ -203,16 +208,17 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
-	nodes, err := n.Kube.Nodes(ctx)
-	if err != nil {
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	if err != nil && !errors.Is(err, ErrNotFound) {
 		return "", nil //nolint:nilerr // a single control plane's API is away with it
 	}
+	known := err == nil
 	f := Found{Name: n.want.Name, VM: &vm, Machine: &m}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}
-	if i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.plan.Node }); i >= 0 {
-		f.Node = &nodes[i]
+	if known {
+		f.Node = &k
 	}
 	if Diff(n.want, f, n.History).rollable() {
 		return "", nil

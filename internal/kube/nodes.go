@@ -32,6 +32,15 @@ func (c *Client) Nodes(ctx context.Context) ([]cluster.KubeNode, error) {
 	return nodes, nil
 }
 
+// Node implements cluster.KubeReader.
+func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
+	n, err := c.node(ctx, name)
+	if err != nil {
+		return cluster.KubeNode{}, fmt.Errorf("read node %s: %w", name, err)
+	}
+	return kubeNode(n)
+}
+
 func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	mark, err := markOf(n)
 	info := n.Status.NodeInfo

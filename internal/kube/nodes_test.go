@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"errors"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -69,6 +70,13 @@ func TestNodes(t *testing.T) {
 		want[0].UID = string(n.UID)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("nodes (-want +got):\n%s", diff)
+		}
+		one, err := c.Node(t.Context(), "wk1")
+		if diff := cmp.Diff(got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
+			t.Errorf("error %v, node (-listed +got):\n%s", err, diff)
+		}
+		if one, err := c.Node(t.Context(), "wk2"); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("node %v, error %v", one, err)
 		}
 	})
 }

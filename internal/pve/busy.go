@@ -18,7 +18,7 @@ import (
 func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	tasks, errTasks := c.activeTasks(ctx, vm.Host)
 	var jobs []backupJob
-	if err := errors.Join(errTasks, c.get(ctx, "/cluster/backup", &jobs)); err != nil {
+	if err := errors.Join(errTasks, c.getShared(ctx, "/cluster/backup", &jobs)); err != nil {
 		return nil, err
 	}
 	var busy []string
@@ -104,7 +104,7 @@ func (c *Client) replicationJobs(ctx context.Context, id cluster.VMID) ([]string
 		ID    string
 		Guest flexInt
 	}
-	if err := c.get(ctx, "/cluster/replication", &rows); err != nil {
+	if err := c.getShared(ctx, "/cluster/replication", &rows); err != nil {
 		return nil, err
 	}
 	var ids []string

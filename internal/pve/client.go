@@ -53,6 +53,7 @@ type Client struct {
 	workers   knownTasks
 	lasted    durations
 	seen      lastSeen
+	shared    shared
 	slots     slots
 }
 

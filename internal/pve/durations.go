@@ -22,7 +22,7 @@ type lasted struct {
 
 // shorter is by which part less is expected after one, two, … tasks in a row that
 // had ended at the first look.
-var shorter = []time.Duration{64, 32, 16, 8}
+var shorter = []time.Duration{128, 64, 32, 16, 8}
 
 // numbers of VMs are in what a task works on ("100-scsi1>200-scsi5"); what is
 // left says which drives.
@@ -34,7 +34,10 @@ func kindOf(u UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID
 func (t *durations) expected(u UPID) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.last[kindOf(u)].time
+	if known, ok := t.last[kindOf(u)]; ok {
+		return known.time
+	}
+	return t.last[u.Type].time
 }
 
 // add notes that a task still ran after the one time, 0 where nobody has seen it
@@ -54,4 +57,5 @@ func (t *durations) add(u UPID, ran, ended time.Duration) {
 		now.time = ran + (ended-ran)/2
 	}
 	t.last[kindOf(u)] = now
+	t.last[u.Type] = lasted{time: now.time} // of others of the same type nothing better is known
 }

@@ -18,9 +18,9 @@ func TestDurations(t *testing.T) {
 		looks         int           // at the last ten together
 		late          time.Duration // all together
 	}{
-		"always alike":       {time.Second, time.Second, 20, 100 * time.Millisecond},
-		"longer from now":    {time.Second, 1300 * time.Millisecond, 20, 150 * time.Millisecond},
-		"shorter from now":   {time.Second, 700 * time.Millisecond, 20, 150 * time.Millisecond},
+		"always alike":       {time.Second, time.Second, 20, 200 * time.Millisecond},
+		"longer from now":    {time.Second, 1300 * time.Millisecond, 20, 200 * time.Millisecond},
+		"shorter from now":   {time.Second, 700 * time.Millisecond, 20, 200 * time.Millisecond},
 		"longer than a look": {5 * time.Second, 5 * time.Second, 60, 500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -61,8 +61,11 @@ func TestDurations(t *testing.T) {
 				if other := d.expected(UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}); other != d.expected(u) {
 					t.Errorf("the same of another VM is expected to take %s", other)
 				}
-				if other := d.expected(UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other != 0 {
-					t.Errorf("that of another drive is expected to take %s", other)
+				if other := d.expected(UPID{Type: "qmstart", ID: "101"}); other != 0 {
+					t.Errorf("one of another type is expected to take %s", other)
+				}
+				if other := d.expected(UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
+					t.Errorf("nothing is known of one of another drive")
 				}
 			})
 		})

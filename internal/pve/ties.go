@@ -63,7 +63,7 @@ func (c *Client) firewall(ctx context.Context, vm cluster.VM) ([]string, error) 
 // aclEntries names the ACL entries of the VM itself, as far as our token sees them.
 func (c *Client) aclEntries(ctx context.Context, id cluster.VMID) ([]string, error) {
 	var acls []struct{ Path string }
-	if err := c.get(ctx, "/access/acl", &acls); err != nil {
+	if err := c.getShared(ctx, "/access/acl", &acls); err != nil {
 		return nil, err
 	}
 	path := fmt.Sprintf("/vms/%d", id)
@@ -102,7 +102,7 @@ func (c *Client) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, e
 	var options struct {
 		Allowed []string `json:"allowed-tags"`
 	}
-	if err := c.get(ctx, "/cluster/options", &options); err != nil {
+	if err := c.getShared(ctx, "/cluster/options", &options); err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(options.Allowed, tag) }), nil

@@ -14,6 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// keptSessions is how many TLS sessions are kept: one for each host is needed.
+const keptSessions = 64
+
 // FingerprintError says that a server's certificate is not the pinned one.
 type FingerprintError struct {
 	Addr string   // "host:port" of the endpoint
@@ -28,7 +31,9 @@ func (e *FingerprintError) Error() string {
 // tlsConfig says whom to trust: the pinned certificates if there are any, else
 // the given authorities, else the system's.
 func tlsConfig(o Options) (*tls.Config, error) {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs}
+	// Changes go over connections of their own, which take up the TLS session of an
+	// earlier one: what is verified here is verified then, too.
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions)}
 	if o.Fingerprint != "" {
 		pins, err := parseFingerprints(o.Fingerprint)
 		if err != nil {

@@ -76,6 +76,7 @@ func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, e
 	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
 	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
 	t.writes.DisableKeepAlives = true
+	t.writes.WriteBufferSize = 64 << 10 // of uploads
 	if t.wrap = o.Wrap; t.wrap == nil {
 		t.wrap = func(inner http.RoundTripper) http.RoundTripper { return inner }
 	}
@@ -94,7 +95,6 @@ func oneTransport(dial func(context.Context, string, string) (net.Conn, error), 
 		ResponseHeaderTimeout: headerTimeout,
 		IdleConnTimeout:       idleTimeout,
 		MaxIdleConnsPerHost:   readsAtOnce,
-		WriteBufferSize:       64 << 10,
 	}
 }
 

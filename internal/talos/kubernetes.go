@@ -2,7 +2,6 @@ package talos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -28,9 +27,10 @@ func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.Mac
 func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		k = cluster.MachineKubernetes{Revisions: map[cluster.Component]uint64{}}
-		var errUUID error
-		k.UUID, errUUID = readUUID(ctx, s)
-		return errors.Join(errUUID, readStaticPods(ctx, s, &k), readProxy(ctx, s, &k), readKubelet(ctx, s, &k))
+		if k.UUID, err = readUUID(ctx, s); err != nil {
+			return err
+		}
+		return readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)
 	})
 	return k, err
 }
@@ -43,12 +43,19 @@ func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, 
 		}
 	}
 	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
-	for _, read := range []func(context.Context, session, *cluster.MachineKubernetes) error{readStaticPods, readProxy, readKubelet, readKubeletHealth, readPending} {
-		if err := read(ctx, s, &k); err != nil {
-			return cluster.MachineKubernetes{}, err
-		}
+	if err := readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet, readKubeletHealth, readPending); err != nil {
+		return cluster.MachineKubernetes{}, err
 	}
 	return k, nil
+}
+
+func readEach(ctx context.Context, s session, k *cluster.MachineKubernetes, reads ...func(context.Context, session, *cluster.MachineKubernetes) error) error {
+	for _, read := range reads {
+		if err := read(ctx, s, k); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes) error {

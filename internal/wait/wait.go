@@ -51,7 +51,7 @@ type For struct {
 // A pause is such a part of the time that has passed: the wait ends that much late at most.
 const (
 	part     = 4
-	finePart = 64 // right after the time when it is expected to be so
+	finePart = 128 // right after the time when it is expected to be so
 )
 
 // pause is how long not to look, since that long after the last hint.

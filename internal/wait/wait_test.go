@@ -162,7 +162,7 @@ func TestUntilPauses(t *testing.T) {
 		"never more than that": {wait.For{First: 100 * ms, Every: 40 * ms}, []time.Duration{0, 40 * ms, 80 * ms, 120 * ms}},
 		"expected": {
 			wait.For{First: 10 * ms, Every: time.Second, Expected: 1280 * ms},
-			[]time.Duration{1000 * ms, 1280 * ms, 1300 * ms, 1320 * ms, 1360 * ms, 1440 * ms, 1600 * ms, 1920 * ms, 2400 * ms},
+			[]time.Duration{1000 * ms, 1280 * ms, 1290 * ms, 1300 * ms, 1320 * ms, 1360 * ms, 1440 * ms, 1600 * ms, 1920 * ms, 2400 * ms},
 		},
 		"due": {wait.For{First: 10 * ms, Every: time.Second, Due: func() time.Duration { return 700 * ms }}, []time.Duration{0, 700 * ms, 1400 * ms}},
 	}

@@ -37,3 +37,18 @@ func (w *World) DeletePool(name string) error {
 	delete(w.pools, name)
 	return nil
 }
+
+// JoinPool puts a VM into a pool, as somebody does by PUT /pools: its configuration stays as it is.
+func (w *World) JoinPool(id int, pool string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.pools[pool] {
+		return failf("pool '%s' does not exist", pool)
+	}
+	vm, ok := w.vms[id]
+	if !ok {
+		return failf("VM %d does not exist", id)
+	}
+	vm.pool = pool
+	return nil
+}

@@ -1,0 +1,32 @@
+package simtest
+
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// A VM that somebody has put into a pool since it was made is in it again when it
+// was recreated, and so is what is parked of it: who may do what is said of pools.
+func TestRecreatedInItsPool(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.World.AddPool("talos")
+		if err := lab.World.JoinPool(worker1, "talos"); err != nil {
+			t.Fatal(err)
+		}
+		lab.Patch(sim.CommonExtension)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+			t.Fatal(err)
+		}
+		in := map[string]string{}
+		for _, vm := range lab.World.VMs() {
+			in[vm.Config["name"]] = vm.Pool
+		}
+		for name, want := range map[string]string{"wk1": "talos", "recast-parking-wk1": "talos", "cp1": ""} {
+			if got, there := in[name]; !there || got != want {
+				t.Errorf("%s is in pool %q, want %q (there: %v)", name, got, want, there)
+			}
+		}
+	})
+}
