@@ -65,7 +65,9 @@ func (p *play) comparable(n sim.Node, key, value string) string {
 
 // edited says whether somebody has changed that key of a node's VM, or moved all of it.
 func (p *play) edited(node int, key string) bool {
-	return slices.ContainsFunc(p.c.Faults, func(f Fault) bool { return f.Where == node && (f.Name == key || f.Name == "migrate") })
+	return slices.ContainsFunc(p.c.Faults, func(f Fault) bool {
+		return f.Where == node && (f.Name == key || f.Name == "migrate" || f.Name == "snapshot" && key == "parent")
+	})
 }
 
 // strays are volumes that nobody names, where no fault leaves one behind.

@@ -41,6 +41,8 @@ type play struct {
 	begun time.Time
 	first map[int]world.VM // the VMs of the nodes at the beginning
 
+	previous []byte // recast.lock before the last change
+
 	beside sync.WaitGroup // what faults do beside calls
 	others others
 
@@ -131,6 +133,7 @@ func (p *play) prepare() {
 
 // change brings something new for all nodes.
 func (p *play) change(what string) {
+	p.previous = p.lab.Read("recast.lock")
 	if what == changePatch {
 		p.lab.Patch("qemu-guest-agent")
 		return
@@ -263,11 +266,28 @@ func (p *play) second() {
 }
 
 // remedy does what recast says has to be done by hand, where that is mechanical:
-// what the creation of a VM left that was killed only root can remove.
+// what the creation of a VM left that was killed only root can remove, and the boot
+// ISO of a build that came in place nobody has published.
 func (p *play) remedy(err error) {
-	if err == nil || !strings.Contains(err.Error(), "is locked by its creation (create)") {
-		return
+	switch {
+	case err == nil:
+	case strings.Contains(err.Error(), "is locked by its creation (create)"):
+		p.removeLocked()
+	case strings.Contains(err.Error(), "could not be reimaged: boot ISO"):
+		p.publishPrevious()
 	}
+}
+
+// publishPrevious is recast publish with the lock that was there before the last change.
+func (p *play) publishPrevious() {
+	now := p.lab.Read("recast.lock")
+	p.lab.Write("recast.lock", p.previous)
+	err := p.lab.Client().Publish(p.ctx)
+	p.lab.Write("recast.lock", now)
+	p.tell("publish with the previous lock: %s", said(err))
+}
+
+func (p *play) removeLocked() {
 	for _, vm := range p.lab.World.VMs() {
 		if vm.Config["lock"] != "create" {
 			continue

@@ -1,0 +1,190 @@
+package directgrpc_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/directgrpc"
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+const addr = "127.42.7.11:50000"
+
+// pair signs a certificate for addr and for clients; a nil parent makes an authority.
+func pair(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("127.42.7.11")},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IsCA: parent == nil, BasicConstraintsValid: true,
+	}
+	from, signer := c, key
+	if parent != nil {
+		from, signer = parent.Leaf, parent.PrivateKey.(*ecdsa.PrivateKey)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, from, key.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+}
+
+func pool(ca *tls.Certificate) *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(ca.Leaf)
+	return p
+}
+
+// scene is a health service with a door, and a client of it that counts its connections.
+type scene struct {
+	server *directgrpc.Server
+	dialer *network.Dialer
+	health healthpb.HealthClient
+	user   string // whom the service has seen last
+}
+
+func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
+	t.Helper()
+	s := &scene{}
+	ca := pair(t, "ca", nil)
+	if clientCA == nil {
+		clientCA = ca
+	}
+	n := network.Memory()
+	l, err := n.Listen(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	see := func(ctx context.Context) {
+		p, _ := peer.FromContext(ctx)
+		s.user = p.AuthInfo.(credentials.TLSInfo).State.PeerCertificates[0].Subject.CommonName
+	}
+	conf := &tls.Config{Certificates: []tls.Certificate{*pair(t, "server", ca)}, ClientCAs: pool(ca), ClientAuth: tls.RequireAndVerifyClientCert}
+	s.server = directgrpc.NewServer(t.Context(), conf,
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			see(ctx)
+			return next(ctx, req)
+		},
+		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			see(ss.Context())
+			return next(srv, ss)
+		})
+	healthpb.RegisterHealthServer(s.server, health.NewServer())
+	n.Open(t.Context(), addr, func() (network.Door, bool) { return s.server.Door(), true })
+	s.dialer = n.Dialer()
+	own := &tls.Config{RootCAs: pool(ca), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
+	cc, err := grpc.NewClient("passthrough:///"+addr, append(directgrpc.NewClient(s.dialer, own).Options(),
+		grpc.WithTransportCredentials(credentials.NewTLS(own)),
+		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return s.dialer.DialContext(ctx, "tcp", to) }))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.health = healthpb.NewHealthClient(cc)
+	t.Cleanup(func() {
+		_ = cc.Close()
+		_ = l.Close()
+	})
+	return s
+}
+
+func TestCallsWithoutAWire(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, nil)
+		answer, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{})
+		if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING || s.user != "somebody" {
+			t.Errorf("%v, %v, seen as %q", answer, err, s.user)
+		}
+		_, err = s.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})
+		if status.Code(err) != codes.NotFound {
+			t.Errorf("of an unknown service: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch, err := s.health.Watch(ctx, &healthpb.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first, err := watch.Recv(); err != nil || first.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("watched %v, %v", first, err)
+		}
+		cancel()
+		if _, err := watch.Recv(); status.Code(err) != codes.Canceled {
+			t.Errorf("after its end: %v", err)
+		}
+		if n := s.dialer.Dials(); n != 0 {
+			t.Errorf("%d connections were made", n)
+		}
+		s.server.Stop()
+	})
+}
+
+// TestTheLineBreaks: with the server, and with the client's network.
+func TestTheLineBreaks(t *testing.T) {
+	t.Parallel()
+	for name, breaks := range map[string]func(*scene){
+		"the server stops":      func(s *scene) { s.server.Stop() },
+		"the client is cut off": func(s *scene) { s.dialer.Cut() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t, nil)
+				watch, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := watch.Recv(); err != nil {
+					t.Fatal(err)
+				}
+				breaks(s)
+				if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+					t.Errorf("a stream on its way: %v", err)
+				}
+				if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
+					t.Errorf("the next call: %v", err)
+				}
+				s.server.Stop()
+			})
+		})
+	}
+}
+
+// TestWhoIsNotBelieved is left to the wire, where the server says so.
+func TestWhoIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, pair(t, "others", nil))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // nobody accepts connections
+		defer cancel()
+		if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
+			t.Errorf("%v, seen as %q", err, s.user)
+		}
+		s.server.Stop()
+	})
+}
