@@ -88,7 +88,7 @@ func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err erro
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil
-	case m.Stage == "maintenance" && m.UUID == "":
+	case m.UUID == "": // it has no more to say yet
 		return "", errNoAnswer, nil
 	case m.UUID != n.plan.UUID:
 		return "", nil, fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),

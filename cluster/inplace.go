@@ -135,49 +135,34 @@ func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
 // build. A machine that is away after it was told to reboot has reached it as
 // far as this branch can tell: waiting is the next step's.
 func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
-	reason, _, err := n.sees(ctx)
-	return reason, err
-}
-
-// sees is runsWanted, with the machine as it was read; nil where it could not be.
-// What it has just seen to be so it does not look at again.
-func (n *nodeRoll) sees(ctx context.Context) (reason string, seen *Machine, err error) {
-	if n.reached != "" && time.Since(n.reachedAt) < n.Timing.Poll {
-		return n.reached, n.running, nil
-	}
-	n.reached, n.running, err = n.seesNow(ctx)
-	n.reachedAt = time.Now()
-	return n.reached, n.running, err
-}
-
-func (n *nodeRoll) seesNow(ctx context.Context) (reason string, seen *Machine, err error) {
 	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			return "", nil, err // it was us who did not wait for the answer
+			return "", err // it was us who did not wait for the answer
 		}
 		mark, errMark := n.mark(ctx)
 		if errMark == nil && mark != nil && mark.Installed || errMark != nil && n.rebooted {
-			return "it is away: " + err.Error(), nil, nil // a single control plane takes the mark along
+			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
 		}
-		return "", nil, nil //nolint:nilerr // the steps below say what is wrong
+		return "", nil //nolint:nilerr // the steps below say what is wrong
 	}
 	if m.UUID != n.plan.UUID {
-		return "", nil, fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
-	if len(diffImage(n.want.Build, m, n.History)) == 0 && !m.pendingReboot() {
-		return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), &m, nil
+	if len(diffImage(n.want.Build, m, n.History)) > 0 || m.pendingReboot() {
+		mark, err := n.mark(ctx)
+		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
+			return "", nil //nolint:nilerr // the steps below say what is wrong
+		}
+		switch {
+		case mark.BootID != m.BootID:
+			return "it has rebooted", nil // into what, the next step sees
+		case m.Stage == "rebooting":
+			return "it is rebooting", nil
+		}
+		return "", nil
 	}
-	mark, err := n.mark(ctx)
-	switch {
-	case err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID:
-		return "", &m, nil //nolint:nilerr // the steps below say what is wrong
-	case mark.BootID != m.BootID:
-		return "it has rebooted", &m, nil // into what, the next step sees
-	case m.Stage == "rebooting":
-		return "it is rebooting", &m, nil
-	}
-	return "", &m, nil
+	return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), nil
 }
 
 // pendingReboot says whether another system is installed than the one that runs.
@@ -218,20 +203,16 @@ func (m Mark) begun(now Mark) bool {
 // call. It must not be installed twice: before Talos 1.14 an installer keeps the
 // default entry and removes the others, the running one too.
 func (n *nodeRoll) installed(ctx context.Context) (string, error) {
-	reason, m, err := n.sees(ctx)
-	if err != nil || reason != "" {
+	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
 	}
 	mark, err := n.mark(ctx)
 	if err != nil || mark == nil || mark.Build != n.want.Build.ID {
 		return "", err
 	}
-	if m == nil { // another look says why
-		now, err := n.Talos.Booted(ctx, n.plan.Addr)
-		if err != nil {
-			return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
-		}
-		m = &now
+	m, err := n.Talos.Booted(ctx, n.plan.Addr) // right before whoever installs asks
+	if err != nil {
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
 	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.installsApart()) {
 		return "", nil

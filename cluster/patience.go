@@ -53,6 +53,15 @@ func (p patient) VM(ctx context.Context, id VMID) (VM, error) {
 	return p.px.VM(ctx, id)
 }
 
+// VMState does as VM where it may be a backup that the VM runs for.
+func (p patient) VMState(ctx context.Context, id VMID) (VM, error) {
+	vm, err := p.px.VMState(ctx, id)
+	if err != nil || vm.QMP != "prelaunch" {
+		return vm, err
+	}
+	return p.VM(ctx, id)
+}
+
 func forBackup(vm VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
 func locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }

@@ -111,22 +111,24 @@ func TestPatience(t *testing.T) {
 // up, and is not taken for one that somebody has started.
 func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		f := &lockedVM{vm: VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
-		px := Patient(f, 2*time.Second, func(string) {})
-		vm, err := px.VM(t.Context(), 101)
-		if err != nil || vm.Running || vm.Lock != "" {
-			t.Errorf("%+v, %v", vm, err)
-		}
-		f.vm.QMP = "running" // a guest's own
-		f.until = time.Now().Add(time.Hour)
-		if vm, err := px.VM(t.Context(), 101); err != nil || !vm.Running || vm.Lock != "backup" {
-			t.Errorf("%+v, %v", vm, err)
-		}
-		if _, err := px.VM(t.Context(), 101); errors.Is(err, ErrLocked) {
-			t.Error(err)
-		}
-	})
+	for name, read := range map[string]func(Proxmox, context.Context, VMID) (VM, error){"VM": Proxmox.VM, "VMState": Proxmox.VMState} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := &lockedVM{vm: VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
+				px := Patient(f, 2*time.Second, func(string) {})
+				vm, err := read(px, t.Context(), 101)
+				if err != nil || vm.Running || vm.Lock != "" {
+					t.Errorf("%+v, %v", vm, err)
+				}
+				f.vm.QMP = "running" // a guest's own
+				f.until = time.Now().Add(time.Hour)
+				if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running || vm.Lock != "backup" {
+					t.Errorf("%+v, %v", vm, err)
+				}
+			})
+		})
+	}
 }
 
 // pairedVMs is a Proxmox with a source that somebody has locked, and the VM that
@@ -137,6 +139,8 @@ type pairedVMs struct {
 	later func(to *VM) // when the lock is gone
 	moved int
 }
+
+func (f *lockedVM) VMState(ctx context.Context, id VMID) (VM, error) { return f.VM(ctx, id) }
 
 func (f *pairedVMs) VM(ctx context.Context, id VMID) (VM, error) {
 	if id == f.vm.ID {

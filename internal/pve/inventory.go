@@ -127,20 +127,24 @@ type reading func(ctx context.Context, vm *cluster.VM) error
 
 // VM implements cluster.Inventory.
 func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readVM)
+	return c.find(ctx, id, c.readVM, isOn)
 }
 
 // VMConfig implements cluster.Inventory.
 func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, err := c.find(ctx, id, c.readConfig)
+	vm, err := c.find(ctx, id, c.readConfig, nil)
 	vm.Running, vm.QMP, vm.HA = true, "", false
 	return vm, err
 }
 
 // VMState implements cluster.Inventory.
 func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readState)
+	return c.find(ctx, id, c.readState, isOn)
 }
+
+// isOn is so for a VM that is where it was seen: what is off there may run
+// elsewhere by now, and its old host, cut off from the cluster, not know of it.
+func isOn(vm cluster.VM) bool { return vm.Running }
 
 // Pool implements cluster.Inventory.
 func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
@@ -155,9 +159,11 @@ func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	return rows[i].Pool, nil
 }
 
-func (c *Client) find(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+// find reads a VM wherever it is. What is read where it was seen of late holds
+// only if it proves that it is there still; nil: any does.
+func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
 	vm, found, err := c.whereSeen(ctx, id, read)
-	if found {
+	if found && (err != nil || proves == nil || proves(vm)) {
 		return vm, err
 	}
 	start := time.Now()

@@ -3,7 +3,7 @@ package pve
 import (
 	"context"
 	"errors"
-	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,8 +12,8 @@ import (
 
 // seenFor is how long a VM is looked for where it was seen, before the cluster's
 // list is asked where it is. A host that still shows a VM which is elsewhere by
-// now was cut off from the cluster, and it takes Proxmox HA a minute at least to
-// give up a host (pve-ha-manager, HA/NodeStatus.pm, fence_delay).
+// now is cut off from the cluster; it can change nothing, and that a VM is off is
+// not believed of it (see isOn).
 const seenFor = 15 * time.Second
 
 // lastSeen is on which hosts VMs were of late.
@@ -55,7 +55,8 @@ func (l *lastSeen) of(id cluster.VMID) (host string, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, found := l.hosts[id]
-	return s.host, found && time.Since(s.at) < seenFor
+	passed := max(time.Since(s.at), time.Now().Round(0).Sub(s.at.Round(0))) // by the wall's clock where this machine slept
+	return s.host, found && passed < seenFor
 }
 
 func (l *lastSeen) forget(id cluster.VMID) {
@@ -65,8 +66,8 @@ func (l *lastSeen) forget(id cluster.VMID) {
 }
 
 // whereSeen reads a VM where it was of late; found is false where it is to be
-// looked for. No VM is known there any more, or the host does not answer: what
-// that means the cluster's list decides.
+// looked for: no VM is known there any more, or not to us. Of a host that does not
+// answer the list decides whether the VM is still there; it is not asked twice.
 func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {
@@ -74,9 +75,19 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (
 	}
 	vm = cluster.VM{ID: id, Host: host}
 	err = read(ctx, &vm)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status >= http.StatusInternalServerError {
-		c.seen.forget(id)
+	_, answered := errors.AsType[*Error](err)
+	switch {
+	case err == nil:
+		return vm, true, nil
+	case isUnanswered(err):
+		defer c.seen.forget(id)
+		rows, errList := c.resources(ctx)
+		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })
+		if errList != nil || still {
+			return cluster.VM{}, true, errors.Join(c.away(ctx, vm, err), errList)
+		}
 		return cluster.VM{}, false, nil
 	}
-	return vm, true, err
+	c.seen.forget(id)
+	return cluster.VM{}, !answered, err
 }

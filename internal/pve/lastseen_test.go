@@ -45,7 +45,12 @@ func TestVMWhereItWas(t *testing.T) {
 		"there still":                   {host: "pve1"},
 		"long ago":                      {later: seenFor, host: "pve1", listed: 1},
 		"migrated":                      {then: moved(noVM101), host: "pve2", listed: 1},
-		"the host does not answer":      {then: moved("595 No route to host"), host: "pve2", listed: 1},
+		"the host does not answer":      {then: moved("595 No route to host"), host: "pve2", listed: 2},
+		"it may not be read there":      {then: moved("403 Permission check failed (/vms/101, VM.Audit)"), host: "pve2", listed: 1},
+		"off there, on elsewhere": {then: func(pve1 *fake) {
+			moved("")(pve1)
+			pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		}, host: "pve2", listed: 1},
 		"the host has left the cluster": {then: moved("500 hostname lookup 'pve1' failed - failed to get address info for: pve1: Name or service not known"), host: "pve2", listed: 1},
 		"migrated between two reads": {then: func(pve1 *fake) {
 			moved("")(pve1)
@@ -107,6 +112,33 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
 				t.Errorf("read %v, error %v", vm, err)
 			}
+		}
+	})
+}
+
+// TestVMWhereItWasUnanswered asks no host again that does not answer: that takes half a minute.
+func TestVMWhereItWasUnanswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		vm101(pve1)
+		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+		c := s.client(t, "pve1")
+		if _, err := c.VM(t.Context(), 101); err != nil {
+			t.Fatal(err)
+		}
+		on101(pve1, "pve2", "595 No route to host")
+		asked := func(c *Client) int {
+			before := len(pve1.requests())
+			_, err := c.VM(t.Context(), 101)
+			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
+				t.Errorf("error %v", err)
+			}
+			return len(slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
+		}
+		if had, once := asked(c), asked(s.client(t, "pve1")); had != once {
+			t.Errorf("asked %d times, by who had not seen it %d times", had, once)
 		}
 	})
 }
