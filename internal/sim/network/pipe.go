@@ -147,6 +147,7 @@ type stream struct {
 	buf     []byte
 	ended   bool
 	ignored time.Time     // when the writer first wrote to nobody
+	wasted  int           // bytes that it has written to nobody
 	changed chan struct{} // closed and renewed with every change
 }
 
@@ -174,20 +175,15 @@ func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 }
 
 // write takes what fits, and returns the channel to wait for before the rest.
-// As with TCP a write after the reader has closed goes nowhere and succeeds: only
-// the answer to it, a round trip later, says that nobody is there. What the other
-// end had sent before, the reason why perhaps, can still be read.
+// As with TCP a write after the reader has closed goes nowhere and succeeds, as
+// far as the buffer holds it: only the answer to it, a round trip later, says that
+// nobody is there. What the other end had sent before, the reason why perhaps, can
+// still be read.
 func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.ended && s.ignored.IsZero():
-		s.ignored = time.Now()
-		return len(b), nil, nil
-	case s.ended && time.Since(s.ignored) < roundTrip:
-		return len(b), nil, nil
-	case s.ended:
-		return 0, nil, syscall.EPIPE
+	if s.ended {
+		return s.waste(b)
 	}
 	n = min(len(b), bufferBytes-len(s.buf))
 	s.buf = append(s.buf, b[:n]...)
@@ -195,6 +191,25 @@ func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 		s.signal()
 	}
 	return n, s.changed, nil
+}
+
+// waste is write where nobody listens any more.
+func (s *stream) waste(b []byte) (n int, answered <-chan struct{}, err error) {
+	if s.ignored.IsZero() {
+		s.ignored = time.Now()
+	}
+	left := roundTrip - time.Since(s.ignored)
+	if left <= 0 {
+		return 0, nil, syscall.EPIPE
+	}
+	n = min(len(b), bufferBytes-s.wasted)
+	s.wasted += n
+	if n == len(b) {
+		return n, nil, nil
+	}
+	over := make(chan struct{})
+	time.AfterFunc(left, func() { close(over) })
+	return n, over, nil
 }
 
 func (s *stream) end() {

@@ -111,7 +111,10 @@ func TestClosedByTheOther(t *testing.T) {
 				t.Errorf("write at once: %d, %v", n, err)
 			}
 		}
-		time.Sleep(time.Millisecond)
+		const more = 1 << 20 // than is under way at once
+		if n, err := conn.Write(make([]byte, more)); n == 0 || n == more || !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("write of much: %d, %v", n, err)
+		}
 		if _, err := conn.Write([]byte("hello")); !errors.Is(err, syscall.EPIPE) {
 			t.Errorf("write later: %v", err)
 		}
