@@ -3,7 +3,6 @@ package pve
 import (
 	"context"
 	"errors"
-	"net/http"
 	"sync"
 	"time"
 
@@ -65,8 +64,9 @@ func (l *lastSeen) forget(id cluster.VMID) {
 }
 
 // whereSeen reads a VM where it was of late; found is false where it is to be
-// looked for. No VM is known there any more, or the host does not answer: what
-// that means the cluster's list decides.
+// looked for. No VM is known there any more, or nobody may know of one (a token
+// whose rights come with a pool has none to a VM that is gone), or the host does
+// not answer: what that means the cluster's list decides.
 func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {
@@ -74,7 +74,7 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (
 	}
 	vm = cluster.VM{ID: id, Host: host}
 	err = read(ctx, &vm)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status >= http.StatusInternalServerError {
+	if _, answered := errors.AsType[*Error](err); answered {
 		c.seen.forget(id)
 		return cluster.VM{}, false, nil
 	}
