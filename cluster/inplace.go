@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -327,14 +326,14 @@ func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Durati
 // installerSet says whether the configuration names the image that runs: with
 // another one the next reset or install would bring that.
 func (n *nodeRoll) installerSet(ctx context.Context) (string, error) {
-	m, err := n.Talos.System(ctx, n.plan.Addr)
+	image, err := n.Talos.InstallImage(ctx, n.plan.Addr)
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
-	if slices.ContainsFunc(diffInstalled(n.want.Build, m), func(r Reason) bool { return r.Code == "install-image" }) {
+	if len(diffInstalled(n.want.Build, Machine{InstallImage: image})) > 0 {
 		return "", nil
 	}
-	return "the configuration names " + cmpNone(m.InstallImage), nil
+	return "the configuration names " + cmpNone(image), nil
 }
 
 // configForNew is the node's configuration with the wanted installer in it, as

@@ -172,6 +172,8 @@ type MachineReader interface {
 	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
+	// InstallImage reads which installer the machine's configuration names; "" when that can't be read.
+	InstallImage(ctx context.Context, addr netip.Addr) (string, error)
 	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
 	// Unsupported says why a machine that runs Talos from can't be brought to Talos

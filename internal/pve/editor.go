@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -26,10 +27,14 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 		params = map[string]string{}
 	}
 	params["vmid"] = strconv.Itoa(int(id))
-	return c.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(host) + "/qemu", params: params,
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
 	})
+	if err == nil {
+		c.seen.add(id, host, time.Now())
+	}
+	return err
 }
 
 // SetConfig implements cluster.Editor. When it fails, nothing of it is left to
@@ -113,6 +118,7 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an
 // error: a volume could not be freed.
 func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	defer c.seen.forget(vm.ID)
 	return c.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})

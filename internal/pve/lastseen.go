@@ -66,8 +66,9 @@ func (l *lastSeen) forget(id cluster.VMID) {
 }
 
 // whereSeen reads a VM where it was of late; found is false where it is to be
-// looked for: no VM is known there any more, or not to us. Of a host that does not
-// answer the list decides whether the VM is still there; it is not asked twice.
+// looked for: no VM is known there any more, or none that we may know of (a token
+// whose rights come with a pool has none to a VM that is gone). Of a host that does
+// not answer the list decides whether the VM is still there; it is not asked twice.
 func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {

@@ -57,6 +57,11 @@ func TestVMWhereItWas(t *testing.T) {
 			pve1.on("GET /nodes/pve1/qemu/101/status/current", raw(noVM101, ""))
 		}, host: "pve2", listed: 1},
 		"fenced, and shown by a host that was cut off": {then: moved(""), later: seenFor, host: "pve2", listed: 1},
+		"deleted, and seen through its pool alone": {then: func(pve1 *fake) {
+			pve1.on(listPath, data(`[]`))
+			pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			on101(pve1, "pve2", "403 Permission check failed (/vms/101, VM.Audit)")
+		}, listed: 1, missing: true},
 		"deleted": {then: func(pve1 *fake) {
 			pve1.on(listPath, data(`[]`))
 			pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))

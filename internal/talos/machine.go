@@ -80,6 +80,17 @@ func (c *Client) Arrived(ctx context.Context, addr netip.Addr, whole bool) (m cl
 	return m, err
 }
 
+// InstallImage implements cluster.MachineReader.
+func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (image string, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		var m cluster.Machine
+		err := readFromConfig(ctx, s, &m)
+		image = m.InstallImage
+		return err
+	})
+	return image, err
+}
+
 // System reads what tells which system a configured machine runs, and which it
 // would start next.
 func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {

@@ -117,6 +117,9 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	if whole, err := c.Arrived(ctx, workerAddr, true); err != nil || !cmp.Equal(node, whole) {
 		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
 	}
+	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
+		t.Errorf("install image %q of %+v: %v", image, node, err)
+	}
 	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.Machine{UUID: node.UUID, Nodename: node.Nodename}) {
 		t.Errorf("identity %+v: %v", who, err)
 	}
