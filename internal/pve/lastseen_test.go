@@ -42,11 +42,11 @@ func TestVMWhereItWas(t *testing.T) {
 		listed  int // how often the list is asked for the second time
 		missing bool
 	}{
-		"there still":                   {host: "pve1"},
-		"long ago":                      {later: seenFor, host: "pve1", listed: 1},
-		"migrated":                      {then: moved(noVM101), host: "pve2", listed: 1},
-		"the host does not answer":      {then: moved("595 No route to host"), host: "pve2", listed: 2},
-		"it may not be read there":      {then: moved("403 Permission check failed (/vms/101, VM.Audit)"), host: "pve2", listed: 1},
+		"there still":              {host: "pve1"},
+		"long ago":                 {later: seenFor, host: "pve1", listed: 1},
+		"migrated":                 {then: moved(noVM101), host: "pve2", listed: 1},
+		"the host does not answer": {then: moved("595 No route to host"), host: "pve2", listed: 2},
+		"it may not be read there": {then: moved("403 Permission check failed (/vms/101, VM.Audit)"), host: "pve2", listed: 1},
 		"off there, on elsewhere": {then: func(pve1 *fake) {
 			moved("")(pve1)
 			pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
