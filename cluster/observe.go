@@ -63,8 +63,9 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	if err != nil {
 		return Observation{}, err
 	}
+	hosts := hostsOf(o.Found)
 	g := errgroup.Group{}
-	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hostsOf(o.Found)); return nil })
+	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
 	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	err = g.Wait()
