@@ -141,7 +141,7 @@ func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
 // sees is runsWanted, with the machine as it was read; nil where it could not be.
 // What it has just seen to be so it does not look at again.
 func (n *nodeRoll) sees(ctx context.Context) (reason string, seen *Machine, err error) {
-	if n.reached != "" && time.Since(n.reachedAt) < n.Timing.Poll {
+	if n.reached != "" && time.Since(n.reachedAt) < justNow {
 		return n.reached, n.running, nil
 	}
 	n.reached, n.running, err = n.seesNow(ctx)
