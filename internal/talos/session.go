@@ -118,6 +118,7 @@ func (c *Client) with(
 	}
 	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(append([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
+		grpc.WithReadBufferSize(4 << 10), grpc.WithSharedWriteBuffer(true), // a connection carries few, short answers; long ones need no buffer
 	}, c.grpc...)...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
