@@ -70,7 +70,7 @@ func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (str
 	switch {
 	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
-	case elapsed(n.settledAt) < n.Timing.Poll: // it has just looked
+	case elapsed(n.settledAt) < justNow:
 		return n.isHealthy(), nil
 	}
 	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {

@@ -134,6 +134,15 @@ func (n *nodeRoll) kubeNode(ctx context.Context) (KubeNode, error) {
 // build. A machine that is away after it was told to reboot has reached it as
 // far as this branch can tell: waiting is the next step's.
 func (n *nodeRoll) runsWanted(ctx context.Context) (string, error) {
+	if n.reached != "" && elapsed(n.reachedAt) < justNow {
+		return n.reached, nil
+	}
+	reason, err := n.runsNow(ctx)
+	n.reached, n.reachedAt = reason, time.Now()
+	return reason, err
+}
+
+func (n *nodeRoll) runsNow(ctx context.Context) (string, error) {
 	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -231,13 +240,9 @@ func (n *nodeRoll) install(ctx context.Context) error {
 	}
 	mark.Installed = true
 	setMark := func() error { return prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
-	m := n.running // as it was when that it is not installed was seen
-	if m == nil {
-		now, err := n.Talos.Booted(ctx, n.plan.Addr)
-		if err != nil {
-			return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
-		}
-		m = &now
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
 	if !m.installsApart() {
 		if err := setMark(); err != nil {

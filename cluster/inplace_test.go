@@ -31,7 +31,7 @@ func TestSettledTakesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := &nodeRoll{Roller: &Roller{Timing: Timing{Poll: 2 * time.Second}}, settledAt: time.Now().Add(-2 * time.Second)}
+			n := &nodeRoll{Roller: &Roller{}, settledAt: time.Now().Add(-justNow)}
 			if c.just {
 				n.settledAt = time.Now()
 			}

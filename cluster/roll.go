@@ -145,8 +145,7 @@ type nodeRoll struct {
 	answered  bool      // with the cluster's certificates, since it was made anew
 	renewed   bool      // it got another blank system disk, after its installation was cut off
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
-	running   *Machine  // as it was read last on its way through an upgrade in place; nil: it was not to be read
-	reached   string    // why what it runs then is what is wanted; "": it is not
+	reached   string    // why what the machine runs is what is wanted; "": it is not
 	reachedAt time.Time // when that was seen
 	outOfEtcd bool      // etcd has been seen without it, in a take-down
 	gaveUp    error     // why a node that was upgraded in place is to be reimaged

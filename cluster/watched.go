@@ -13,6 +13,10 @@ import (
 // is watched: a watch may be silent without being lost.
 const rarely = 10
 
+// justNow is how old a look may be that has found all as it should be, for the next
+// step not to repeat it.
+const justNow = time.Second
+
 // wait looks until it is so, telling the display what it sees under the step's ID.
 // What is wrong with our own credentials no waiting mends.
 func (n *nodeRoll) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {

@@ -117,7 +117,10 @@ func (c *Client) with(
 		ctx, cancel = context.WithTimeout(parent, limit)
 		defer cancel()
 	}
-	options := slices.Concat([]grpc.DialOption{grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast")}, c.grpc, who.over)
+	options := slices.Concat([]grpc.DialOption{
+		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
+		grpc.WithReadBufferSize(4 << 10), grpc.WithSharedWriteBuffer(true), // a connection carries few, short answers; long ones need no buffer
+	}, c.grpc, who.over)
 	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
