@@ -34,7 +34,8 @@ type Options struct {
 	Dial        DialFunc          // nil: the machine's network, through the talosconfig's or the environment's proxy
 	Timeout     time.Duration     // of one call to one machine; 0: 15 s
 	GRPC        []grpc.DialOption // for every connection, besides our own
-	Trusted     []grpc.DialOption // besides these, for connections with the cluster's credentials
+	// Over is for connections with that TLS configuration, besides GRPC; nil: nothing.
+	Over func(*tls.Config) []grpc.DialOption
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use
@@ -45,9 +46,9 @@ type Client struct {
 	dial      DialFunc
 	timeout   time.Duration
 	grpc      []grpc.DialOption
-	trusted   []grpc.DialOption
-	expires   time.Time         // the certificate; zero: it has none
-	as        client.OptionFunc // with the cluster's credentials
+	over      func(*tls.Config) []grpc.DialOption
+	expires   time.Time // the certificate; zero: it has none
+	as        identity  // with the cluster's credentials
 }
 
 var (
@@ -72,7 +73,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, trusted: o.Trusted, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -82,10 +83,20 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
-	if c.as, err = withCredentials(c.config, own); err != nil {
+	if c.over == nil {
+		c.over = func(*tls.Config) []grpc.DialOption { return nil }
+	}
+	if c.as, err = c.withCredentials(own); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// identity is who recast is on a connection.
+type identity struct {
+	as    client.OptionFunc
+	over  []grpc.DialOption
+	blank bool // nobody
 }
 
 // keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
@@ -95,13 +106,13 @@ const keptSessions = 1024
 // is to them. A machine that was spoken to before takes up its TLS session then,
 // for every call has a connection of its own; one that has booted since knows
 // nothing of it, and shakes hands anew.
-func withCredentials(config *clientconfig.Config, own clientconfig.Context) (client.OptionFunc, error) {
+func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
-		return client.WithConfig(config), nil
+		return identity{as: client.WithConfig(c.config)}, nil
 	}
 	pair, err := client.CertificateFromConfigContext(&own)
 	if err != nil {
-		return nil, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", config.Context)
+		return identity{}, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", c.config.Context)
 	}
 	roots := x509.NewCertPool()
 	ca, err := base64.StdEncoding.DecodeString(own.CA)
@@ -109,11 +120,12 @@ func withCredentials(config *clientconfig.Config, own clientconfig.Context) (cli
 	case own.CA == "":
 		roots = nil // those of this machine
 	case err != nil || !roots.AppendCertsFromPEM(ca):
-		return nil, fault.Configf("context %q of the talosconfig: its CA can't be read", config.Context)
+		return identity{}, fault.Configf("context %q of the talosconfig: its CA can't be read", c.config.Context)
 	}
-	return client.WithTLSConfig(&tls.Config{
+	known := &tls.Config{
 		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
-	}), nil
+	}
+	return identity{as: client.WithTLSConfig(known), over: c.over(known)}, nil
 }
 
 // checkContext finds what would make every call fail.

@@ -46,7 +46,7 @@ func (c *Client) call(ctx context.Context, addr string, do func(context.Context,
 
 // callWithin is call with a deadline of its own.
 func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
-	return c.with(ctx, addr, limit, false, do, c.as)
+	return c.with(ctx, addr, limit, do, c.as)
 }
 
 // patience is how long the machine may take from now on to say the next thing; 0 is for ever.
@@ -69,7 +69,7 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 			silent.Reset(d)
 		}
 	}
-	return c.with(ctx, addr, 0, false, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
+	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
 }
 
 // callBlank talks to whatever is at addr, without credentials either way: a
@@ -93,10 +93,10 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 			return new(tls.Certificate), nil
 		},
 	}
-	err := c.with(ctx, addr.String(), c.timeout, true, func(ctx context.Context, s session) error {
+	err := c.with(ctx, addr.String(), c.timeout, func(ctx context.Context, s session) error {
 		s.fingerprint = &shown
 		return do(ctx, s)
-	}, client.WithTLSConfig(insecure))
+	}, identity{as: client.WithTLSConfig(insecure), over: c.over(insecure), blank: true})
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.Unavailable && asked.Load() {
 		// How it hangs up is a matter of luck: TLS 1.3 has no answer to a missing certificate.
 		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
@@ -106,9 +106,9 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 
 // with has no deadline of its own where limit is 0.
 func (c *Client) with(
-	parent context.Context, addr string, limit time.Duration, blank bool, do func(context.Context, session) error, as client.OptionFunc,
+	parent context.Context, addr string, limit time.Duration, do func(context.Context, session) error, who identity,
 ) error {
-	if err := checkExpiry(c.config.Context, c.expires); err != nil && !blank {
+	if err := checkExpiry(c.config.Context, c.expires); err != nil && !who.blank {
 		return err
 	}
 	ctx, start := parent, time.Now()
@@ -117,15 +117,12 @@ func (c *Client) with(
 		ctx, cancel = context.WithTimeout(parent, limit)
 		defer cancel()
 	}
-	options := slices.Concat([]grpc.DialOption{grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast")}, c.grpc)
-	if !blank {
-		options = append(options, c.trusted...)
-	}
-	tc, err := client.New(ctx, as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
+	options := slices.Concat([]grpc.DialOption{grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast")}, c.grpc, who.over)
+	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)
 	}
-	err = do(ctx, session{Client: tc, blank: blank})
+	err = do(ctx, session{Client: tc, blank: who.blank})
 	_ = tc.Close() // all it had to say has been read
 	switch {
 	case err == nil:

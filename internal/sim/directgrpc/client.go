@@ -20,15 +20,20 @@ import (
 type Client struct {
 	dialer *network.Dialer
 	config *tls.Config
-	cert   *x509.Certificate
 
 	mu    sync.Mutex
-	conns map[*grpc.ClientConn]*Server // to whom each leads since its first call; nil: over the wire
+	conns map[*grpc.ClientConn]way
 }
 
-// NewClient makes a client that has that TLS configuration, with a certificate, on the wire.
+// way is where a connection leads since its first call.
+type way struct {
+	server *Server           // nil: over the wire
+	shown  *x509.Certificate // the client's; nil: none
+}
+
+// NewClient makes a client that has that TLS configuration on the wire.
 func NewClient(d *network.Dialer, config *tls.Config) *Client {
-	return &Client{dialer: d, config: config, cert: config.Certificates[0].Leaf, conns: map[*grpc.ClientConn]*Server{}}
+	return &Client{dialer: d, config: config, conns: map[*grpc.ClientConn]way{}}
 }
 
 // Options are for connections that are made with the client's TLS configuration.
@@ -36,73 +41,78 @@ func (c *Client) Options() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(c.unary), grpc.WithChainStreamInterceptor(c.stream)}
 }
 
-// server is where a connection leads. It stays with the one that it was first
+// way is where a connection leads. It stays with the server that it was first
 // made to, as a connection does.
-func (c *Client) server(cc *grpc.ClientConn) *Server {
+func (c *Client) way(cc *grpc.ClientConn) way {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s, made := c.conns[cc]
+	w, made := c.conns[cc]
 	if made {
-		return s
+		return w
 	}
 	for other := range c.conns {
 		if other.GetState() == connectivity.Shutdown {
 			delete(c.conns, other)
 		}
 	}
-	s = c.connect(cc.Target())
-	c.conns[cc] = s
-	return s
+	w = c.connect(cc.Target())
+	c.conns[cc] = w
+	return w
 }
 
-func (c *Client) connect(target string) *Server {
+func (c *Client) connect(target string) way {
 	addr := target[strings.LastIndex(target, "/")+1:]
 	door, ok := c.dialer.Door(addr)
 	if !ok {
-		return nil
+		return way{}
 	}
 	host, _, err := net.SplitHostPort(addr)
 	s, is := door.Channel.(*Server)
-	if err != nil || !is || !c.dialer.Believes(c.config, door.Certificate, host) || !s.believes(c.cert) {
-		return nil
+	if err != nil || !is || door.Certificate == nil || !c.dialer.Believes(c.config, door.Certificate, host) {
+		return way{}
 	}
-	return s
+	if s.config.ClientAuth == tls.NoClientCert {
+		return way{server: s}
+	}
+	state, err := network.Shown(c.config)
+	if err != nil || len(state.PeerCertificates) == 0 || !s.believes(state.PeerCertificates[0]) {
+		return way{}
+	}
+	return way{server: s, shown: state.PeerCertificates[0]}
 }
 
 // direct says whether a call goes past the wire: what a machine passes on to another one does not.
-func (c *Client) direct(ctx context.Context, cc *grpc.ClientConn, method string) *Server {
+func (c *Client) direct(ctx context.Context, cc *grpc.ClientConn, method string) (w way, ok bool) {
 	if md, said := metadata.FromOutgoingContext(ctx); said && len(md["node"])+len(md["nodes"]) > 0 {
-		return nil
+		return way{}, false
 	}
-	if s := c.server(cc); s != nil && s.has(method) {
-		return s
-	}
-	return nil
+	w = c.way(cc)
+	return w, w.server != nil && w.server.has(method)
 }
 
 func (c *Client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, wire grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	s := c.direct(ctx, cc, method)
-	if s == nil {
+	w, ok := c.direct(ctx, cc, method)
+	if !ok {
 		return wire(ctx, method, req, reply, cc, opts...)
 	}
-	l, err := c.begin(ctx, s)
+	l, err := c.begin(ctx, w)
 	if err != nil {
 		return err
 	}
 	defer l.end()
-	return l.said(s.channel.Invoke(l.ctx, method, req, reply, opts...))
+	return l.said(w.server.channel.Invoke(l.ctx, method, req, reply, opts...))
 }
 
 func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, wire grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	s := c.direct(ctx, cc, method)
-	if s == nil {
+	w, ok := c.direct(ctx, cc, method)
+	if !ok {
 		return wire(ctx, desc, cc, method, opts...)
 	}
-	l, err := c.begin(ctx, s)
+	l, err := c.begin(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	stream, err := s.channel.NewStream(l.ctx, desc, method, opts...)
+	stream, err := w.server.channel.NewStream(l.ctx, desc, method, opts...)
 	if err != nil {
 		l.end()
 		return nil, l.said(err)
@@ -119,11 +129,11 @@ type line struct {
 	stop   func() bool
 }
 
-func (c *Client) begin(ctx context.Context, s *Server) (*line, error) {
+func (c *Client) begin(ctx context.Context, w way) (*line, error) {
 	l := &line{}
-	l.ctx, l.cancel = context.WithCancelCause(context.WithValue(ctx, shownKey{}, c.cert))
+	l.ctx, l.cancel = context.WithCancelCause(context.WithValue(ctx, shownKey{}, w.shown))
 	detach, ok := c.dialer.Attach(func() { l.cancel(errGone) })
-	if !ok || s.ctx.Err() != nil {
+	if !ok || w.server.ctx.Err() != nil {
 		if ok {
 			detach()
 		}
@@ -131,7 +141,7 @@ func (c *Client) begin(ctx context.Context, s *Server) (*line, error) {
 		return nil, errGone
 	}
 	l.detach = detach
-	l.stop = context.AfterFunc(s.ctx, func() { l.cancel(errGone) })
+	l.stop = context.AfterFunc(w.server.ctx, func() { l.cancel(errGone) })
 	return l, nil
 }
 

@@ -66,11 +66,17 @@ type scene struct {
 	dialer *network.Dialer
 	health healthpb.HealthClient
 	user   string // whom the service has seen last
+	blank  bool   // neither side knows the other
+	shown  string // what the server has shown of itself then
 }
 
 func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
 	t.Helper()
-	s := &scene{}
+	return (&scene{}).open(t, clientCA)
+}
+
+func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
+	t.Helper()
 	ca := pair(t, "ca", nil)
 	if clientCA == nil {
 		clientCA = ca
@@ -82,9 +88,27 @@ func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
 	}
 	see := func(ctx context.Context) {
 		p, _ := peer.FromContext(ctx)
-		s.user = p.AuthInfo.(credentials.TLSInfo).State.PeerCertificates[0].Subject.CommonName
+		s.user = "nobody"
+		if shown := p.AuthInfo.(credentials.TLSInfo).State.PeerCertificates; len(shown) > 0 {
+			s.user = shown[0].Subject.CommonName
+		}
 	}
 	conf := &tls.Config{Certificates: []tls.Certificate{*pair(t, "server", ca)}, ClientCAs: pool(ca), ClientAuth: tls.RequireAndVerifyClientCert}
+	own := &tls.Config{RootCAs: pool(ca), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
+	if s.blank {
+		conf.ClientCAs, conf.ClientAuth = nil, tls.NoClientCert
+		own = &tls.Config{
+			InsecureSkipVerify: true, //nolint:gosec // so are machines in maintenance mode spoken to
+			VerifyConnection: func(state tls.ConnectionState) error {
+				s.shown = state.PeerCertificates[0].Subject.CommonName
+				return nil
+			},
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				t.Error("nobody asks for a certificate")
+				return new(tls.Certificate), nil
+			},
+		}
+	}
 	s.server = directgrpc.NewServer(t.Context(), conf,
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			see(ctx)
@@ -97,7 +121,6 @@ func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
 	healthpb.RegisterHealthServer(s.server, health.NewServer())
 	n.Open(t.Context(), addr, func() (network.Door, bool) { return s.server.Door(), true })
 	s.dialer = n.Dialer()
-	own := &tls.Config{RootCAs: pool(ca), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
 	cc, err := grpc.NewClient("passthrough:///"+addr, append(directgrpc.NewClient(s.dialer, own).Options(),
 		grpc.WithTransportCredentials(credentials.NewTLS(own)),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return s.dialer.DialContext(ctx, "tcp", to) }))...)
@@ -173,6 +196,21 @@ func TestTheLineBreaks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNobodyKnowsAnybody: a certificate that nobody verifies is noted, and none is asked for.
+func TestNobodyKnowsAnybody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := (&scene{blank: true}).open(t, nil)
+		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || s.user != "nobody" || s.shown != "server" {
+			t.Errorf("%v, seen as %q, shown %q", err, s.user, s.shown)
+		}
+		if n := s.dialer.Dials(); n != 0 {
+			t.Errorf("%d connections were made", n)
+		}
+		s.server.Stop()
+	})
 }
 
 // TestWhoIsNotBelieved is left to the wire, where the server says so.

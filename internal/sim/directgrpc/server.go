@@ -7,7 +7,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/fullstorydev/grpchan/inprocgrpc"
 	"google.golang.org/grpc"
@@ -30,12 +32,12 @@ type Server struct {
 	mu      sync.Mutex
 	closed  bool
 	running sync.WaitGroup
-	known   map[*x509.Certificate]bool // clients' certificates, whether they are believed
+	known   map[*x509.Certificate][]*x509.Certificate // clients' certificates, with what signed them
 }
 
 // NewServer makes a server that has that TLS configuration on the wire. It ends with ctx, or when the caller stops it.
 func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
-	s := &Server{config: config, known: map[*x509.Certificate]bool{}, methods: map[string]bool{}}
+	s := &Server{config: config, known: map[*x509.Certificate][]*x509.Certificate{}, methods: map[string]bool{}}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.channel.WithServerUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if !s.enter() {
@@ -96,15 +98,23 @@ func (s *Server) has(method string) bool {
 
 // believes says whether a handshake with that client would succeed.
 func (s *Server) believes(cert *x509.Certificate) bool {
+	now := time.Now
+	if s.config.Time != nil {
+		now = s.config.Time
+	}
+	at := now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known, asked := s.known[cert]
-	if !asked {
-		_, err := cert.Verify(x509.VerifyOptions{Roots: s.config.ClientCAs, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-		known = err == nil
-		s.known[cert] = known
+	chain, known := s.known[cert]
+	if !known {
+		chains, err := cert.Verify(x509.VerifyOptions{Roots: s.config.ClientCAs, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if err != nil {
+			return false
+		}
+		chain = chains[0]
+		s.known[cert] = chain
 	}
-	return known
+	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return at.Before(c.NotBefore) || at.After(c.NotAfter) })
 }
 
 // shownKey is where the client's context has the certificate that it would show.
@@ -112,8 +122,10 @@ type shownKey struct{}
 
 // seen is the context of a handler, with what TLS would have told about its client.
 func seen(ctx context.Context) context.Context {
-	cert, _ := inprocgrpc.ClientContext(ctx).Value(shownKey{}).(*x509.Certificate)
-	state := tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true, PeerCertificates: []*x509.Certificate{cert}}
+	state := tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true}
+	if cert, _ := inprocgrpc.ClientContext(ctx).Value(shownKey{}).(*x509.Certificate); cert != nil {
+		state.PeerCertificates = []*x509.Certificate{cert}
+	}
 	from := &peer.Peer{Addr: memory{}, AuthInfo: credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}}
 	return peer.NewContext(ctx, from)
 }

@@ -95,7 +95,7 @@ func (t *direct) enter(req *http.Request) (door Door, state *tls.ConnectionState
 	if config == nil || !t.dialer.Believes(config, door.Certificate, req.URL.Hostname()) {
 		return Door{}, nil, false
 	}
-	state, err := shown(config)
+	state, err := Shown(config)
 	return door, state, err == nil
 }
 
@@ -110,8 +110,8 @@ func addressOf(req *http.Request) string {
 	return net.JoinHostPort(req.URL.Hostname(), port)
 }
 
-// shown is what a server learns of a client that has that configuration.
-func shown(config *tls.Config) (*tls.ConnectionState, error) {
+// Shown is what a server that asks for it learns of a client with that configuration.
+func Shown(config *tls.Config) (*tls.ConnectionState, error) {
 	state := &tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true}
 	var own *tls.Certificate
 	switch {

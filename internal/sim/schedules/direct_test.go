@@ -9,6 +9,9 @@ import (
 
 // TestWithoutAWire plays the same troubles with and without connections.
 func TestWithoutAWire(t *testing.T) {
+	if testing.Short() {
+		t.Skip("both cost make test seconds")
+	}
 	t.Parallel()
 	c, err := Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,second@12,mute:1@1m0s+20s direct=yes")
 	if err != nil {
@@ -24,9 +27,6 @@ func TestWithoutAWire(t *testing.T) {
 	}
 	if direct.NodeRolls != 2 {
 		t.Errorf("%d nodes were rolled", direct.NodeRolls)
-	}
-	if testing.Short() {
-		return
 	}
 	c.Direct = false
 	wire := outcome(c)

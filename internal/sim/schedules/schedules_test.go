@@ -232,11 +232,15 @@ func TestReplay(t *testing.T) {
 	t.Attr("node-rolls", strconv.Itoa(r.NodeRolls))
 }
 
-// TestCorpus plays what has failed in the past; in a short run the first of it.
+// TestCorpus plays what has failed in the past; in a short run the first of it,
+// without a wire, which all other tests have.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
 			break // each costs make test seconds
+		}
+		if testing.Short() {
+			entry.c.Direct = true
 		}
 		t.Run(entry.name, func(t *testing.T) {
 			t.Parallel()

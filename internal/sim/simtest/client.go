@@ -3,8 +3,6 @@ package simtest
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/base64"
 	"errors"
 	"net"
 	"net/http"
@@ -12,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	talosclient "github.com/siderolabs/talos/pkg/machinery/client"
-	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
@@ -167,11 +163,7 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	trusted, err := c.trusted()
-	if err != nil {
-		return err
-	}
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Trusted: trusted})
+	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Over: c.over})
 	if err != nil {
 		return err
 	}
@@ -203,27 +195,12 @@ func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 	}
 }
 
-// trusted has calls to machines made without a wire, with the credentials of the talosconfig.
-func (c *Client) trusted() ([]grpc.DialOption, error) {
+// over has calls to machines made without a wire.
+func (c *Client) over(config *tls.Config) []grpc.DialOption {
 	if !c.lab.direct || c.Reroute != nil {
-		return nil, nil
+		return nil
 	}
-	conf, err := clientconfig.FromBytes(c.lab.Read("talosconfig"))
-	if err != nil {
-		return nil, err
-	}
-	own := conf.Contexts[conf.Context]
-	pair, err := talosclient.CertificateFromConfigContext(own)
-	if err != nil {
-		return nil, err
-	}
-	ca, err := base64.StdEncoding.DecodeString(own.CA)
-	if err != nil {
-		return nil, err
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
-	return directgrpc.NewClient(c.dialer, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{*pair}}).Options(), nil
+	return directgrpc.NewClient(c.dialer, config).Options()
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {

@@ -38,16 +38,14 @@ type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
 	done  chan struct{}
-	// direct is the same server as those reach it who leave the wire out; nil in maintenance mode.
+	// direct is the same server as those reach it who leave the wire out.
 	direct *directgrpc.Server
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
 func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	a.grpc.RegisterService(desc, srv)
-	if a.direct != nil {
-		a.direct.RegisterService(desc, srv)
-	}
+	a.direct.RegisterService(desc, srv)
 }
 
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
@@ -65,9 +63,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(newCodec()),
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
-	if !maintenance {
-		a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
-	}
+	a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
 	machineapi.RegisterMachineServiceServer(a, &machineService{boot: b, maintenance: maintenance})
 	if b.release().lifecycle {
 		machineapi.RegisterImageServiceServer(a, &imageService{boot: b})
@@ -81,9 +77,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	b.mu.Lock()
 	b.api = a
 	b.mu.Unlock()
-	if a.direct != nil {
-		b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
-	}
+	b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	go func() {
 		defer close(a.done)
 		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // ends with stopAPI, which is no error
@@ -103,9 +97,7 @@ func (b *boot) stopAPI() {
 	if a.proxy != nil {
 		a.proxy.close()
 	}
-	if a.direct != nil {
-		a.direct.Stop()
-	}
+	a.direct.Stop()
 	a.grpc.Stop()
 	<-a.done
 }
