@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"math/big"
 	"net"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -173,6 +174,10 @@ func TestTheLineBreaks(t *testing.T) {
 	for name, breaks := range map[string]func(*scene){
 		"the server stops":      func(s *scene) { s.server.Stop() },
 		"the client is cut off": func(s *scene) { s.dialer.Cut() },
+		"for a moment": func(s *scene) {
+			s.dialer.Cut()
+			s.dialer.Mend()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -196,6 +201,23 @@ func TestTheLineBreaks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAStreamIsLeftUnread, which its finalizer must not end outside of the bubble.
+func TestAStreamIsLeftUnread(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, nil)
+		if _, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for range 3 {
+			runtime.GC() // a finalizer runs after the first that finds it, in its own goroutine
+			time.Sleep(time.Second)
+		}
+		s.server.Stop()
+	})
 }
 
 // TestNobodyKnowsAnybody: a certificate that nobody verifies is noted, and none is asked for.

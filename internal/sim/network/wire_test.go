@@ -138,9 +138,11 @@ func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
 	t.Parallel()
 	over := func(r *http.Request) { <-r.Context().Done() }
 	for name, handle := range map[string]func(*served, http.ResponseWriter, *http.Request){
-		"an answer":       func(s *served, w http.ResponseWriter, _ *http.Request) { s.begin(w) },
-		"what it is sent": func(_ *served, w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto+r.UserAgent()+r.Host) },
-		"broken off":      func(*served, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"an answer": func(s *served, w http.ResponseWriter, _ *http.Request) { s.begin(w) },
+		"what it is sent": func(_ *served, w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, r.Proto+r.UserAgent()+r.Host)
+		},
+		"broken off": func(*served, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 		"broken off later": func(s *served, w http.ResponseWriter, _ *http.Request) {
 			s.begin(w)
 			panic(http.ErrAbortHandler)
