@@ -29,6 +29,7 @@ type served struct {
 	server *http.Server
 	client *http.Client
 	at     *url.URL
+	tls    *tls.Config // the client's
 	acted  int
 	end    func() // ends both
 }
@@ -81,7 +82,8 @@ func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.Resp
 	s.server.Protocols.SetHTTP2(p == http2)
 	roots := x509.NewCertPool()
 	roots.AddCert(cert.Leaf)
-	transport := &http.Transport{DialContext: s.dialer.DialContext, TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: p == http2}
+	s.tls = &tls.Config{RootCAs: roots}
+	transport := &http.Transport{DialContext: s.dialer.DialContext, TLSClientConfig: s.tls, ForceAttemptHTTP2: p == http2}
 	door := network.Door{Handler: h, Certificate: cert.Leaf, HTTP2: p == http2}
 	begin := func() error { return s.server.ServeTLS(l, "", "") }
 	if p == plain {
@@ -206,6 +208,30 @@ func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// TestWhoIsNotBelieved hears it from the wire.
+func TestWhoIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	for _, p := range []protocol{http1, http2} {
+		outcome := func(direct bool) (said string) {
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, p, direct, func(*served, http.ResponseWriter, *http.Request) {})
+				defer s.end()
+				s.tls.RootCAs = x509.NewCertPool()
+				req, err := http.NewRequest(http.MethodGet, s.at.String(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				said = s.outcome(req)
+			})
+			return said
+		}
+		wire, door := outcome(false), outcome(true)
+		if door != wire || !strings.Contains(wire, "certificate signed by unknown authority; acted 0") {
+			t.Errorf("%s: past the wire: %s\nover it: %s", p, door, wire)
 		}
 	}
 }
