@@ -79,7 +79,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	r := &apiServer{shared: newHandedOver(), cancel: cancel}
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
 	who := kubeapi.Identity{Version: s.Version, Unready: !s.Ready}
-	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: l.kubeCert.Leaf}
+	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: l.kubeCert.Leaf, HTTP2: true}
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
 			if err := l.Kube.ServeAs(ctx, on, who); err != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -29,6 +30,7 @@ type Client struct {
 type way struct {
 	server *Server           // nil: over the wire
 	shown  *x509.Certificate // the client's; nil: none
+	cuts   int               // of the client, when it was made
 }
 
 // NewClient makes a client that has that TLS configuration on the wire.
@@ -61,6 +63,7 @@ func (c *Client) way(cc *grpc.ClientConn) way {
 }
 
 func (c *Client) connect(target string) way {
+	cuts := c.dialer.Cuts()
 	addr := target[strings.LastIndex(target, "/")+1:]
 	door, ok := c.dialer.Door(addr)
 	if !ok {
@@ -72,13 +75,13 @@ func (c *Client) connect(target string) way {
 		return way{}
 	}
 	if s.config.ClientAuth == tls.NoClientCert {
-		return way{server: s}
+		return way{server: s, cuts: cuts}
 	}
 	state, err := network.Shown(c.config)
 	if err != nil || len(state.PeerCertificates) == 0 || !s.believes(state.PeerCertificates[0]) {
 		return way{}
 	}
-	return way{server: s, shown: state.PeerCertificates[0]}
+	return way{server: s, shown: state.PeerCertificates[0], cuts: cuts}
 }
 
 // direct says whether a call goes past the wire: what a machine passes on to another one does not.
@@ -117,8 +120,13 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 		l.end()
 		return nil, l.said(err)
 	}
-	context.AfterFunc(ctx, l.end)
-	return &watched{stream, l}, nil
+	// Where nobody reads a stream to its end its finalizer would end it, outside of
+	// the bubble that it lives in: it is kept until its line has ended.
+	kept := context.AfterFunc(ctx, func() {
+		l.end()
+		runtime.KeepAlive(stream)
+	})
+	return &watched{stream, l, kept}, nil
 }
 
 // line is one call past the wire; it breaks when the client is cut off or the server ends.
@@ -133,12 +141,12 @@ func (c *Client) begin(ctx context.Context, w way) (*line, error) {
 	l := &line{}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithValue(ctx, shownKey{}, w.shown))
 	detach, ok := c.dialer.Attach(func() { l.cancel(errGone) })
-	if !ok || w.server.ctx.Err() != nil {
+	if !ok || w.server.ctx.Err() != nil || c.dialer.Cuts() != w.cuts {
 		if ok {
 			detach()
 		}
-		l.cancel(errGone)
-		return nil, errGone
+		l.cancel(errBroken)
+		return nil, errBroken
 	}
 	l.detach = detach
 	l.stop = context.AfterFunc(w.server.ctx, func() { l.cancel(errGone) })
@@ -163,6 +171,7 @@ func (l *line) said(err error) error {
 type watched struct {
 	grpc.ClientStream
 	line *line
+	kept func() bool // until it is called, or the line ends with its client's context
 }
 
 // RecvMsg implements grpc.ClientStream.
@@ -170,6 +179,7 @@ func (w *watched) RecvMsg(m any) error {
 	err := w.line.said(w.ClientStream.RecvMsg(m))
 	if err != nil {
 		w.line.end()
+		w.kept()
 	}
 	return err
 }

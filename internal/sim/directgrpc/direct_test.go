@@ -1,6 +1,7 @@
 package directgrpc_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"math/big"
 	"net"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,9 +67,16 @@ type scene struct {
 	server *directgrpc.Server
 	dialer *network.Dialer
 	health healthpb.HealthClient
-	user   string // whom the service has seen last
-	blank  bool   // neither side knows the other
-	shown  string // what the server has shown of itself then
+	// connect makes another connection.
+	connect func() (*grpc.ClientConn, error)
+	user    string           // whom the service has seen last
+	blank   bool             // neither side knows the other
+	shown   string           // what the server has shown of itself then
+	mute    bool             // the server does not answer to connections
+	now     time.Duration    // by how much the server's clock is ahead
+	trusts  *tls.Certificate // whom the client does; nil: who has signed the server's certificate
+	asked   chan bool        // unless it is nil, the service takes from it when it begins, and then waits for its client's end
+	left    error            // why it has waited no longer
 }
 
 func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
@@ -94,7 +103,8 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 		}
 	}
 	conf := &tls.Config{Certificates: []tls.Certificate{*pair(t, "server", ca)}, ClientCAs: pool(ca), ClientAuth: tls.RequireAndVerifyClientCert}
-	own := &tls.Config{RootCAs: pool(ca), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
+	conf.Time = func() time.Time { return time.Now().Add(s.now) }
+	own := &tls.Config{RootCAs: pool(cmp.Or(s.trusts, ca)), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
 	if s.blank {
 		conf.ClientCAs, conf.ClientAuth = nil, tls.NoClientCert
 		own = &tls.Config{
@@ -112,6 +122,11 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 	s.server = directgrpc.NewServer(t.Context(), conf,
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			see(ctx)
+			if s.asked != nil {
+				s.asked <- true
+				<-ctx.Done()
+				s.left = ctx.Err()
+			}
 			return next(ctx, req)
 		},
 		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
@@ -119,11 +134,13 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 			return next(srv, ss)
 		})
 	healthpb.RegisterHealthServer(s.server, health.NewServer())
-	n.Open(t.Context(), addr, func() (network.Door, bool) { return s.server.Door(), true })
+	n.Open(t.Context(), addr, func() (network.Door, bool) { return s.server.Door(), !s.mute })
 	s.dialer = n.Dialer()
-	cc, err := grpc.NewClient("passthrough:///"+addr, append(directgrpc.NewClient(s.dialer, own).Options(),
+	options := append(directgrpc.NewClient(s.dialer, own).Options(),
 		grpc.WithTransportCredentials(credentials.NewTLS(own)),
-		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return s.dialer.DialContext(ctx, "tcp", to) }))...)
+		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return s.dialer.DialContext(ctx, "tcp", to) }))
+	s.connect = func() (*grpc.ClientConn, error) { return grpc.NewClient("passthrough:///"+addr, options...) }
+	cc, err := s.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,6 +190,10 @@ func TestTheLineBreaks(t *testing.T) {
 	for name, breaks := range map[string]func(*scene){
 		"the server stops":      func(s *scene) { s.server.Stop() },
 		"the client is cut off": func(s *scene) { s.dialer.Cut() },
+		"for a moment": func(s *scene) {
+			s.dialer.Cut()
+			s.dialer.Mend()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -198,6 +219,23 @@ func TestTheLineBreaks(t *testing.T) {
 	}
 }
 
+// TestAStreamIsLeftUnread, which its finalizer must not end outside of the bubble.
+func TestAStreamIsLeftUnread(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, nil)
+		if _, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for range 3 {
+			runtime.GC() // a finalizer runs after the first that finds it, in its own goroutine
+			time.Sleep(time.Second)
+		}
+		s.server.Stop()
+	})
+}
+
 // TestNobodyKnowsAnybody: a certificate that nobody verifies is noted, and none is asked for.
 func TestNobodyKnowsAnybody(t *testing.T) {
 	t.Parallel()
@@ -213,15 +251,86 @@ func TestNobodyKnowsAnybody(t *testing.T) {
 	})
 }
 
-// TestWhoIsNotBelieved is left to the wire, where the server says so.
-func TestWhoIsNotBelieved(t *testing.T) {
+// TestACallIsBrokenOff at either end, and on the way: the service hears of it, and its answer is lost.
+func TestACallIsBrokenOff(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		breaks func(s *scene, hangUp func())
+		want   codes.Code
+	}{
+		"the client hangs up": {func(_ *scene, hangUp func()) { hangUp() }, codes.Canceled},
+		"its patience ends":   {func(*scene, func()) {}, codes.DeadlineExceeded},
+		"its network is cut":  {func(s *scene, _ func()) { s.dialer.Cut() }, codes.Unavailable},
+		"and mended":          {func(s *scene, _ func()) { s.dialer.Cut(); s.dialer.Mend() }, codes.Unavailable},
+		"the server stops":    {func(s *scene, _ func()) { s.server.Stop() }, codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := (&scene{asked: make(chan bool)}).open(t, nil)
+				ctx, hangUp := context.WithTimeout(t.Context(), time.Minute)
+				defer hangUp()
+				go func() {
+					<-s.asked
+					c.breaks(s, hangUp)
+				}()
+				_, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{})
+				synctest.Wait()
+				if status.Code(err) != c.want || s.left == nil {
+					t.Errorf("the client: %v, want %s; the service: %v", err, c.want, s.left)
+				}
+				s.server.Stop()
+			})
+		})
+	}
+}
+
+// TestWhatTheWireIsAsked: who is not believed, or does not answer, is left to the wire, which says so.
+func TestWhatTheWireIsAsked(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(*testing.T) *scene{
+		"the client is another's":      func(t *testing.T) *scene { return newScene(t, pair(t, "others", nil)) },
+		"the server is another's":      func(t *testing.T) *scene { return (&scene{trusts: pair(t, "others", nil)}).open(t, nil) },
+		"the server is mute":           func(t *testing.T) *scene { return (&scene{mute: true}).open(t, nil) },
+		"its clock says: not any more": func(t *testing.T) *scene { return (&scene{now: 2 * time.Hour}).open(t, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := open(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // nobody accepts connections
+				defer cancel()
+				if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
+					t.Errorf("%v, seen as %q", err, s.user)
+				}
+				s.server.Stop()
+			})
+		})
+	}
+}
+
+// TestACertificateEnds between two connections: the server judges it at each.
+func TestACertificateEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t, pair(t, "others", nil))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // nobody accepts connections
-		defer cancel()
-		if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
-			t.Errorf("%v, seen as %q", err, s.user)
+		s := newScene(t, nil)
+		check := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			cc, err := s.connect()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cc.Close()
+			_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{})
+			return err
+		}
+		if err := check(); err != nil {
+			t.Error(err)
+		}
+		s.now = 2 * time.Hour
+		if err := check(); err == nil {
+			t.Error("it is believed still")
 		}
 		s.server.Stop()
 	})

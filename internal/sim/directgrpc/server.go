@@ -153,5 +153,10 @@ func statusOf(err error) error {
 	return status.FromContextError(err).Err()
 }
 
-// errGone is what a client sees of its calls when the connection breaks.
-var errGone = status.Error(codes.Unavailable, "error reading from server: EOF")
+var (
+	// errGone is what a client sees of its calls when the connection breaks.
+	errGone = status.Error(codes.Unavailable, "error reading from server: EOF")
+	// errBroken is what it sees of those that it makes then: nobody here connects twice
+	// (internal/talos, once).
+	errBroken = status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: the connection broke"`)
+)

@@ -111,7 +111,7 @@ func (a *answering) response(body io.ReadCloser, length int64) *http.Response {
 		a.sent.Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	return &http.Response{
-		Status: strconv.Itoa(a.status) + " " + http.StatusText(a.status), StatusCode: a.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Status: strconv.Itoa(a.status) + " " + http.StatusText(a.status), StatusCode: a.status, Proto: a.e.spoken.name, ProtoMajor: a.e.spoken.major, ProtoMinor: 2 - a.e.spoken.major,
 		Header: a.sent, Body: body, ContentLength: length, Request: a.e.req,
 	}
 }
@@ -123,12 +123,15 @@ func (a *answering) finish(success bool) {
 		_ = a.taken.Close() // its error is told to the client
 	case a.taken != nil:
 	case a.out != nil:
-		if !success || a.isShort() {
+		switch {
+		case !success:
+			a.e.torn = a.e.spoken.torn
+		case a.isShort():
 			a.e.torn = io.ErrUnexpectedEOF
 		}
 		a.out.end()
 	case !success:
-		a.e.tell(nil, io.EOF)
+		a.e.tell(nil, a.e.spoken.aborted)
 	default:
 		if a.sent == nil {
 			a.WriteHeader(http.StatusOK)
@@ -145,6 +148,9 @@ func (a *answering) isShort() bool {
 
 // Hijack implements http.Hijacker: what the handler writes by itself is read when it closes.
 func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if a.e.spoken.major == 2 {
+		return nil, nil, http.ErrNotSupported
+	}
 	if a.sent != nil || a.taken != nil {
 		return nil, nil, errors.New("the answer has begun")
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"net"
 	"net/http"
 	"time"
@@ -16,6 +15,7 @@ type Door struct {
 	Handler     http.Handler
 	Context     context.Context   // of its requests, which break off when it ends; nil: the listener's
 	Certificate *x509.Certificate // what it shows of itself; nil: it speaks plain HTTP
+	HTTP2       bool              // with those who ask for it
 	Channel     any               // of a server that speaks another protocol; Handler is nil
 }
 
@@ -80,7 +80,7 @@ func (t *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !ok {
 		return t.wire.RoundTrip(req)
 	}
-	return newExchange(t.dialer, door).carry(req, state, t.wire.ResponseHeaderTimeout)
+	return newExchange(t.dialer, door, spoken(t.wire, door)).carry(req, state, t.wire.ResponseHeaderTimeout)
 }
 
 // enter finds the door to a request's server, and what is known there of the client.
@@ -199,12 +199,8 @@ func (d *Dialer) listening(addr string) (*memListener, bool) {
 	return d.net.listener(addr)
 }
 
-var (
-	// errCut is what a client sees of its requests when its network is taken away.
-	errCut = &net.OpError{Op: "read", Net: "tcp", Err: net.ErrClosed}
-	// errGone is what it sees when the server ends.
-	errGone = errors.New("the server has closed the connection")
-)
+// errCut is what a client sees of its requests when its network is taken away.
+var errCut = &net.OpError{Op: "read", Net: "tcp", Err: net.ErrClosed}
 
 // Attach has broken called when the client is cut off, until detach is; not ok: it is already.
 func (d *Dialer) Attach(broken func()) (detach func(), ok bool) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 type exchange struct {
 	dialer *Dialer
 	door   Door
+	spoken protocol
 	ctx    context.Context // the handler's
 	cancel context.CancelCauseFunc
 	stop   func() bool // waiting for the client to give up
@@ -31,8 +33,8 @@ type exchange struct {
 	torn  error // why an answer that streams has broken off; set before its stream ends
 }
 
-func newExchange(d *Dialer, door Door) *exchange {
-	e := &exchange{dialer: d, door: door, ready: make(chan struct{})}
+func newExchange(d *Dialer, door Door, p protocol) *exchange {
+	e := &exchange{dialer: d, door: door, spoken: p, ready: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancelCause(door.Context)
 	return e
 }
@@ -75,7 +77,7 @@ func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit ti
 	}
 	// What has broken the way off before the answer left has lost it.
 	if e.ctx.Err() != nil {
-		return nil, e.broken()
+		return nil, e.broken(e.spoken.gone)
 	}
 	if e.err != nil {
 		e.end(e.err)
@@ -100,15 +102,16 @@ func (e *exchange) end(why error) {
 	e.cancel(why)
 }
 
-// broken is why the exchange has ended early, as its client sees it.
-func (e *exchange) broken() error {
+// broken is why the exchange has ended early, as its client sees it; gone is what
+// the server's end is to it.
+func (e *exchange) broken(gone error) error {
 	err := context.Cause(e.ctx)
 	e.end(err)
 	if e.req.Context().Err() != nil {
 		return context.Cause(e.req.Context())
 	}
 	if e.door.Context.Err() != nil && errors.Is(err, context.Cause(e.door.Context)) {
-		return errGone
+		return gone
 	}
 	return err
 }
@@ -121,7 +124,7 @@ func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 		return nil, err
 	}
 	in := &http.Request{
-		Method: e.req.Method, URL: at, RequestURI: target, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Method: e.req.Method, URL: at, RequestURI: target, Proto: e.spoken.name, ProtoMajor: e.spoken.major, ProtoMinor: 2 - e.spoken.major,
 		Header: e.req.Header.Clone(), Host: e.req.Host, RemoteAddr: "memory", TLS: state, Body: http.NoBody,
 	}
 	if in.Method == "" {
@@ -134,7 +137,7 @@ func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 		in.Header = http.Header{}
 	}
 	if _, said := in.Header["User-Agent"]; !said {
-		in.Header["User-Agent"] = []string{"Go-http-client/1.1"}
+		in.Header["User-Agent"] = []string{e.spoken.agent()}
 	}
 	if err := e.addBody(in); err != nil {
 		return nil, err
@@ -158,35 +161,52 @@ func (e *exchange) addBody(in *http.Request) error {
 		case err != nil:
 			return err
 		}
-		in.ContentLength, in.TransferEncoding = -1, []string{"chunked"}
+		if in.ContentLength = -1; e.spoken.major == 1 {
+			in.TransferEncoding = []string{"chunked"}
+		}
 		from = io.MultiReader(bytes.NewReader(first), from)
 	}
-	in.Body = io.NopCloser(sending{from, e})
+	in.Body = io.NopCloser(&sending{from: from, e: e, length: in.ContentLength})
 	return nil
 }
 
-// sending is a body for as long as its client is there.
+// sending is a body for as long as its client is there, and has what it promised.
 type sending struct {
-	io.Reader
-	e *exchange
+	from         io.Reader
+	e            *exchange
+	length, sent int64 // length -1: it has made no promise
 }
 
-func (s sending) Read(b []byte) (int, error) {
+// Read implements io.Reader.
+func (s *sending) Read(b []byte) (int, error) {
 	if s.e.ctx.Err() != nil {
 		return 0, io.ErrUnexpectedEOF
 	}
-	return s.Reader.Read(b)
+	n, err := s.from.Read(b)
+	s.sent += int64(n)
+	switch over := errors.Is(err, io.EOF); {
+	case err != nil && !over:
+		s.e.cancel(err)
+	case s.length >= 0 && (s.sent > s.length || over && s.sent < s.length):
+		s.e.cancel(fmt.Errorf("http: ContentLength=%d with Body length %d", s.length, s.sent)) // net/http, transferWriter.writeBody
+	default:
+		return n, err
+	}
+	return n, io.ErrUnexpectedEOF
 }
 
 // serve runs the handler, and tells the client how that has ended.
 func (e *exchange) serve(in *http.Request) {
 	a := &answering{e: e, header: http.Header{}}
+	answered := false
 	defer func() {
-		closeBody(e.req)
 		// A handler that gives its client up panics; what else panics is logged by net/http, which goes on.
-		a.finish(recover() == nil)
+		_ = recover()
+		closeBody(e.req)
+		a.finish(answered)
 	}()
 	e.door.Handler.ServeHTTP(a, in)
+	answered = true
 }
 
 // tell hands the header of the answer to the client, or why there is none.
@@ -223,7 +243,7 @@ type arrivals struct {
 func (a *arrivals) Read(b []byte) (int, error) {
 	for {
 		if a.e.ctx.Err() != nil {
-			return 0, a.e.broken()
+			return 0, a.e.broken(io.ErrUnexpectedEOF)
 		}
 		n, changed, err := a.read(b)
 		if changed == nil {

@@ -122,6 +122,7 @@ type Dialer struct {
 
 	mu    sync.Mutex
 	cut   bool
+	cuts  int // how often it was
 	conns map[net.Conn]struct{}
 	dials int
 
@@ -187,6 +188,7 @@ func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) 
 func (d *Dialer) Cut() {
 	d.mu.Lock()
 	d.cut = true
+	d.cuts++
 	conns := d.conns
 	d.conns = map[net.Conn]struct{}{}
 	direct := slices.Collect(maps.Values(d.direct))
@@ -197,6 +199,14 @@ func (d *Dialer) Cut() {
 	for c := range conns {
 		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point
 	}
+}
+
+// Cuts counts how often this client was cut off: what it has connected before the
+// last time is broken.
+func (d *Dialer) Cuts() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cuts
 }
 
 // Mend undoes Cut: the client can connect again.

@@ -271,11 +271,12 @@ func (p *play) uncordon(node int) {
 	p.lab.Cordon(name, false)
 }
 
-// mute has a machine take requests and never answer.
+// mute has a machine take requests and never answer. A machine asks while it holds
+// the lock that Silence takes: nobody may hold p.mu who calls that.
 func (p *play) mute(vmid int, on bool) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.muted[vmid] = on
+	p.mu.Unlock()
 	p.lab.Silence(func(r talosapi.Request) bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()

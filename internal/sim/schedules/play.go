@@ -25,6 +25,7 @@ type Result struct {
 	NodeRolls int            `json:"nodeRolls"` // nodes that were brought to another build
 	Runs      int            `json:"runs"`      // processes of recast that it took
 	Calls     int            `json:"calls"`     // that servers got
+	Dials     int            `json:"dials"`     // connections that recast made
 	Struck    map[string]int `json:"struck"`    // faults that came true
 	Persons   map[string]int `json:"persons"`   // what recast said where it took a person to go on
 	Problems  []string       `json:"problems,omitempty"`
@@ -83,6 +84,12 @@ type process struct {
 
 // Play makes the lab of a case and plays it; it belongs into a bubble.
 func Play(t testing.TB, c Case) Result {
+	p := newPlay(t, c)
+	p.playAll()
+	return p.res
+}
+
+func newPlay(t testing.TB, c Case) *play {
 	p := &play{
 		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{}, records: map[string]*cluster.Record{},
 		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
@@ -93,16 +100,20 @@ func Play(t testing.TB, c Case) Result {
 	} else {
 		p.lab = simtest.New(t, c.options())
 	}
+	return p
+}
+
+func (p *play) playAll() {
 	p.prepare()
 	p.begun = time.Now()
 	p.aim()
 	p.lab.Recorder.Hooks(p.before, p.after)
-	for _, change := range c.Changes {
+	for _, change := range p.c.Changes {
 		p.change(change)
 		if !p.round() {
 			break
 		}
-		p.res.NodeRolls += c.nodes()
+		p.res.NodeRolls += p.c.nodes()
 	}
 	p.lab.Recorder.Hooks(nil, nil)
 	p.mu.Lock()
@@ -112,7 +123,6 @@ func Play(t testing.TB, c Case) Result {
 	p.beside.Wait()
 	p.look("everything")
 	p.res.Virtual = time.Since(p.begun)
-	return p.res
 }
 
 // prepare writes the policy into the configuration, and remembers how all began.
@@ -216,6 +226,7 @@ func (p *play) run() (died bool, err error) {
 	p.mu.Lock()
 	p.current = nil
 	died = life.dead
+	p.res.Dials += c.Dials()
 	p.mu.Unlock()
 	p.tell("run %s: died %t: %s", run, died, said(err))
 	return died, err

@@ -45,25 +45,32 @@ func (p *play) look(after string) {
 	p.lookAtOutages(vms, open, after)
 }
 
-// openRecords reads each record once.
+// openRecords are those of VMs.
 func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, vm := range vms {
-		text := vm.Config["description"]
-		rec, known := p.records[text]
-		if !known {
-			r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
-			if err == nil && found && r.Open {
-				rec = &r
-			}
-			p.records[text] = rec
-		}
-		if rec != nil {
+		if rec := p.openRecord(vm); rec != nil {
 			open = append(open, *rec)
 		}
 	}
 	return open
+}
+
+// openRecord reads each record once; nil: the VM has none that is open.
+func (p *play) openRecord(vm world.VM) *cluster.Record {
+	text := vm.Config["description"]
+	p.mu.Lock()
+	rec, known := p.records[text]
+	p.mu.Unlock()
+	if known {
+		return rec
+	}
+	if r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config}); err == nil && found && r.Open {
+		rec = &r
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.records[text] = rec
+	return rec
 }
 
 // meddled says whether a fault has struck that can take members of etcd away.

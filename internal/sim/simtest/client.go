@@ -94,6 +94,9 @@ func (c *Client) Cut() { c.dialer.Cut() }
 // Mend gives it back.
 func (c *Client) Mend() { c.dialer.Mend() }
 
+// Dials counts the connections that it has made.
+func (c *Client) Dials() int { return c.dialer.Dials() }
+
 // isKilled is what a process of the same machine knows about another.
 func (l *Lab) isKilled(h cluster.Holder) bool {
 	l.mu.Lock()
