@@ -88,7 +88,8 @@ func resources(c *call) (any, error) {
 	return list, nil
 }
 
-func vmResource(c *call, vm world.VM) object {
+// vmResource is a VM as its host has last reported it; down says that the host is.
+func vmResource(vm world.VM, seen world.Report, down bool) object {
 	out := vmEntry(vm)
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
 	out["template"], out["maxcpu"] = bit(vm.Config["template"] == "1"), out["cpus"]
@@ -96,7 +97,6 @@ func vmResource(c *call, vm world.VM) object {
 	if vm.Pool != "" {
 		out["pool"] = vm.Pool
 	}
-	seen := c.Report(vm.ID)
 	switch {
 	case seen.Running == vm.Running:
 	case seen.Running:
@@ -104,7 +104,7 @@ func vmResource(c *call, vm world.VM) object {
 	default:
 		out["status"], out["uptime"], out["cpu"], out["mem"] = "stopped", 0, 0, 0
 	}
-	if !seen.Known || c.HostDown(vm.Host) { // nobody reports figures
+	if !seen.Known || down { // nobody reports figures
 		kept := []string{"id", "type", "node", "vmid", "name", "template", "tags", "lock", "pool"}
 		if !seen.Known {
 			kept = slices.DeleteFunc(kept, func(key string) bool { return key == "name" || key == "template" })
@@ -192,7 +192,7 @@ func pools(c *call) (any, error) {
 			members := []object{}
 			for _, vm := range c.VMs() {
 				if vm.Pool == name && len(ids) > 0 {
-					members = append(members, vmResource(c, vm))
+					members = append(members, vmResource(vm, c.Report(vm.ID), c.HostDown(vm.Host)))
 				}
 			}
 			entry["members"] = members

@@ -42,7 +42,7 @@ func (r *rows) vmRow(c *call, vm world.VM) any {
 		now.uptime = uptimeOf(vm)
 		return &now
 	}
-	o := vmResource(c, vm)
+	o := vmResource(vm, of.seen, of.down)
 	if o["uptime"] == nil || of.seen.Running != vm.Running {
 		return o
 	}

@@ -187,8 +187,9 @@ func (p *play) lookAtCall(call record.Call) {
 		if p.lab.World.Quorate() {
 			p.others.quorum = p.others.calls
 		}
-	case path == "/cluster/resources" || strings.HasPrefix(path, "/cluster/nextid"):
+	case path == "/cluster/resources" && slices.Contains([]string{"", "vm"}, call.Params["type"]) || strings.HasPrefix(path, "/cluster/nextid"):
 		p.others.looked[""] = p.others.calls
+	case !call.Mutation && id == "": // it tells of tasks, storages or hosts
 	case !call.Mutation:
 		p.others.looked[id] = p.others.calls
 	default:

@@ -61,7 +61,7 @@ type play struct {
 	records  map[string]*cluster.Record // open ones, by the description that they are in; nil: it has none
 	calm     bool                       // no trouble begins any more, and those that end by themselves have
 	over     bool
-	steps    uint64 // of tasks, at the last look
+	changes  uint64 // of the datacentre, at the last look
 }
 
 // struck is a fault on its way.

@@ -16,15 +16,15 @@ import (
 
 const unnamed = "no VM's configuration names its volume"
 
-// lookAfter holds the world against what must be so after every single call; only
-// calls that can have changed something, themselves or by a worker that is at work.
+// lookAfter holds the world against what must be so after every single call, but for
+// those before which nothing has changed since the last.
 func (p *play) lookAfter(call record.Call) {
-	steps := p.lab.World.Steps()
+	changes := p.lab.World.Changes()
 	p.mu.Lock()
-	done := steps != p.steps
-	p.steps = steps
+	changed := changes != p.changes
+	p.changes = changes
 	p.mu.Unlock()
-	if call.Mutation || done {
+	if call.Mutation || changed {
 		p.look(call.Method + " " + call.Path)
 	}
 }
@@ -71,6 +71,14 @@ func (p *play) openRecord(vm world.VM) *cluster.Record {
 	defer p.mu.Unlock()
 	p.records[text] = rec
 	return rec
+}
+
+// lookAtEtcdBefore is for the last moment at which a fault has not meddled with etcd:
+// what recast has done to it would be excused by the fault.
+func (p *play) lookAtEtcdBefore(faults ...*struck) {
+	if i := slices.IndexFunc(faults, func(s *struck) bool { return s.etcd }); i >= 0 {
+		p.lookAtEtcd("before " + faults[i].Fault.String())
+	}
 }
 
 // meddled says whether a fault has struck that can take members of etcd away.

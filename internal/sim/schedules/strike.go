@@ -30,6 +30,7 @@ func (p *play) aim() {
 
 // begin says whether a fault is to strike now.
 func (p *play) begin(s *struck) bool {
+	p.lookAtEtcdBefore(s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s.begun || p.over {
@@ -117,15 +118,11 @@ func (p *play) before(call record.Call) error {
 	var due []*struck
 	if isOurs(call) && !away {
 		p.calls++
-		for _, s := range p.list {
-			if s.Call == p.calls && !s.begun {
-				s.begun, s.call = true, call
-				p.beside.Add(1)
-				due = append(due, s)
-			}
-		}
+		due = p.dueAt(p.calls)
 	}
 	p.mu.Unlock()
+	p.lookAtEtcdBefore(due...)
+	due = p.beginAt(call, due)
 	p.lookBefore(call)
 	p.lookAtCall(call)
 	if away {
@@ -143,6 +140,28 @@ func (p *play) before(call record.Call) error {
 		}
 	}
 	return dropped
+}
+
+// dueAt are those that strike at the n-th call; p.mu must be held.
+func (p *play) dueAt(n int) (due []*struck) {
+	for _, s := range p.list {
+		if s.Call == n && !s.begun {
+			due = append(due, s)
+		}
+	}
+	return due
+}
+
+// beginAt begins those that are due, unless they are to begin no more.
+func (p *play) beginAt(call record.Call, due []*struck) []*struck {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	due = slices.DeleteFunc(due, func(s *struck) bool { return s.begun })
+	for _, s := range due {
+		s.begun, s.call = true, call
+		p.beside.Add(1)
+	}
+	return due
 }
 
 // after is told when a server has acted, before its answer leaves.

@@ -25,6 +25,7 @@ func (b *boot) publishBlock(ctx context.Context) error {
 	if b.probed.equal(sight) {
 		return nil
 	}
+	b.probed = nil // until all of it is shown
 	devs := devicesOf(b.m.hw, sight.drives)
 	var system []resource.Resource
 	if d, ok := systemDisk(devs); ok {

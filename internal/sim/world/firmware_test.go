@@ -43,3 +43,22 @@ func TestFirmwareOfAVM(t *testing.T) {
 		})
 	}
 }
+
+// TestChanges counts what a guest does by itself, and no reading.
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		p := &plug{}
+		w.SetFirmware(p)
+		must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:1"}, nil))
+		must(t, w.PowerOn(100))
+		before := w.Changes()
+		_, _, _, _ = w.VMs(), w.Violations(), w.Tasks(), w.Quorate()
+		if _, err := w.LookupVM("pve1", 100); err != nil || w.Changes() != before {
+			t.Errorf("%d changes, %d after it was read; %v", before, w.Changes(), err)
+		}
+		if p.hw.PowerOff(); w.Changes() == before {
+			t.Error("that a guest ends counts for nothing")
+		}
+	})
+}

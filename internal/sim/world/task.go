@@ -39,7 +39,6 @@ type task struct {
 // Close the task is over before it began.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	w.lastPID++
-	w.steps.Add(1)
 	now := time.Now()
 	t := &task{world: w, stop: make(chan struct{}), done: make(chan struct{})}
 	t.Task = Task{
@@ -82,7 +81,6 @@ func (t *task) begin(d time.Duration) error {
 func (t *task) finish(err error) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
-	t.world.steps.Add(1)
 	t.Running, t.End = false, time.Now()
 	t.world.timeline.Add(record.Delay{VMIDs: vmidsIn(t.ID), What: t.Type, From: t.Start, To: t.End})
 	if t.failure.warns && err == nil && !t.killed {
@@ -140,7 +138,6 @@ func (t *task) delay(d time.Duration) error { return t.world.delay(d, t.stop) }
 
 // logf adds a line to the log; mu must be held.
 func (t *task) logf(format string, args ...any) {
-	t.world.steps.Add(1)
 	t.Log = append(t.Log, fmt.Sprintf(format, args...))
 }
 
@@ -178,10 +175,6 @@ func (w *World) Tasks() []Task {
 	}
 	return list
 }
-
-// Steps counts what tasks do: it grows when one begins, waits, goes on or ends.
-// As long as it does not no task has changed anything.
-func (w *World) Steps() uint64 { return w.steps.Load() }
 
 // kill ends a worker where it is; mu must be held.
 func (t *task) kill() {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -42,7 +41,6 @@ type World struct {
 	timeline *record.Timeline
 	done     chan struct{}
 	work     sync.WaitGroup // tasks and guests being switched off
-	steps    atomic.Uint64  // see Steps
 
 	// mu guards all below. It is never held while sleeping, while waiting for a
 	// channel, or while a guest or the firmware is called.
@@ -106,6 +104,14 @@ func (l *lock) Lock() {
 
 // Look is Lock for who changes nothing.
 func (l *lock) Look() { l.Mutex.Lock() }
+
+// Changes grows whenever something in the datacentre may have changed, by whose hand
+// ever: as long as it does not nothing has.
+func (w *World) Changes() uint64 {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	return w.mu.changes
+}
 
 // New makes an empty datacentre. The caller closes it.
 func New(o Options) *World {
@@ -179,8 +185,6 @@ func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
 
 // delay is Delay that also ends when stop is closed.
 func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
-	w.steps.Add(1)
-	defer w.steps.Add(1)
 	timer := time.NewTimer(w.scaled(d))
 	defer timer.Stop()
 	select {
