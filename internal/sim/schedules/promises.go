@@ -244,12 +244,15 @@ func (p *play) takenOut(call record.Call) int {
 	return -1
 }
 
-// isAway says whether a fault has kept a control plane's member away for long.
+// isAway says whether a fault has kept a control plane's member away for long. One
+// whose plug was pulled is back as soon as anybody has started it.
 func (p *play) isAway(node int) bool {
+	vm, err := p.vmOf(node)
+	runs := err == nil && vm.Running
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.list, func(s *struck) bool {
-		return s.etcd && s.end != nil && s.Where == node && s.Name != "host" && time.Since(s.since) > grace
+		return s.etcd && s.end != nil && s.Where == node && s.Name != "host" && !(runs && (s.Name == "stop" || s.Name == "off")) && time.Since(s.since) > grace
 	})
 }
 
