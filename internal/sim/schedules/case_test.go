@@ -79,3 +79,11 @@ func FuzzParse(f *testing.F) {
 }
 
 var farAway = time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func TestTakes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if !takes(dir, 1) || takes(dir, 1<<62) || takes(dir+"/none", 1) {
+		t.Errorf("a byte %t, all there is %t, a byte where nothing is %t", takes(dir, 1), takes(dir, 1<<62), takes(dir+"/none", 1))
+	}
+}

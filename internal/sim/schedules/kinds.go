@@ -103,11 +103,7 @@ func machineKinds() []kind {
 				return nil, errNothing
 			}
 			// Somebody switches it on again, unless recast is exchanging it.
-			return func() {
-				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inExchange(s.Where) {
-					p.start(now)
-				}
-			}, p.lab.World.PowerOff(vm.ID)
+			return func() { p.startAgain(s.Where) }, p.lab.World.PowerOff(vm.ID)
 		}},
 		{name: "reset", weight: 1, onNode: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
 			vm, err := p.vmOf(s.Where)
@@ -151,18 +147,18 @@ func foreignKinds() []kind {
 				return nil, errNothing
 			}
 			p.lab.World.SetLock(vm.ID, "suspended")
-			return func() { p.lab.World.SetLock(vm.ID, "") }, nil
+			// A host that has booted meanwhile could not start it.
+			return func() {
+				p.lab.World.SetLock(vm.ID, "")
+				p.startAgain(s.Where)
+			}, nil
 		}},
 		{name: "stop", weight: 1, onNode: true, foreign: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
 			vm, err := p.vmOf(s.Where)
 			if err != nil || !vm.Running {
 				return nil, errNothing
 			}
-			return func() {
-				if now, err := p.vmOf(s.Where); err == nil && !now.Running && !p.inExchange(s.Where) {
-					p.start(now)
-				}
-			}, p.task(p.lab.World.Stop("", vm.Host, vm.ID))
+			return func() { p.startAgain(s.Where) }, p.task(p.lab.World.Stop("", vm.Host, vm.ID))
 		}},
 		{name: "start", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
 			vm, err := p.vmOf(s.Where)
@@ -248,6 +244,13 @@ func (p *play) migrate(vm world.VM, target string) error {
 }
 
 func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // who does it sees what came of it
+
+// startAgain starts the VM of a node that is off, unless recast is exchanging it.
+func (p *play) startAgain(node int) {
+	if vm, err := p.vmOf(node); err == nil && !vm.Running && !p.inExchange(node) {
+		p.start(vm)
+	}
+}
 
 // cordon makes a node unschedulable as a person does, who does not see that it is already.
 func (p *play) cordon(node int) error {

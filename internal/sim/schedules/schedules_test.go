@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,14 +144,22 @@ func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result
 	}
 }
 
-// longestProcess is how long a process may take, of the wall's clock.
-const longestProcess = 30 * time.Minute
+// longestCase is how long a case may take, and longestShrink how long it may take
+// to make one smaller, of the wall's clock.
+const (
+	longestCase   = 15 * time.Minute
+	longestShrink = 30 * time.Minute
+)
+
+var errSlow = fmt.Errorf("no result for %s", longestCase)
 
 // spawn runs this test binary again, hands on each result that it prints, and
 // returns what it said after the last.
 func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
-	ctx, cancel := context.WithTimeout(ctx, longestProcess)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(longestCase, func() { cancel(errSlow) })
+	defer slow.Stop()
 	self, err := os.Executable()
 	if err != nil {
 		return err.Error()
@@ -174,21 +183,32 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 		if found && json.Unmarshal([]byte(text), &r) == nil {
 			each(r)
 			last = nil
+			slow.Reset(longestCase)
 			continue
 		}
 		last = append(last, lines.Text())
 	}
-	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait()))
+	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait(), context.Cause(ctx)))
 }
 
-// inMemory is a directory in memory where there is one: recast syncs its journal, and
-// nobody here waits for disks.
+// inMemory is a directory in memory where there is one that takes what processes
+// write: recast syncs its journal, and nobody here waits for disks.
 func inMemory() string {
 	const shared = "/dev/shm"
-	if info, err := os.Stat(shared); err == nil && info.IsDir() {
+	if takes(shared, uint64(*procs)<<24) {
 		return shared
 	}
 	return os.TempDir()
+}
+
+// takes says whether so much can be written below a directory.
+func takes(dir string, bytes uint64) bool {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil || uint64(fs.Bavail)*uint64(fs.Bsize) < bytes {
+		return false
+	}
+	sub, err := os.MkdirTemp(dir, "schedules")
+	return err == nil && os.Remove(sub) == nil
 }
 
 // failure is a case that failed.
@@ -200,8 +220,20 @@ type failure struct {
 // tell shrinks a failing case, and says how to play it again.
 func (f failure) tell(t *testing.T) {
 	c := Draw(f.seed)
-	small := Shrink(c, *shrinks, time.Now().Add(longestProcess), fails(t.Context()))
-	t.Errorf("%s\n%s\nmake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), f.seed, small)
+	small := Shrink(c, *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
+	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
+}
+
+// overTheWire says what comes of a failing case with a wire, where it has none.
+func overTheWire(ctx context.Context, c Case) string {
+	if !c.Direct {
+		return ""
+	}
+	c.Direct = false
+	if fails(ctx)(c) {
+		return "it fails over the wire, too\n"
+	}
+	return "it does not fail over the wire\n"
 }
 
 // fails plays a case in a process of its own.
