@@ -119,7 +119,7 @@ func (c *Client) with(
 	}
 	options := slices.Concat([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
-		grpc.WithReadBufferSize(4 << 10), grpc.WithSharedWriteBuffer(true), // a connection carries few, short answers; long ones need no buffer
+		grpc.WithReadBufferSize(4 << 10), // a connection carries few, short answers; long ones need no buffer
 	}, c.grpc, who.over)
 	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
