@@ -50,6 +50,17 @@ func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
 	return r
 }
 
+// parked are the node's keys whose disks its open record has handed over.
+func (p Parking) parked() []string {
+	var keys []string
+	for _, d := range p.Record.Disks {
+		if d.ParkKey != "" && p.VM.Config[d.ParkKey] != "" {
+			keys = append(keys, d.Key)
+		}
+	}
+	return keys
+}
+
 // opening is the record of this node's replacement as far as it is known before
 // anything of it is done.
 func (n *nodeRoll) opening() Record {

@@ -44,3 +44,17 @@ func TestParkingsOf(t *testing.T) {
 		})
 	}
 }
+
+func TestParked(t *testing.T) {
+	t.Parallel()
+	p := editedPark(parkWK1("scsi30 r1"), func(p *Parking) {
+		p.Record.Disks = []ParkedDisk{{Key: "scsi0", ParkKey: "scsi29", System: true}, {Key: "scsi1", ParkKey: "scsi1"}, {Key: "scsi2", Holder: 9101}}
+	})
+	if got := p.parked(); got != nil {
+		t.Errorf("before anything is handed over: %v", got)
+	}
+	p.VM.Config["scsi1"] = "dir:9900/vm-9900-disk-0.raw,size=8G"
+	if diff := cmp.Diff([]string{"scsi1"}, p.parked()); diff != "" {
+		t.Errorf("parked (-want +got):\n%s", diff)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -255,8 +256,16 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ct
 
 // backOut leaves a node that could not be drained as it was: it still runs, with
 // all its disks, so a cordon of ours must not outlive the failure, nor a record
-// that says it is out.
+// that says it is out. A record that a disk needs to get back stays open.
 func (n *nodeRoll) backOut(ctx context.Context) error {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	if keys := park.parked(); len(keys) > 0 {
+		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.plan.Node, strings.Join(keys, ", ")),
+			"they are safe there, and the record that tells whose they are stays open: the same command again goes on, recast recover %s gives it up", n.plan.Node)
+	}
 	if err := n.takesPods(ctx); err != nil {
 		return err
 	}
