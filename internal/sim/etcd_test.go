@@ -178,6 +178,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			synctest.Wait() // connections to what is off have broken
 		}
 		power(false, 9002)
 		if err := list(); err != nil {
