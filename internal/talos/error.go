@@ -45,6 +45,8 @@ func answer(err error) error {
 		e.text = "its certificate is not of the talosconfig's cluster: " + e.text
 	case e.code == codes.PermissionDenied:
 		e.text = "our talosconfig may not: " + e.text
+	case e.unconnected():
+		e.text = "no connection comes about: " + e.text
 	case e.code == codes.Unavailable:
 		e.text = "no answer: " + e.text
 	}
@@ -82,6 +84,11 @@ func (e *answerError) misdated() bool {
 // untrusted says whether the machine's certificate could not be verified.
 func (e *answerError) untrusted() bool {
 	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: ")
+}
+
+// unconnected says whether no connection came about in the 20 s after which gRPC gives up.
+func (e *answerError) unconnected() bool {
+	return e.code == codes.Unavailable && strings.HasSuffix(e.text, context.DeadlineExceeded.Error())
 }
 
 // lost says whether a change may have happened although this is what came back.

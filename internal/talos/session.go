@@ -136,10 +136,15 @@ func (c *Client) with(
 			err = hung(err, addr)
 		}
 		return err
-	case ctx.Err() != nil, limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
+	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
 		return hung(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
+}
+
+func unconnected(err error) bool {
+	e, ok := errors.AsType[*answerError](err)
+	return ok && e.unconnected()
 }
 
 func hung(err error, addr string) error {
