@@ -98,7 +98,14 @@ func (w *work) safe(ctx context.Context, l left) []string {
 func (h Half) safe() string {
 	places := map[DiskPlace][]string{}
 	for _, d := range h.Disks {
-		places[d.Place] = append(places[d.Place], d.Disk)
+		what := d.Disk
+		switch {
+		case d.Kept:
+			what += " (the kept system disk)"
+		case d.System:
+			what += " (the old system disk)"
+		}
+		places[d.Place] = append(places[d.Place], what)
 	}
 	var parts []string
 	for _, at := range []struct {
@@ -115,7 +122,7 @@ func (h Half) safe() string {
 			parts = append(parts, strings.Join(disks, ", ")+" "+at.say)
 		}
 	}
-	text := fmt.Sprintf("%s: its VM %d is %s; ", h.Node, h.VMID, h.VM) + strings.Join(parts, "; ")
+	text := fmt.Sprintf("%s: VM %d (%s); ", h.Node, h.VMID, h.VM) + strings.Join(parts, "; ")
 	if len(places[Lost]) == 0 {
 		text += ": nothing is lost"
 	}

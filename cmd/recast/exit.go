@@ -38,10 +38,10 @@ var errDiffers = errors.New("differs")
 // errUnread ends drift with exit code 1.
 var errUnread = errors.New("not every node could be read")
 
-// errUsage marks what cobra says of flags and arguments.
+// errUsage marks what cobra says of flags and arguments: of kind Config, like a file.
 type errUsage struct{ error }
 
-func (e errUsage) Unwrap() error { return e.error }
+func (e errUsage) Unwrap() error { return fault.As(fault.Config, e.error) }
 
 // exit prints how c ended, if not well: what happened, what is safe, what to type
 // next and where to read more. It returns the exit code.
@@ -67,9 +67,6 @@ func whereRunbook(code fault.Code) string {
 }
 
 func exitCodeOf(err error) int {
-	if _, usage := errors.AsType[errUsage](err); usage {
-		return exitConfig
-	}
 	switch fault.KindOf(err) {
 	case fault.Config:
 		return exitConfig

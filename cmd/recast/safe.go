@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -44,7 +42,7 @@ var untouched = map[string]string{
 
 // safeAfter is what holds once a command has failed, or the one that it is part of.
 func safeAfter(c *cobra.Command, err error) string {
-	if _, usage := errors.AsType[errUsage](err); usage || fault.KindOf(err) == fault.Config {
+	if fault.KindOf(err) == fault.Config {
 		return "nothing was changed"
 	}
 	for ; c != nil; c = c.Parent() {
