@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -23,7 +24,7 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 	}
 	waited := false
 	return step.Step{
-		ID: "boot-entry", Title: "see that it boots the entry that it booted before", Risk: step.Disruptive,
+		ID: "boot-entry", Code: fault.NoBoot, Title: "see that it boots the entry that it booted before", Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) {
 			m, want, err := look(ctx)
 			switch {

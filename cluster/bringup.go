@@ -18,14 +18,14 @@ func (n *nodeRoll) bringUp() step.Step {
 		ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := append(n.withDisk(n.replacing().bringUp(n.plan.Strategy)),
-				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start})
+				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start})
 			if n.plan.Strategy == Rollback {
 				steps = append(steps, n.bootEntryStep(func(memory) string { return n.plan.restore.Entry }))
 			} else {
-				steps = append(steps, step.Step{ID: "configure", Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configure})
+				steps = append(steps, step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configure})
 			}
 			return append(steps,
-				step.Step{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finishSteps},
 			), nil
 		},
@@ -50,9 +50,9 @@ func (n *nodeRoll) start(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	case vm.UUID() != n.plan.UUID || n.plan.Strategy != PutBack && vm.MadeBy() != n.Run:
-		return fault.Refusedf("%s is not the one that run %s created", vm, n.Run)
+		return fault.VMChanged.Refusedf("%s is not the one that run %s created", vm, n.Run)
 	case vm.Running:
-		return fault.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
+		return fault.VMChanged.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
 	}
 	if err := n.requireAlone(ctx, vm); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err erro
 	case m.UUID == "": // it has no more to say yet
 		return "", errNoAnswer, nil
 	case m.UUID != n.plan.UUID:
-		return "", nil, fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
 	n.answered = true
@@ -213,7 +213,7 @@ func (n *nodeRoll) stopMismatch(ctx context.Context, mismatch error) error {
 // checkBlank compares the machine in maintenance mode with what was remembered and is wanted.
 func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
-		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
 	return errors.Join(append(n.want.Build.checkBooted(m), checkBlankDisks(m, mem)...)...)
@@ -223,12 +223,12 @@ func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
 func (b Build) checkBooted(m Machine) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
-			fault.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
+			fault.NoBoot.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
 				cmpNone(short(m.Schematic.ID)), cmpNone(short(m.Schematic.LockHash())), b.TalosVersion, short(b.SchematicID), short(b.LockHash)),
 			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
 	}
 	for _, r := range diffTarget(b, m) {
-		problems = append(problems, fault.Refusedf("what it booted is not what is wanted: %s", r.Text))
+		problems = append(problems, fault.NoBoot.Refusedf("what it booted is not what is wanted: %s", r.Text))
 	}
 	return problems
 }

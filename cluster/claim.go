@@ -157,7 +157,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 
 func (a *acquisition) claimedBy(s ClaimState) error {
 	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)", s, s.where()))
-	return fault.WithHint(err, "wait until that run has ended; recast status shows how far it is")
+	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is")
 }
 
 func (a *acquisition) create(ctx context.Context) (done bool, seen string, err error) {
@@ -179,7 +179,7 @@ func (a *acquisition) take(ctx context.Context, from ClaimState) (done bool, see
 		err = a.place.write(ctx, from, a.mine(from.Beat+1))
 	case a.InLease:
 		return false, "", wait.Stop(fault.WithHint(
-			fault.Refusedf("%s is the claim of %s, which has ended, and this token may not change VMs", from.VM, from),
+			fault.ClaimHeld.Refusedf("%s is the claim of %s, which has ended, and this token may not change VMs", from.VM, from),
 			"run recast with the token that made it, or make sure that no run is at work and delete that VM"))
 	default:
 		err = a.place.remove(ctx, from)

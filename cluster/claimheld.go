@@ -80,9 +80,9 @@ func (h *Held) silence() error {
 	if silent <= h.claim.watch()/2 {
 		return nil
 	}
-	err := fault.Refusedf("can't prove that we still hold the claim of cluster %s: no heartbeat has arrived for %s", h.claim.Cluster, silent.Round(time.Second))
+	err := fault.ClaimLost.Refusedf("can't prove that we still hold the claim of cluster %s: no heartbeat has arrived for %s", h.claim.Cluster, silent.Round(time.Second))
 	if h.fault != nil {
-		err = fault.Refusedf("%w: %w", err, h.fault)
+		err = fault.ClaimLost.Refusedf("%w: %w", err, h.fault)
 	}
 	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
@@ -125,7 +125,7 @@ func (h *Held) lose(how error) error {
 	defer h.mu.Unlock()
 	if h.lost == nil {
 		err := fault.As(fault.Claimed, fmt.Errorf("lost the claim of cluster %s: %w", h.claim.Cluster, how))
-		h.lost = fault.WithHint(err, "this run must not go on; recast status shows what it left")
+		h.lost = fault.WithHint(fault.ClaimLost.Of(err), "this run must not go on; recast status shows what it left")
 		close(h.gone)
 	}
 	return h.lost
@@ -200,10 +200,10 @@ func (h *Held) Release(ctx context.Context) error {
 	if err == nil {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.lost = fault.Refusedf("the claim of cluster %s was given back", h.claim.Cluster)
+		h.lost = fault.ClaimLost.Refusedf("the claim of cluster %s was given back", h.claim.Cluster)
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("give the claim of cluster %s back: %w", h.claim.Cluster, err),
+	return fault.WithHint(fault.ClaimLost.Of(fmt.Errorf("give the claim of cluster %s back: %w", h.claim.Cluster, err)),
 		"nothing needs to be done: the next run takes it over once it has stood still for %s", h.claim.watch())
 }
 

@@ -60,11 +60,11 @@ func (p claimLease) read(ctx context.Context) (ClaimState, error) {
 func claimOfLease(l Lease, cluster string) (ClaimState, error) {
 	var s ClaimState
 	if err := json.Unmarshal([]byte(l.Claim), &s); err != nil || s.Run == "" {
-		return ClaimState{}, fault.WithHint(fault.Refusedf("Lease %s is no claim of recast that can be read", l.Name),
+		return ClaimState{}, fault.WithHint(fault.ClaimHeld.Refusedf("Lease %s is no claim of recast that can be read", l.Name),
 			"make sure that no run is at work, then delete that Lease")
 	}
 	if s.Cluster != cluster {
-		return ClaimState{}, fault.WithHint(fault.Refusedf("Lease %s is the claim of cluster %s, not of %s", l.Name, s.Cluster, cluster),
+		return ClaimState{}, fault.WithHint(fault.ClaimHeld.Refusedf("Lease %s is the claim of cluster %s, not of %s", l.Name, s.Cluster, cluster),
 			"one Kubernetes cluster has one name in every recast.yaml: cluster")
 	}
 	s.Lease = l

@@ -91,7 +91,7 @@ func (p claimVM) remove(ctx context.Context, s ClaimState) error {
 	case err != nil:
 		return err
 	case vm.Name != claimName || vm.Running || vm.Template || len(disks) > 0:
-		return fault.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, claimName)
+		return fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, claimName)
 	}
 	if err := RequireQuorum(ctx, p.px); err != nil {
 		return err

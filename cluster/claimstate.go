@@ -67,7 +67,7 @@ func readClaim(vm VM) (s ClaimState, ok bool, err error) {
 			continue
 		}
 		if err := json.Unmarshal([]byte(b), &s); err != nil {
-			err = fault.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
+			err = fault.ClaimHeld.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
 			return ClaimState{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM")
 		}
 		s.VM = vm
@@ -84,7 +84,7 @@ func forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"
 // halfMade is the error of a VM that is forming and does not become more. Only
 // root can take that lock away.
 func halfMade(vm VM) error {
-	return fault.WithHint(fault.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
+	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
 		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
 			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
 }
@@ -97,10 +97,10 @@ func claimOf(vm VM, cluster string) (ClaimState, error) {
 	case err != nil:
 		return ClaimState{}, err
 	case !ok:
-		return ClaimState{}, fault.WithHint(fault.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
+		return ClaimState{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
 			"give recast numbers that nobody else uses: proxmox.vmids")
 	case s.Cluster != cluster:
-		return ClaimState{}, fault.WithHint(fault.Refusedf("%s is the claim of cluster %s, not of %s", vm, s.Cluster, cluster),
+		return ClaimState{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of cluster %s, not of %s", vm, s.Cluster, cluster),
 			"give each cluster proxmox.vmids of its own")
 	}
 	return s, nil

@@ -15,7 +15,7 @@ import (
 func (r *Replace) compareDisks(ctx context.Context) error {
 	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
-		return errors.Join(err, fault.Refusedf("VM %d is gone", r.VM.ID))
+		return errors.Join(err, fault.DiskMismatch.Refusedf("VM %d is gone", r.VM.ID))
 	}
 	have, err := vm.Disks()
 	if err != nil {
@@ -48,11 +48,11 @@ func (r *Replace) missing(vm VM, before, have []Disk) (problems []error) {
 		switch {
 		case d.CDROM:
 		case !there:
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
 		case !r.isSystem(d.Key) && !sameOptions(h.Options, d.Options):
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
 		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // its own may have been moved to another storage
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
 		}
 	}
 	return problems
@@ -66,10 +66,10 @@ func added(vm VM, before, have []Disk) (problems []error) {
 		switch {
 		case h.CDROM || had || h.CSI() && vm.Running:
 		case h.CSI():
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
 				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))
 		default:
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
 				"take %s out of VM %d, then run the same command again; nothing of it was touched", h.Key, vm.ID))
 		}
 	}
@@ -94,7 +94,7 @@ func sharedDisks(ctx context.Context, px Inventory, vm VM, have []Disk) (problem
 			continue
 		}
 		if others := c.otherUsers(d); len(others) > 0 {
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
 				"take it out of %s, then run the same command again", strings.Join(others, ", ")))
 		}
 		if d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
@@ -104,12 +104,12 @@ func sharedDisks(ctx context.Context, px Inventory, vm VM, have []Disk) (problem
 		holder, err := px.VM(ctx, d.Owner)
 		switch {
 		case errors.Is(err, ErrNotFound):
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
 				"see whether storage %s still has it: a VM's volumes are deleted with it", d.Storage()))
 		case err != nil:
 			return problems, fmt.Errorf("look up VM %d: %w", d.Owner, err)
 		case holder.Running:
-			problems = append(problems, fault.WithHint(fault.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
 		}
 	}
 	return problems, nil

@@ -79,8 +79,8 @@ func (f *Found) silent(w Wanted) string {
 // configureSteps bring a machine back that was reset.
 func (n *nodeRoll) configureSteps() []step.Step {
 	return []step.Step{
-		{ID: "configure", Title: "give " + n.plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.configured, Do: n.configureAgain},
-		{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
+		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.configured, Do: n.configureAgain},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
 			return fault.WithHint(n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksConfigured),
 				"the console of VM %d and talosctl -n %s dmesg say more; with data of etcd that is lost and no other control plane, recast restore goes on", n.plan.VMID, n.plan.Addr)
 		}},
@@ -93,7 +93,7 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	case err != nil:
 		return err
 	case m.UUID != n.plan.UUID || m.Stage != "maintenance" || m.installable():
-		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, cmpNone(m.SystemDisk)),
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, cmpNone(m.SystemDisk)),
 			"run recast plan and look again")
 	}
 	config, err := n.machineConfig()

@@ -107,7 +107,7 @@ func oldSettings(vm VM) map[string]string {
 func (r *Replace) marked() (string, error) {
 	text := markDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > maxDescription {
-		return "", fault.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, maxDescription)
+		return "", fault.ParkedHalf.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, maxDescription)
 	}
 	return text, nil
 }
@@ -115,7 +115,7 @@ func (r *Replace) marked() (string, error) {
 func (r *Replace) systemDisk(disks []Disk) (Disk, error) {
 	i := slices.IndexFunc(disks, func(d Disk) bool { return r.isSystem(d.Key) })
 	if i < 0 {
-		return Disk{}, fault.Refusedf("%s: its record names no system disk", r.VM)
+		return Disk{}, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
 	}
 	return disks[i], nil
 }

@@ -62,7 +62,7 @@ func (n *nodeRoll) awaitDetached(ctx context.Context, id string, within time.Dur
 		return err == nil && len(names) == 0, "still attached: " + strings.Join(names, "; "), err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fault.WithHint(err, "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
+		return fault.WithHint(fault.DrainBlocked.Of(err), "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
 			"nothing of VM %d was touched, and the same command again goes on", n.plan.VMID)
 	}
 	return err
@@ -99,14 +99,14 @@ func (n *nodeRoll) disksStay(ctx context.Context, foreign []Disk, err error) err
 		if v.User == "" || i < 0 {
 			continue
 		}
-		err = fault.WithHint(err, "%s is %s, which %s uses: a drain leaves such pods where they are. Keep that one off %s (a DaemonSet's by its nodeSelector or affinity), then run the same command again; nothing of VM %d was touched",
+		err = fault.WithHint(fault.DrainBlocked.Of(err), "%s is %s, which %s uses: a drain leaves such pods where they are. Keep that one off %s (a DaemonSet's by its nodeSelector or affinity), then run the same command again; nothing of VM %d was touched",
 			foreign[i].Key, v, v.User, n.plan.Node, n.plan.VMID)
 		foreign = slices.Delete(foreign, i, i+1)
 	}
 	if len(foreign) == 0 {
 		return err
 	}
-	return fault.WithHint(err,
+	return fault.WithHint(fault.DrainBlocked.Of(err),
 		"Kubernetes counts no volume of %s as attached to %s any more, so its driver lost track: see which VM has each by right, then take them out of VM %d (qm set %d --delete KEY keeps the volume of another owner) and run the same command again; "+
 			"nothing of the VM was touched", diskNames(foreign), n.plan.Node, n.plan.VMID, n.plan.VMID)
 }

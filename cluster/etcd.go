@@ -52,7 +52,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 	case err != nil:
 		return err
 	case off:
-		return fault.WithHint(fault.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node),
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node),
 			"start VM %d and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", n.plan.VMID)
 	}
 	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
@@ -69,7 +69,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 	var lost error
 	if member {
 		if wrong := v.unhealthy(n.plan.Node); len(wrong) > 0 {
-			err := fault.WithHint(fault.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
+			err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
 			return errors.Join(err, n.backOut(ctx)) // it serves still, and goes on
 		}
 		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {

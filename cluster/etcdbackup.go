@@ -118,7 +118,7 @@ func (v etcdView) fit() ([]EtcdMember, error) {
 		delete(strangers, m.ID)
 		s, ok := v.statuses[m.ID]
 		if ok && s.Corrupt {
-			return nil, fault.WithHint(fault.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
 				"talosctl etcd alarm list; replace the member that is wrong; talosctl etcd snapshot takes one of a member that you trust")
 		}
 		if ok && s.Leader != 0 && !s.Learner && !m.Learner {
@@ -127,12 +127,12 @@ func (v etcdView) fit() ([]EtcdMember, error) {
 	}
 	for id := range strangers {
 		if len(v.Members) > 0 {
-			return nil, fault.WithHint(fault.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.names()),
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.names()),
 				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
 		}
 	}
 	if len(fit) == 0 {
-		return nil, fault.WithHint(fault.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
+		return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
 			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
 	}
 	slices.SortStableFunc(fit, func(a, b EtcdMember) int { return cmp.Compare(v.rank(a), v.rank(b)) })

@@ -16,7 +16,7 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 	}
 	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
 	if err != nil {
-		return fault.WithHint(fault.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
 	m, member, err := v.member(n.plan.Node)
 	if err != nil {
@@ -27,7 +27,7 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 		except = "" // nobody else tells what is wrong with it
 	}
 	if wrong := v.unhealthy(except); len(wrong) > 0 {
-		return fault.WithHint(fault.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
 			"talosctl etcd status; talosctl etcd alarm list; put etcd right first")
 	}
 	voters := len(v.Members)
@@ -40,10 +40,10 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 	switch {
 	case member:
 		if refused, _ := etcdRules(voters, !n.plan.etcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
-			return fault.Refusedf("%s", strings.Join(refused, "; "))
+			return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
 		}
 	case n.plan.etcdKept:
-		return fault.WithHint(fault.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.names()),
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.names()),
 			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", emptyEtcd(n.plan.Addr, n.plan.found.Machine))
 	}
 	return nil
@@ -58,12 +58,12 @@ func (n *nodeRoll) requireSameEtcd(ctx context.Context, v etcdView, m EtcdMember
 	i := slices.IndexFunc(v.Members, func(o EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.plan.Node })
 	switch {
 	case m.ID == 0 && i >= 0:
-		err = fault.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
 			n.plan.Node, own.MemberID, v.Members[i].name())
 	case err == nil && own.MemberID != m.ID && m.ID == 0:
-		err = fault.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
 	case err == nil && own.MemberID != m.ID, err != nil && answers:
-		err = fault.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
 	case err != nil && m.ID != 0:
 		return n.requireOwnMember(ctx, m)
 	default:
@@ -79,7 +79,7 @@ func (n *nodeRoll) requireAllMembers(v etcdView, voters int) error {
 		return nil
 	}
 	return fault.WithHint(
-		fault.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.controlPlanes), n.plan.Node, v.names(n.plan.Node)),
+		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.controlPlanes), n.plan.Node, v.names(n.plan.Node)),
 		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
 			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
 }

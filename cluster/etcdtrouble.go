@@ -21,7 +21,7 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos Talos, files FileReader)
 	}
 	var out []error
 	for _, wrong := range v.unhealthy("") {
-		out = append(out, fault.WithHint(fault.Refusedf("%s", wrong), "talosctl etcd status; talosctl etcd alarm list; a roll takes no control plane out before that is put right"))
+		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "talosctl etcd status; talosctl etcd alarm list; a roll takes no control plane out before that is put right"))
 	}
 	for _, e := range planes {
 		if !v.has(e) {
@@ -43,7 +43,7 @@ func (v etcdView) has(e endpoint) bool {
 // that was removed while it kept its data restarts its etcd for ever, and says so
 // in the log of that only.
 func (s Survey) noMember(ctx context.Context, talos Talos, files FileReader, v etcdView, e endpoint) error {
-	err := fault.Refusedf("%s is no member of etcd (%s are)", e.Node, v.names())
+	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),
 			"there are two etcds: talosctl etcd members, asked of each control plane, shows who is in which; find out which has the cluster's data before anything is wiped")

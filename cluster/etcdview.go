@@ -91,7 +91,7 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 			continue
 		}
 		if found {
-			return m, true, fault.WithHint(fault.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
+			return m, true, fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
 				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins anew")
 		}
 		m, found = o, true

@@ -30,7 +30,7 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 	case o.Strategy == Rollback && o.Restore == nil:
 		return nil, (&Replace{VM: o.VM}).nothingKept()
 	case o.VM.Config[o.System] == "":
-		return nil, fault.WithHint(fault.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
+		return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
 			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", drives(o.VM))
 	}
 	system, err := ParseDisk(o.System, o.VM.Config[o.System])
@@ -66,7 +66,7 @@ func ResumeReplace(px Proxmox, park VM, iso func(ctx context.Context) (string, e
 	case err != nil:
 		return nil, err
 	case !ok || !rec.Open:
-		return nil, fault.Refusedf("%s has no open record: there is nothing to resume", park)
+		return nil, fault.ParkedHalf.Refusedf("%s has no open record: there is nothing to resume", park)
 	}
 	mem, err := rec.memory(park)
 	if err != nil {
@@ -96,7 +96,7 @@ func (r *Replace) Steps() step.Step {
 		{ID: "gate", Title: "see that the exchange was not given up", Do: r.notGivenUp},
 		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.bringUp(r.Strategy)),
 		branch("finish", "put back what was taken away for the exchange", append(r.finishSteps(),
-			step.Step{ID: "keep", Title: "keep the old system disk parked", Do: r.keep})),
+			step.Step{ID: "keep", Code: fault.ParkedHalf, Title: "keep the old system disk parked", Do: r.keep})),
 	}))
 }
 
@@ -105,12 +105,12 @@ func (r *Replace) Steps() step.Step {
 func (r *Replace) PutBackSteps() step.Step {
 	r.Strategy = PutBack
 	steps := append([]step.Step{
-		{ID: "give-up", Title: "note that the exchange is given up", Do: r.giveUp},
+		{ID: "give-up", Code: fault.ParkedHalf, Title: "note that the exchange is given up", Do: r.giveUp},
 		{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
 	}, r.putBack()...)
 	return r.whole(branch("put-back", fmt.Sprintf("put the old system disk of VM %d back", r.VM.ID), append(steps,
 		branch("finish", "put back what was taken away for the exchange", append(r.restoreSteps(),
-			step.Step{ID: "close", Title: "close the record", Do: r.closeRecord})))))
+			step.Step{ID: "close", Code: fault.ParkedHalf, Title: "close the record", Do: r.closeRecord})))))
 }
 
 // whole skips an exchange whose record is closed: it is ended.
@@ -153,14 +153,14 @@ func (r *Replace) updateRecord(ctx context.Context, change func(*Record)) error 
 func (r *Replace) notGivenUp(ctx context.Context) error {
 	rec, err := r.record(ctx)
 	if err == nil && rec.PutBack {
-		err = fault.Refusedf("the exchange of VM %d was given up: its old system disk is to be put back first", r.VM.ID)
+		err = fault.ParkedHalf.Refusedf("the exchange of VM %d was given up: its old system disk is to be put back first", r.VM.ID)
 	}
 	return err
 }
 
 func (r *Replace) giveUp(ctx context.Context) error {
 	if r.Restore != nil {
-		return fault.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
+		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
 	}
 	return r.updateRecord(ctx, func(rec *Record) { rec.PutBack = true })
 }
@@ -176,7 +176,7 @@ func (r *Replace) stayOff(ctx context.Context) error {
 	}
 	vm, err := r.keepOff(ctx)
 	if err == nil && vm.Running {
-		err = fault.WithHint(fault.Refusedf("%s is running", vm), "shut it down first")
+		err = fault.WithHint(fault.ParkedHalf.Refusedf("%s is running", vm), "shut it down first")
 	}
 	return err
 }

@@ -113,7 +113,7 @@ func (n *nodeRoll) fallbackStep() step.Step {
 					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {
 						return fmt.Errorf("mark node %s: %w", n.plan.Node, err)
 					}
-					return fault.WithHint(fmt.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, short(f.want.Build.ID)),
+					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, short(f.want.Build.ID)),
 						"the disk with the system that does not boot is parked: recast status shows it")
 				}},
 			), nil

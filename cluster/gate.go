@@ -106,7 +106,7 @@ func (n *nodeRoll) isoVolume(ctx context.Context) (string, error) {
 			return volid, nil
 		}
 	}
-	return "", fault.WithHint(fault.Refusedf("boot ISO %s is on none of %s as host %s sees them",
+	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them",
 		n.want.Build.ISOName, strings.Join(n.want.ISOStorages, ", "), n.plan.Host), "recast publish")
 }
 
@@ -141,13 +141,13 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 		return n.movedSince(vm)
 	}
 	if vm.Digest != n.plan.Digest || vm.UUID() != n.plan.UUID {
-		return fault.WithHint(fault.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
 	}
 	return nil
 }
 
 func (n *nodeRoll) movedSince(vm VM) error {
-	return fault.WithHint(fault.Refusedf("%s was on %s when the plan was made", vm, n.plan.Host),
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plan.Host),
 		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
 }
 
@@ -170,7 +170,7 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	if len(against) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("%s became impossible for %s since the plan was made: %s",
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s",
 		n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
 }
 
@@ -188,7 +188,7 @@ func (n *nodeRoll) requireSoleOwner(ctx context.Context) error {
 	if len(owners) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
+	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
@@ -234,7 +234,7 @@ func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
 	}
 	if len(down) > 0 {
 		slices.Sort(down)
-		return fault.WithHint(fault.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
+		return fault.WithHint(fault.GateClosed.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
 	}
 	return nil
 }

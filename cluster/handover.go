@@ -86,7 +86,7 @@ func (r *Replace) begun(a, b VM) (*Intent, error) {
 }
 
 func (r *Replace) settleStep() step.Step {
-	return step.Step{ID: "settle", Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
+	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
 // settle finishes the hand-over that was begun last if it was cut off: what
@@ -154,7 +154,7 @@ func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) 
 func (r *Replace) handable(in Intent, from VM) error {
 	value, attached := from.Config[in.Key]
 	if !attached {
-		return fault.WithHint(fault.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
+		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
 			"recast status shows where every disk is; nothing was deleted")
 	}
 	disk, err := ParseDisk(in.Key, value)
@@ -162,10 +162,10 @@ func (r *Replace) handable(in Intent, from VM) error {
 	case err != nil:
 		return err
 	case in.Volid != "" && disk.Volid != in.Volid:
-		return fault.WithHint(fault.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
+		return fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
 			"somebody has changed it meanwhile: recast recover NODE gives the replacement up, with the disk as it is now; then roll anew")
 	case disk.Owner != from.ID:
-		return fault.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
+		return fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
 		return startedMeanwhile(from)
 	}
@@ -185,7 +185,7 @@ func (r *Replace) requireOff(ctx context.Context, id VMID) error {
 }
 
 func startedMeanwhile(vm VM) error {
-	return fault.WithHint(fault.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
+	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
 }
 
 // unnamed lists the volumes on a storage that carry either VM's number and that neither refers to.
@@ -235,13 +235,13 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 	}
 	if len(lost) == 0 {
 		return false, fault.WithHint(
-			fault.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or is another VM's by now",
+			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or is another VM's by now",
 				in.Key, in.From, in.Volid, in.To, disk.Storage()),
 			"find it, or restore it from a backup, and attach it as %s of VM %d; then run the same command again", in.ToKey, in.To)
 	}
 	if len(lost) > 1 {
 		return false, fault.WithHint(
-			fault.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
+			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
 				in.Key, in.From, in.Volid, in.To, len(lost), cmpNone(strings.Join(lost, ", "))),
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
@@ -311,7 +311,7 @@ func changeRecord(ctx context.Context, px Editor, park VM, run string, change fu
 	case !ok:
 		return descriptionChanged(park, "a node")
 	case !rec.Open || rec.Run != run:
-		return fault.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
+		return fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
 	}
 	change(&rec)
 	return writeRecord(ctx, px, park, rec)

@@ -39,7 +39,7 @@ func (n *nodeRoll) inVain(ctx context.Context, err error) error {
 	if m, errNow := n.Talos.Machine(ctx, n.plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
 	}
-	return fault.WithHint(err, "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
+	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
 		n.plan.VMID, n.plan.Addr, again, n.plan.Node)
 }
 
@@ -57,8 +57,8 @@ func (n *nodeRoll) sentBack(ctx context.Context, silent error) error {
 	if err != nil || m.Stage != "maintenance" || m.UUID != n.plan.UUID {
 		return silent
 	}
-	return wait.Stop(fault.WithHint(
-		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.plan.Node, n.want.Build.Installer),
+	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
+		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.plan.Node, n.want.Build.Installer)),
 		"see that it can fetch the installer, and what the console of VM %d says; the same command again gives it its configuration anew; recast recover %s boots the old system disk instead",
 		n.plan.VMID, n.plan.Node))
 }

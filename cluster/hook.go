@@ -140,7 +140,7 @@ func beforeHook(ctx context.Context, err error, format string, args ...any) erro
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config {
 		return err
 	}
-	return fault.WithHint(fault.As(fault.Refused, err), format, args...)
+	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Refused, err)), format, args...)
 }
 
 // afterHook makes the failure of a hook behind what is done a failure, whatever it was.
@@ -148,7 +148,7 @@ func afterHook(err error, format string, args ...any) error {
 	if err == nil || fault.KindOf(err) == fault.Interrupted {
 		return err
 	}
-	return fault.WithHint(fault.As(fault.Failed, err), format, args...)
+	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), format, args...)
 }
 
 // BeforeRunFailed is the error of a hook before the run.

@@ -174,7 +174,7 @@ func (r *Replace) requireHost(vm VM) error {
 	if vm.Host == r.VM.Host {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),
+	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),
 		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, migrate(vm, r.VM.Host))
 }
 

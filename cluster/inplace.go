@@ -23,13 +23,13 @@ func (n *nodeRoll) inPlace() []step.Step {
 			Steps: func(context.Context) ([]step.Step, error) {
 				return []step.Step{
 					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.rememberForFallback},
-					{ID: "drain", Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drainInPlace},
-					{ID: "install", Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
-					{ID: "reboot", Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
+					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drainInPlace},
+					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
+					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
 				}, nil
 			},
 		},
-		{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthyInPlace, Do: n.waitHealthyInPlace},
+		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthyInPlace, Do: n.waitHealthyInPlace},
 		n.fallbackStep(),
 		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
 			return append([]step.Step{
@@ -56,7 +56,7 @@ func (n *nodeRoll) pullSteps() []step.Step {
 	case n.plan.Resume, n.plan.Drift.tidy(), n.plan.Strategy != Recreate && n.plan.Strategy != Reimage && n.plan.Strategy != InPlace:
 		return nil
 	}
-	return []step.Step{{ID: "pull", Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
+	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
 }
 
 // hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
@@ -101,7 +101,7 @@ func (n *nodeRoll) pullOnce(ctx context.Context) error {
 	case unproven:
 		return err
 	case err != nil:
-		return fault.WithHint(fault.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
+		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
 			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
 	case !supported:
 		n.say("pull", "this Talos has no API to fetch an image beforehand")
@@ -155,7 +155,7 @@ func (n *nodeRoll) runsNow(ctx context.Context) (string, error) {
 		return "", nil //nolint:nilerr // the steps below say what is wrong
 	}
 	if m.UUID != n.plan.UUID {
-		return "", fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
 	if len(diffImage(n.want.Build, m, n.History)) > 0 || m.pendingReboot() {
 		mark, err := n.mark(ctx)

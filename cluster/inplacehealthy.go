@@ -88,7 +88,7 @@ func (n *nodeRoll) rolledBack(ctx context.Context, cause error) error {
 		n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID),
 		n.Kube.Uncordon(ctx, n.plan.Node),
 	)
-	return errors.Join(fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), cause),
+	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), cause),
 		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), prefix("clear up after that", err))
 }
 

@@ -73,7 +73,7 @@ func (p KubernetesPlan) RequireSame(shown KubernetesPlan) error {
 	if len(other) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
+	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
 }
 
 // differs tells how a node is no longer as it was shown.

@@ -104,7 +104,7 @@ type otherMachineError struct {
 }
 
 func otherMachine(n KubernetesNode, uuid string) error {
-	return fault.As(fault.Refused, &otherMachineError{n, uuid})
+	return fault.UUIDMismatch.Of(fault.As(fault.Refused, &otherMachineError{n, uuid}))
 }
 
 func (e *otherMachineError) Error() string {

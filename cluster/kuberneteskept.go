@@ -15,7 +15,7 @@ func (n *nodeRoll) runsKubernetes(ctx context.Context) (KubernetesImages, error)
 		return KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.plan.Node, err)
 	}
 	if m.UUID != n.plan.UUID {
-		return KubernetesImages{}, fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+		return KubernetesImages{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
 	return m.Images, nil
 }

@@ -67,7 +67,7 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) er
 	}
 	if len(down) > 0 {
 		slices.Sort(down)
-		err := fault.WithHint(fault.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
+		err := fault.WithHint(fault.GateClosed.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
 		for _, hint := range hints {
 			err = fault.WithHint(err, "%s", hint)
 		}
@@ -108,14 +108,14 @@ func (u *KubernetesUpgrade) requireEtcd(ctx context.Context) error {
 	}
 	v, err := viewEtcd(ctx, u.Talos, ask)
 	if err != nil {
-		return fault.WithHint(fault.As(fault.Refused, err), "talosctl etcd status; bring etcd back first")
+		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
 	}
 	if wrong := v.unhealthy(""); len(wrong) > 0 {
-		return fault.WithHint(fault.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
 	}
 	for _, m := range v.Members {
 		if err := u.requireMember(ctx, m, ask); err != nil {
-			return fault.WithHint(fault.Refusedf("etcd member %s is no control plane of the plan: %w", m.name(), err),
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.name(), err),
 				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
 		}
 	}

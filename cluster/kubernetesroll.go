@@ -116,7 +116,7 @@ func (u *KubernetesUpgrade) pull(ctx context.Context, n KubernetesNode, images [
 			return err
 		}
 		if err != nil {
-			return fault.WithHint(fault.Refusedf("%s can't fetch %s: %w", n.Node, i.To, err),
+			return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch %s: %w", n.Node, i.To, err),
 				"nothing was restarted; does that version exist, may the node reach that registry, and does it have room for the image?")
 		}
 	}

@@ -103,7 +103,7 @@ func (n *nodeRoll) memory(ctx context.Context) (memory, error) {
 func (r Record) memory(park VM) (memory, error) {
 	m, err := unpackMemory(r.Memory)
 	if err != nil {
-		return m, fault.WithHint(fault.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
+		return m, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
 			"its description was edited; recast can continue where the journal of run %s is", r.Run)
 	}
 	return m, nil
@@ -147,7 +147,7 @@ func (n *nodeRoll) machineConfig() (Secret, error) {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	if !found {
-		return nil, fault.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.plan.Node)
+		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.plan.Node)
 	}
 	return Secret(b), nil
 }

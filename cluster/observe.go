@@ -219,7 +219,7 @@ func matchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 	}
 	switch {
 	case len(matches) > 1:
-		return fault.WithHint(fault.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
+		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
 			"give every VM a UUID of its own (smbios1) before recast touches one of them")
 	case len(matches) == 0 && f.Open():
 		return nil // deleted by the unfinished replacement, or away: see apart
@@ -228,10 +228,10 @@ func matchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
 		return nil
 	case len(matches) == 0:
-		return fault.WithHint(fault.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
+		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
 			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
 	case w.VMID != 0 && matches[0].ID != w.VMID:
-		return fault.WithHint(fault.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
 			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
 	}
 	f.VM = &matches[0]
@@ -247,7 +247,7 @@ func shared(found []Found) (problems []error) {
 			continue
 		}
 		if other, twice := by[f.VM.ID]; twice {
-			problems = append(problems, fault.WithHint(fault.Configf("nodes %s and %s are both %s: Kubernetes has its SMBIOS UUID for either", other, f.Name, f.VM),
+			problems = append(problems, fault.WithHint(fault.UUIDMismatch.Configf("nodes %s and %s are both %s: Kubernetes has its SMBIOS UUID for either", other, f.Name, f.VM),
 				"has one machine been given the other one's hostname? Put that right, or delete the Node that is left over, before recast touches either"))
 		}
 		by[f.VM.ID] = f.Name
@@ -275,7 +275,7 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 		}
 		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():
-		f.Errs = append(f.Errs, fault.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
+		f.Errs = append(f.Errs, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
 	default:
 		f.Machine = &m
 	}

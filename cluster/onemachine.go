@@ -21,10 +21,10 @@ func (n *nodeRoll) requireOneMachine(ctx context.Context) error {
 	switch {
 	case err != nil:
 	case m.UUID != n.plan.UUID:
-		return fault.WithHint(fault.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.plan.Node)
 	case m.Nodename != "" && m.Nodename != n.plan.Node:
-		return fault.WithHint(fault.Refusedf("the machine of %s is node %s by now", n.plan.Node, m.Nodename),
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.plan.Node, m.Nodename),
 			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
 	}
 	return n.requireOwnName(ctx)
@@ -43,7 +43,7 @@ func (n *nodeRoll) requireOwn(ctx context.Context, k KubeNode) error {
 	if k.UUID == n.plan.UUID {
 		return nil
 	}
-	return n.otherMachine(ctx, k.UUID, fault.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.plan.Node, n.plan.VMID, n.plan.UUID))
+	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.plan.Node, n.plan.VMID, n.plan.UUID))
 }
 
 // otherMachine says who the machine with that UUID is, which goes by the node's name, too.
@@ -99,5 +99,5 @@ func (n *nodeRoll) requireOwnMember(ctx context.Context, m EtcdMember) error {
 	if err != nil || other.UUID == n.plan.UUID {
 		return nil //nolint:nilerr // see above
 	}
-	return n.otherMachine(ctx, other.UUID, fault.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
+	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
 }

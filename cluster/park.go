@@ -40,7 +40,7 @@ func parkedDisk(park VM, d ParkedDisk) (disk Disk, found bool, err error) {
 	}
 	disk, err = ParseDisk(d.ParkKey, value)
 	if err == nil && disk.Owner != park.ID {
-		err = fault.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.ParkKey, park, disk.Volid)
+		err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.ParkKey, park, disk.Volid)
 	}
 	return disk, true, err
 }
@@ -138,7 +138,7 @@ func (r *Replace) detach(ctx context.Context, d ParkedDisk) error {
 	case err != nil:
 		return err
 	case disk.Volid != d.Volid || disk.Owner != d.Holder:
-		return fault.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
+		return fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
 	case vm.Running: // Proxmox would pull it out of the guest
 		return startedMeanwhile(vm)
 	}
@@ -165,7 +165,7 @@ func (r *Replace) onlyOnce(ctx context.Context, d ParkedDisk) error {
 	if err != nil || !found || vm.Config[d.Key] == "" {
 		return err
 	}
-	return fault.WithHint(fault.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
+	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
 		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched")
 }
 
@@ -216,7 +216,7 @@ func (r *Replace) attached(ctx context.Context, d ParkedDisk) (string, error) {
 	case err != nil:
 		return "", err
 	case disk.Owner != r.owner(d) || d.Holder != 0 && disk.Volid != d.Volid:
-		return "", fault.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
+		return "", fault.ParkedHalf.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
 	case !sameOptions(disk.Options, splitOptions(d.Options)):
 		return "", nil
 	}
@@ -229,7 +229,7 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 	case err != nil:
 		return err
 	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != PutBack && vm.MadeBy() != r.Run:
-		return fault.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
+		return fault.ParkedHalf.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}
@@ -251,7 +251,7 @@ func (r *Replace) attach(ctx context.Context, d ParkedDisk) error {
 	disk, err := ParseDisk(d.Key, vm.Config[d.Key])
 	switch {
 	case !found:
-		return fault.Refusedf("VM %d was deleted by somebody else when it had just got its %s back", r.VM.ID, d.Key)
+		return fault.ParkedHalf.Refusedf("VM %d was deleted by somebody else when it had just got its %s back", r.VM.ID, d.Key)
 	case err != nil:
 		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
 	}

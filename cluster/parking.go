@@ -27,7 +27,7 @@ func (n *nodeRoll) replaceWith(ctx context.Context, park Parking) (*Replace, err
 		return nil, err
 	}
 	if !park.Record.Open || park.Record.Run != n.Run {
-		return nil, fault.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
+		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
 	}
 	n.opened = n.replaceOf(mem, park.Record, park.VM.ID)
 	return new(*n.opened), nil
@@ -99,7 +99,7 @@ func (rec Record) open(mem memory, park *Parking) (Record, error) {
 		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: optionString(d), System: system}
 		switch {
 		case d.Owner == 0, system && d.Owner != mem.VM.ID:
-			return Record{}, fault.Refusedf("%s of %s is %s, which does not carry that VM's number: it can't be handed over", d.Key, mem.VM, d.Volid)
+			return Record{}, fault.ParkedHalf.Refusedf("%s of %s is %s, which does not carry that VM's number: it can't be handed over", d.Key, mem.VM, d.Volid)
 		case d.Owner != mem.VM.ID:
 			p.Holder = d.Owner
 		default:
@@ -129,7 +129,7 @@ func parkingKey(key string, system bool, taken map[string]bool) (string, error) 
 			return k, nil
 		}
 	}
-	return "", fault.WithHint(fault.Refusedf("no drive key is free for %s", key), "free old system disks that are still parked there")
+	return "", fault.WithHint(fault.ParkedHalf.Refusedf("no drive key is free for %s", key), "free old system disks that are still parked there")
 }
 
 func optionString(d Disk) string {
@@ -192,10 +192,10 @@ func openParking(ctx context.Context, px Proxmox, opening Record, mem memory, ea
 		id, err := createParking(ctx, px, mem.VM, rec, ids, meant)
 		return id, rec, err
 	case earlier.VM.Host != mem.VM.Host:
-		return 0, Record{}, fault.WithHint(fault.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
+		return 0, Record{}, fault.WithHint(fault.ParkedHalf.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
 			"on %s: %s", earlier.VM.Host, migrate(earlier.VM, mem.VM.Host))
 	case earlier.Record.Open && earlier.Record.Run != rec.Run:
-		return 0, Record{}, fault.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
+		return 0, Record{}, fault.ParkedHalf.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
 	}
 	return earlier.VM.ID, rec, writeRecord(ctx, px, earlier.VM, rec)
 }
@@ -239,5 +239,5 @@ func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMI
 		}
 		return id, nil
 	}
-	return 0, fault.WithHint(fault.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
+	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
 }

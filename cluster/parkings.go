@@ -35,7 +35,7 @@ func parkingsOf(all []Parking, node, uuid string) ([]Parking, error) {
 	})
 	for i, p := range mine {
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
-			return nil, fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
+			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
 				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+
 					"Or does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", node, node, p.Record.Cluster)
 		}
@@ -53,14 +53,14 @@ func (p Parking) twin(q Parking) error {
 	hint := "look at their descriptions (recast status; qm config): a copy (clone, restore) of a parking VM has to go"
 	switch {
 	case p.Record.Open && q.Record.Open:
-		return fault.WithHint(fault.Refusedf("node %s has two parking VMs with an unfinished replacement: %s and %s", p.Record.Node, q.VM, p.VM), "%s", hint)
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs with an unfinished replacement: %s and %s", p.Record.Node, q.VM, p.VM), "%s", hint)
 	case p.VM.Host == q.VM.Host:
-		return fault.WithHint(fault.Refusedf("node %s has two parking VMs on %s: %s and %s", p.Record.Node, p.VM.Host, q.VM, p.VM),
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs on %s: %s and %s", p.Record.Node, p.VM.Host, q.VM, p.VM),
 			"%s; one that was migrated there has to go back to where it was made", hint)
 	}
 	for _, k := range p.Record.Kept {
 		if slices.ContainsFunc(q.Record.Kept, func(o KeptDisk) bool { return o.Run == k.Run }) {
-			return fault.WithHint(fault.Refusedf("two parking VMs say that they keep the system disk of node %s that run %s replaced: %s and %s",
+			return fault.WithHint(fault.ParkedHalf.Refusedf("two parking VMs say that they keep the system disk of node %s that run %s replaced: %s and %s",
 				p.Record.Node, k.Run, q.VM, p.VM), "%s", hint)
 		}
 	}

@@ -80,7 +80,7 @@ func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited 
 		waited = true
 		return false, "it is locked (" + vm.Lock + ")", nil
 	})
-	return waited, fault.WithHint(err, "see which task of VM %d runs; where none does any more, qm unlock %d takes the lock away: that is for you to decide. Then run the same command again", id, id)
+	return waited, fault.WithHint(fault.VMLocked.Of(err), "see which task of VM %d runs; where none does any more, qm unlock %d takes the lock away: that is for you to decide. Then run the same command again", id, id)
 }
 
 // change makes a change of a VM, and of others that it is about. One that is
@@ -166,7 +166,7 @@ func (p patient) lasting(ctx context.Context, ids []VMID, refused error) error {
 		if err != nil || vm.Lock == "" || locked(vm) {
 			continue
 		}
-		return fault.WithHint(fmt.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),
+		return fault.WithHint(fault.VMLocked.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),
 			"no task takes the lock of VM %d away; qm unlock %d does, which is for you to decide: of a suspended VM it throws the saved state away", id, id)
 	}
 	return nil

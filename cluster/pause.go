@@ -39,7 +39,7 @@ func (n *nodeRoll) requireUnpaused(ctx context.Context) error {
 	if err != nil || k.Pause == "" {
 		return err
 	}
-	return fault.WithHint(fault.Refusedf("%s was paused since the plan was made: %s", n.plan.Node, k.Pause), "recast roll leaves it out from now on; %s", unpause(n.plan.Node))
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.plan.Node, k.Pause), "recast roll leaves it out from now on; %s", unpause(n.plan.Node))
 }
 
 func unpause(node string) string {

@@ -60,11 +60,11 @@ func ReadPlan(b []byte) (Plan, error) {
 		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)
 	}
 	if p.ID != p.hash() {
-		return Plan{}, fault.WithHint(fault.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", cmpNone(p.ID), p.hash()), planAgain)
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", cmpNone(p.ID), p.hash()), planAgain)
 	}
 	for _, n := range p.Nodes {
 		if n.Resume || n.Strategy == Configure {
-			return Plan{}, fault.WithHint(fault.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
+			return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
 		}
 	}
 	return p, nil
@@ -93,7 +93,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 		moved = p.moved(saved, begun)
 	}
 	if len(moved) > 0 {
-		return Plan{}, fault.WithHint(fault.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
 	}
 	if p.Run == "" {
 		p.inOrderOf(saved)

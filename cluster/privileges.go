@@ -239,7 +239,7 @@ func (n Needs) Check(ctx context.Context, access Access) error {
 	if err != nil || len(m.Lacks) == 0 {
 		return err
 	}
-	err = fault.Refusedf("the Proxmox token lacks privileges: %s", m)
+	err = fault.TokenPrivileges.Refusedf("the Proxmox token lacks privileges: %s", m)
 	lines := append(m.Grants().Lines(m.Token), m.Caution())
 	return fault.WithHint(err, "as root on a Proxmox node, where a role that exists already is no problem:\n  %s\nrecast doctor says what each is for", strings.TrimSpace(strings.Join(lines, "\n  ")))
 }

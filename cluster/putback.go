@@ -16,7 +16,7 @@ import (
 // Nothing secret is needed for that, so it can be done from anywhere.
 func (n *nodeRoll) putBackStep() step.Step {
 	return step.Step{
-		ID: "put-back", Title: "put the old system disk of " + n.plan.Node + " back", Risk: step.Destructive,
+		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.plan.Node + " back", Risk: step.Destructive,
 		Steps: func(ctx context.Context) ([]step.Step, error) {
 			r, err := n.replace(ctx)
 			if err != nil {
@@ -30,9 +30,9 @@ func (n *nodeRoll) putBackStep() step.Step {
 			}, r.putBack()...)
 			return append(
 				steps,
-				step.Step{ID: "start", Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
+				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.started, Do: n.start},
 				n.bootEntryStep(func(mem memory) string { return mem.Old.Entry }),
-				step.Step{ID: "wait-healthy", Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
 				branch("finish", "put back what was taken away for the roll", append(
 					r.restoreSteps(),
 					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
@@ -50,13 +50,13 @@ func (r *Replace) putBack() []step.Step {
 	for _, d := range r.Disks {
 		attach = append(attach, r.attachStep(d))
 	}
-	attach = append(attach, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
+	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 	return []step.Step{
 		r.settleStep(),
-		{ID: "free-blank", Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
-		{ID: "create-vm", Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
-		{ID: "attach", Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
-		{ID: "set-up", Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
+		{ID: "free-blank", Code: fault.ParkedHalf, Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
+		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
+		{ID: "attach", Code: fault.ParkedHalf, Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
+		{ID: "set-up", Code: fault.ParkedHalf, Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
 	}
 }
 
@@ -78,7 +78,7 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 			return Plan{}, nothingToRecover(node, f)
 		}
 		if f.Parking.Record.Strategy == Rollback {
-			return Plan{}, fault.WithHint(fault.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
+			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
 		}
 		n := planNode(w, f, o, func(string) ([]LockedExtension, bool) { return nil, false }, Policy{})
 		if n.Strategy != PutBack {
@@ -93,10 +93,10 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 
 func nothingToRecover(node string, f Found) error {
 	if f.unfinished() {
-		return fault.WithHint(fault.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
 			"recast roll finishes the upgrade")
 	}
-	err := fault.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
+	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
 	if _, _, kept := f.lastKept(); kept {
 		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
 	}
@@ -121,7 +121,7 @@ func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
 	}
 	m, found, err := v.member(n.plan.Node)
 	if err == nil && (!found || m.ID != mem.EtcdID) {
-		err = fault.WithHint(fault.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
+		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
 			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
 	}
 	return err

@@ -97,7 +97,7 @@ func (r Record) Description() (string, error) {
 	last := recordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
 	text := head + r.wayBack(maxDescription-len(head)-len(last)) + last
 	if len(text) > maxDescription {
-		return "", fault.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
+		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
 	}
 	return text, nil
 }
@@ -110,7 +110,7 @@ func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 			continue
 		}
 		if err := json.Unmarshal([]byte(b), &rec); err != nil {
-			return Record{}, true, fault.WithHint(fault.Refusedf("%s: record in its description can't be read: %w", vm, err),
+			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
 				"somebody edited the last line of VM %d's description, which says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 		}
 		return rec, true, nil
@@ -120,7 +120,7 @@ func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 
 // descriptionChanged is the error of a parking VM whose record is gone.
 func descriptionChanged(vm VM, node string) error {
-	return fault.WithHint(fault.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
+	return fault.WithHint(fault.ParkedHalf.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
 		"somebody edited the description of VM %d, whose last line says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 }
 

@@ -189,7 +189,7 @@ func (r *Roller) rehearseSteps(p Plan) []step.Step {
 		branches = append(branches, r.rehearseHost(host, byHost[host]))
 	}
 	return append(steps, step.Step{
-		ID: "rehearse", Title: "try the boot ISOs out on scratch VMs", Limit: len(branches),
+		ID: "rehearse", Code: fault.RehearsalFailed, Title: "try the boot ISOs out on scratch VMs", Limit: len(branches),
 		Steps: func(context.Context) ([]step.Step, error) { return branches, nil },
 	})
 }

@@ -47,7 +47,7 @@ func (t *rehearsal) requireScratchRoom(ctx context.Context) error {
 	for _, name := range t.scratchStorages() {
 		i := slices.IndexFunc(room.Storages, func(s StorageRoom) bool { return s.Name == name })
 		if i < 0 || !room.Storages[i].Active || room.Storages[i].Free < scratchBytes {
-			return fault.WithHint(fault.Refusedf("storage %s on %s has no room for the EFI variables and the cloud-init drive of a scratch VM", name, host),
+			return fault.WithHint(fault.StorageFull.Refusedf("storage %s on %s has no room for the EFI variables and the cloud-init drive of a scratch VM", name, host),
 				"pvesm status there says how it stands; recast prune frees old system disks")
 		}
 	}
@@ -167,7 +167,7 @@ func (t *rehearsal) inMaintenance(ctx context.Context, vm VM, where func(context
 			case err != nil:
 				seen = err.Error()
 			case m.UUID != t.uuid:
-				return false, "", wait.Stop(fault.WithHint(fault.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, cmpNone(m.UUID), t.uuid, vm.ID),
+				return false, "", wait.Stop(fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, cmpNone(m.UUID), t.uuid, vm.ID),
 					"another machine has that address: see who has it; nothing was done to it"))
 			case m.Stage == "maintenance" && m.Ready:
 				found = foundMachine{m, addr}

@@ -50,7 +50,7 @@ func (r *Replace) blank(ctx context.Context) error {
 	case !there:
 		set[system.Key] = r.blankDisk(system)
 	case now.Option("serial") != r.Serial:
-		return fault.Refusedf("%s of VM %d is %s: somebody else put it there after the system disk was parked", system.Key, r.VM.ID, now.Volid)
+		return fault.ParkedHalf.Refusedf("%s of VM %d is %s: somebody else put it there after the system disk was parked", system.Key, r.VM.ID, now.Volid)
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (r *Replace) restored(ctx context.Context) (string, error) {
 }
 
 func (r *Replace) nothingKept() error {
-	return fault.WithHint(fault.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "roll to the previous lock instead")
+	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "roll to the previous lock instead")
 }
 
 // restore gives a VM that stays a kept system disk.
@@ -115,7 +115,7 @@ func (r *Replace) systemNow(now VM, found bool, errRead error) (vm VM, disk Disk
 		}
 		disk, err = ParseDisk(d.Key, value)
 		if err == nil && disk.Owner != vm.ID {
-			err = fault.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.Key, vm, disk.Volid)
+			err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.Key, vm, disk.Volid)
 		}
 		return vm, disk, true, err
 	}
@@ -128,7 +128,7 @@ func (r *Replace) set(ctx context.Context, set map[string]string) error {
 	case err != nil:
 		return err
 	case !found:
-		return fault.Refusedf("VM %d is gone", r.VM.ID)
+		return fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
 	case vm.UUID() != r.VM.UUID():
 		return r.stranger(vm)
 	case vm.Running:

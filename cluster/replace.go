@@ -53,11 +53,11 @@ func (get replacing) takeDown(s Strategy) []step.Step {
 		steps = append(steps, step.Step{ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive, Skip: get.skip((*Replace).unprotected), Do: get.do((*Replace).unprotect)})
 	}
 	steps = append(steps, step.Step{
-		ID: "park", Title: "park its disks on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps),
+		ID: "park", Code: fault.ParkedHalf, Title: "park its disks on the parking VM", Risk: step.Disruptive, Skip: get.skip((*Replace).emptied), Steps: get.steps((*Replace).parkSteps),
 	})
 	if s == Recreate {
 		steps = append(steps, step.Step{
-			ID: "delete-vm", Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
+			ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
 			Skip: get.skip((*Replace).replaced), Do: get.do((*Replace).deleteVM),
 		})
 	}
@@ -68,16 +68,16 @@ func (get replacing) bringUp(s Strategy) []step.Step {
 	var first step.Step
 	switch s {
 	case Recreate:
-		first = step.Step{ID: "create-vm", Title: "create the VM again with a blank system disk", Skip: get.skip((*Replace).created), Do: get.do((*Replace).createVM)}
+		first = step.Step{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM again with a blank system disk", Skip: get.skip((*Replace).created), Do: get.do((*Replace).createVM)}
 	case Rollback:
-		first = step.Step{ID: "restore-disk", Title: "put the kept system disk back", Skip: get.skip((*Replace).restored), Do: get.do((*Replace).restore)}
+		first = step.Step{ID: "restore-disk", Code: fault.ParkedHalf, Title: "put the kept system disk back", Skip: get.skip((*Replace).restored), Do: get.do((*Replace).restore)}
 	default:
-		first = step.Step{ID: "blank-disk", Title: "give the VM a blank system disk and the boot ISO", Skip: get.skip((*Replace).blanked), Do: get.do((*Replace).blank)}
+		first = step.Step{ID: "blank-disk", Code: fault.ParkedHalf, Title: "give the VM a blank system disk and the boot ISO", Skip: get.skip((*Replace).blanked), Do: get.do((*Replace).blank)}
 	}
 	first.Risk = step.Disruptive
 	return []step.Step{
 		first,
-		{ID: "attach", Title: "give the persistent disks back", Risk: step.Disruptive, Steps: get.steps((*Replace).attachSteps)},
+		{ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive, Steps: get.steps((*Replace).attachSteps)},
 	}
 }
 
@@ -136,7 +136,7 @@ func (r *Replace) stranger(vm VM) error {
 	if forming(vm) {
 		return halfMade(vm)
 	}
-	return fault.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 }
 
 // replaced is the goal of take-down: the VM as it was is gone. A VM that stays
@@ -152,7 +152,7 @@ func (r *Replace) replaced(ctx context.Context) (string, error) {
 func (r *Replace) isReplaced(vm VM, found bool) (string, error) {
 	switch {
 	case !found && r.Strategy != Recreate:
-		return "", fault.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
+		return "", fault.VMChanged.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
@@ -192,7 +192,7 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case len(owned) > 0:
-		return "", fault.WithHint(fault.Refusedf("every disk of %s is parked, but it owns %s, which was not there when it was remembered", vm, strings.Join(owned, ", ")),
+		return "", fault.WithHint(fault.ParkedHalf.Refusedf("every disk of %s is parked, but it owns %s, which was not there when it was remembered", vm, strings.Join(owned, ", ")),
 			"detach that from VM %d, then run the same command again; nothing was deleted", vm.ID)
 	}
 	return fmt.Sprintf("%s owns no disk", vm), nil
@@ -247,22 +247,22 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	}
 	switch {
 	case missing != "":
-		return fault.Refusedf("%s is not on parking VM %d: %s is not deleted", missing, r.Parking, vm)
+		return fault.ParkedHalf.Refusedf("%s is not on parking VM %d: %s is not deleted", missing, r.Parking, vm)
 	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
-		return fault.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
+		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:
 		return startedMeanwhile(vm)
 	case vm.Lock != "" && !locked(vm): // Proxmox refuses to delete it under any; see Patient
-		return fault.Refusedf("%s is locked (%s)", vm, vm.Lock)
+		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
-		return fault.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
+		return fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
 	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
 		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
-		return fault.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
+		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
 			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
-		return fault.WithHint(fault.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
+		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
 			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll anew")
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -338,7 +338,7 @@ func RequireQuorum(ctx context.Context, px Inventory) error {
 		return fmt.Errorf("ask Proxmox for quorum: %w", err)
 	}
 	if !quorate {
-		return fault.WithHint(fault.Refusedf("the Proxmox cluster has no quorum"), "look at pvecm status on a Proxmox node, then run the same command again")
+		return fault.WithHint(fault.NoQuorum.Refusedf("the Proxmox cluster has no quorum"), "look at pvecm status on a Proxmox node, then run the same command again")
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func FindRestoreTarget(ctx context.Context, talos MachineReader, files FileReade
 func requireSingle(ctx context.Context, talos MachineReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {
-		return fmt.Errorf("whether %s is the only control plane can't be told: %w", node, err)
+		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be told: %w", node, err)
 	}
 	var others, unknown []string
 	known := map[string]bool{}
@@ -122,7 +122,7 @@ func requireSingle(ctx context.Context, talos MachineReader, node string, nodes 
 const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-extend-talos/cluster-operations-and-maintenance/disaster-recovery"
 
 func notSingle(node string, others ...string) error {
-	return fault.WithHint(fault.Refusedf("%s is not the only control plane: Talos knows %s as well", node, strings.Join(others, ", ")),
+	return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is not the only control plane: Talos knows %s as well", node, strings.Join(others, ", ")),
 		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
 }
 
@@ -168,7 +168,7 @@ type Restore struct {
 // that is not whole does not match its checksum, and is replaced by the next
 // upload (Talos 1.14 does not keep it to begin with); an etcd is begun only where there is none.
 func (r *Restore) Steps() step.Step {
-	return step.Step{ID: "restore", Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
+	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
 		return []step.Step{
 			{
 				ID: "recover-etcd", Title: "make etcd on " + r.Target.Node + " from " + r.File, Risk: step.Destructive,

@@ -112,7 +112,7 @@ func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
 	ahead := min(b.Limit+1, maxAhead)
 	for i, n := range p.of(b) {
 		if len(n.Refused) > 0 {
-			return step.Step{}, fault.Refusedf("node %s: %s", n.Node, n.Refused[0])
+			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
 		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: StepPath(b.Phase, n.Node)}
 		roll.plan.controlPlanes = p.controlPlanes
@@ -169,7 +169,7 @@ func (n *nodeRoll) branches() []step.Step {
 }
 
 func (n *nodeRoll) work() []step.Step {
-	gate := step.Step{ID: "gate", Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate}
+	gate := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate}
 	switch n.plan.Strategy {
 	case InPlace:
 		return append([]step.Step{gate}, n.inPlace()...)

@@ -61,7 +61,7 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 	}
 	for i, w := range wanted {
 		f := o.Found[i]
-		switch err := fault.Refusedf("node %s: an earlier run is not finished", w.Name); {
+		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {
 		case f.Open():
 			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
 		case f.unfinished():

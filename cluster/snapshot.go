@@ -23,7 +23,7 @@ const snapshotKey = "etcd-snapshot"
 // snapshotStep saves etcd before the first control plane is touched.
 func (r *Roller) snapshotStep(p Plan) step.Step {
 	return step.Step{
-		ID: "snapshot-etcd", Title: "save a snapshot of etcd to " + r.SnapshotDir,
+		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
 		Skip: func(context.Context) (string, error) {
 			var file string
 			found, err := r.Journal.Get(snapshotKey, &file)
@@ -49,7 +49,7 @@ func (r *Roller) takeSnapshot(ctx context.Context, p Plan) error {
 		}
 		return r.Journal.Put(snapshotKey, file)
 	}
-	return errors.Join(append(errs, fault.Refusedf("no control plane gave a snapshot of etcd that can be used"))...)
+	return errors.Join(append(errs, fault.EtcdSnapshot.Refusedf("no control plane gave a snapshot of etcd that can be used"))...)
 }
 
 // Snapshot is a snapshot of etcd that was found to be whole.

@@ -259,7 +259,7 @@ func (n *nodeRoll) requireRoom(ctx context.Context) error {
 	rooms := map[string]Room{n.plan.Host: roomOn(ctx, n.Proxmox, n.plan.Host)}
 	for _, use := range SpaceUses([]NewDisk{*n.plan.space}, rooms) {
 		if lack := use.Lacks(1)[0]; lack != "" {
-			return fault.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
+			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
 		}
 	}
 	return nil

@@ -140,18 +140,18 @@ func etcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (ref
 // system disk. Talos 1.14 can have a volume ETCD for it; else it is on EPHEMERAL.
 func etcdOnSystemDisk(m Machine) (bool, error) {
 	if m.SystemDisk == "" {
-		return false, fault.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
+		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
 	}
 	for _, label := range []string{"ETCD", "EPHEMERAL"} {
 		on := m.disksWith(label)
 		switch {
 		case len(on) > 1:
-			return false, fault.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
+			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
 		case len(on) == 1:
 			return on[0] == m.SystemDisk, nil
 		}
 	}
-	return false, fault.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
+	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
 }
 
 // disksWith lists the disks that carry a volume with that label, one entry for each volume.

@@ -16,7 +16,7 @@ import (
 // is the user's own word for it ("scsi0", or "" for none) and must agree.
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
-		err := fault.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
 		return Disk{}, fault.WithHint(err, "%s", nameDrives(vm))
 	}
 	candidates, err := vm.bootable()
@@ -34,7 +34,7 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	case len(found) > 1:
 		return refuse("%d drives match %s (%s)", len(found), system.Device, how)
 	case slot != "" && slot != found[0].Key:
-		err := fault.Refusedf("%s: system disk can't be proven: the configuration says %s, but the machine runs from %s (%s)", vm, slot, found[0].Key, how)
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: the configuration says %s, but the machine runs from %s (%s)", vm, slot, found[0].Key, how)
 		return Disk{}, fault.WithHint(err, "correct or remove nodes[].systemDisk.slot")
 	}
 	return found[0], nil
@@ -92,7 +92,7 @@ func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 		case own[v.Disk]:
 			out = append(out, v)
 		case !known[v.Disk] && len(lost) > 0:
-			err := fault.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, cmpNone(v.Label), strings.Join(lost, " or "))
+			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, cmpNone(v.Label), strings.Join(lost, " or "))
 			return nil, fault.WithHint(err, "%s", nameDrives(vm))
 		}
 	}

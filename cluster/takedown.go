@@ -21,10 +21,10 @@ func (n *nodeRoll) takeDown() step.Step {
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := []step.Step{
 				{ID: "remember", Title: "remember what the node must get back", Skip: n.remembered, Do: n.remember},
-				{ID: "drain", Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
+				{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
 			}
 			if n.plan.Role == controlPlane && !n.plan.etcdKept {
-				steps = append(steps, step.Step{ID: "leave-etcd", Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
+				steps = append(steps, step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
 			}
 			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop})
 			return append(steps, n.replacing().takeDown(n.plan.Strategy)...), nil
@@ -129,7 +129,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 		return memory{}, fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
 	if m.UUID != vm.UUID() {
-		return memory{}, fault.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
+		return memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
 	}
 	if vm.Host != n.plan.Host { // where the plan's parking VM is
 		return memory{}, n.movedSince(vm)

@@ -112,7 +112,7 @@ func (n *nodeRoll) askBefore() []step.Step {
 	case len(n.gates) == 0 || n.plan.Resume || n.plan.Strategy == Configure || n.plan.Strategy == PutBack || n.isTidied():
 		return nil
 	}
-	return []step.Step{{ID: "ask-gates", Title: "ask the gates before " + n.plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
+	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
 }
 
 // askAfter is the last step of a node that is back. The node is done by then,
@@ -123,7 +123,7 @@ func (n *nodeRoll) askAfter() []step.Step {
 	if len(after) == 0 || n.plan.Strategy == PutBack || n.isTidied() && !n.wasCordoned() {
 		return nil
 	}
-	return []step.Step{{ID: "ask-gates-again", Title: "ask the gates with " + n.plan.Node + " back", Yields: true, Do: n.awaitAfter}}
+	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.plan.Node + " back", Yields: true, Do: n.awaitAfter}}
 }
 
 // isTidied says whether the node is only cleared up, without being taken out.
@@ -224,7 +224,7 @@ const shownObjects = 3
 func (j Judged) verdict(g ObjectGate) (holds bool, seen string, err error) {
 	switch {
 	case j.Unserved != "" && !g.Optional:
-		return false, "", fault.WithHint(fault.Refusedf("%s", j.Unserved), "correct apiVersion and kind in roll.gates; optional: true lets the gate hold without")
+		return false, "", fault.WithHint(fault.GateClosed.Refusedf("%s", j.Unserved), "correct apiVersion and kind in roll.gates; optional: true lets the gate hold without")
 	case j.Unserved != "" || j.Objects == 0 && g.Optional:
 		return true, "", nil
 	case j.Objects == 0:

@@ -36,7 +36,7 @@ type Builder struct {
 // Step is a tree that ends with an installer and a boot ISO for every schematic of the lock.
 func (b Builder) Step() step.Step {
 	return step.Step{
-		ID: "build", Title: "build images",
+		ID: "build", Code: fault.BuildFailed, Title: "build images",
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range b.Ledger.Lock().Names() {
@@ -101,12 +101,12 @@ func (b Builder) factorySteps(name string) []step.Step {
 			},
 		},
 		{
-			ID: "verify-installer", Title: "compare what the installer holds with the lock",
+			ID: "verify-installer", Code: fault.ImageDiffers, Title: "compare what the installer holds with the lock",
 			Skip: func(ctx context.Context) (string, error) { return b.haveInstaller(ctx, name) },
 			Do:   func(ctx context.Context) error { return b.verifyInstaller(ctx, name, &m) },
 		},
 		{
-			ID: "fetch-iso", Title: "fetch the boot ISO and compare what it holds with the lock",
+			ID: "fetch-iso", Code: fault.ImageDiffers, Title: "fetch the boot ISO and compare what it holds with the lock",
 			Skip: func(ctx context.Context) (string, error) { return b.haveISO(ctx, name) },
 			Do:   func(ctx context.Context) error { return b.fetchISO(ctx, name, &m) },
 		},
@@ -212,7 +212,7 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) (string, err
 	}
 	if _, old, _ := strings.Cut(e.Installer, "@"); old != "" && old != digest {
 		return "", fault.WithHint(
-			fault.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
+			fault.ImageDiffers.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
 			"the factory has built it anew, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
 	}
 	return repository + "@" + digest, nil

@@ -115,7 +115,7 @@ func (c *Cache) room(name string, announced int64) error {
 		return fmt.Errorf("look how much space is free for the ISO cache: %w", err)
 	}
 	if announced > free {
-		return fault.WithHint(fault.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),
+		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),
 			"recast prune --only cache removes ISOs there that nothing needs")
 	}
 	return nil
@@ -141,7 +141,7 @@ func whole(got schematics.ISO, announced int64, want schematics.ISO) error {
 		return fmt.Errorf("the ISO was cut off: %d of %d bytes came", got.SizeBytes, announced)
 	case want.SHA256 != "" && got.SHA256 != want.SHA256:
 		return fault.WithHint(
-			fault.Refusedf("the ISO that was sent has SHA-256 %s, but the lock has %s", got.SHA256, want.SHA256),
+			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but the lock has %s", got.SHA256, want.SHA256),
 			"the factory has built it anew, or someone changed it. Put the ISO of the lock into the cache, "+
 				"or, to trust the new one, remove recast.lock and run `recast lock`")
 	}

@@ -44,7 +44,7 @@ func (j job) way(ctx context.Context, t target) (way, error) {
 	case why == "":
 		return way{download: true, why: t.host + " fetches it from " + hostOf(j.url), cached: j.Delivery != DownloadURL}, nil
 	case j.Delivery == DownloadURL:
-		return way{}, fault.WithHint(fault.Refusedf("%s can't get to %s by download-url: %s", j.iso.Name, t, why),
+		return way{}, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't get to %s by download-url: %s", j.iso.Name, t, why),
 			"images.iso.delivery: auto uploads it in such a case")
 	}
 	upload.why = why
@@ -229,7 +229,7 @@ func (j job) replace(ctx context.Context, t target, id string, differs error) er
 		return err
 	}
 	if j.Delivery == DownloadURL {
-		return fault.WithHint(fault.As(fault.Refused, differs), "download-url never replaces a file, and nothing uses this one: "+
+		return fault.WithHint(fault.ISODiffers.Of(fault.As(fault.Refused, differs)), "download-url never replaces a file, and nothing uses this one: "+
 			"pvesm free %s:iso/%s on %s, or images.iso.delivery: auto", t.storage, j.iso.Name, t.host)
 	}
 	if err := j.checkCache(); err != nil {

@@ -63,13 +63,13 @@ func (b Builder) imagerCan(name string) error {
 	case err != nil:
 		return err
 	case b.Mirror == "":
-		return fault.WithHint(fault.Configf("schematic %q is built by the imager, whose installer has no place to be pulled from", name),
+		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, whose installer has no place to be pulled from", name),
 			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
 	case lock.SecureBoot:
-		return fault.WithHint(fault.Refusedf("schematic %q is built by the imager, which has no key to sign images for Secure Boot with", name),
+		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q is built by the imager, which has no key to sign images for Secure Boot with", name),
 			"have the Image Factory build it: only official extensions, images.builder: factory")
 	case e.EmbedsConfig():
-		return fault.WithHint(fault.Refusedf("schematic %q embeds a machine configuration, which the imager would print with its secrets", name),
+		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q embeds a machine configuration, which the imager would print with its secrets", name),
 			"take embeddedMachineConfiguration out of %s", e.File)
 	}
 	return nil
@@ -87,7 +87,7 @@ func (w *workplace) installer(ctx context.Context) error {
 	}
 	tag := Mirror{Repository: w.Mirror}.tag(lock, e)
 	if e.Installer != "" {
-		return fault.WithHint(fault.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
 			"put it back into the registry. To have a new one built, remove recast.lock and run `recast lock`: every node is stale then")
 	}
 	digest, found, err := w.tagged(ctx, tag)
@@ -187,7 +187,7 @@ func (w *workplace) iso(ctx context.Context) error {
 		return err
 	}
 	if !found && e.ISO.SHA256 != "" {
-		return fault.WithHint(fault.Refusedf("%s is neither in the cache nor beside the installer in %s, and the imager never makes the same bytes again", e.ISO.Name, w.Mirror),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is neither in the cache nor beside the installer in %s, and the imager never makes the same bytes again", e.ISO.Name, w.Mirror),
 			"copy it from a storage that has it to %s. To have a new one built, remove recast.lock and run `recast lock`", w.Cache.path(e.ISO.Name))
 	}
 	if found {

@@ -126,7 +126,7 @@ func (w *workplace) pinned(ctx context.Context, repository, talos string) (strin
 		return "", err
 	}
 	if !found {
-		return "", fault.WithHint(fault.Configf("there is no %s:%s", repository, talos),
+		return "", fault.WithHint(fault.BuildFailed.Configf("there is no %s:%s", repository, talos),
 			"Talos publishes one with each version: see images.imager.image, images.extensions and talos.version")
 	}
 	return repository + "@" + digest, nil

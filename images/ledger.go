@@ -37,7 +37,7 @@ func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) 
 	lock := l.Lock()
 	e, ok := lock.Schematics[name]
 	if !ok {
-		return lock, e, fault.WithHint(fault.Configf("schematic %q is not in the lock", name), "run `recast lock`")
+		return lock, e, fault.WithHint(fault.LockStale.Configf("schematic %q is not in the lock", name), "run `recast lock`")
 	}
 	return lock, e, nil
 }

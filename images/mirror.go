@@ -25,7 +25,7 @@ type Mirror struct {
 // its Talos version and build ID. Run it after the Builder's.
 func (m Mirror) Step() step.Step {
 	return step.Step{
-		ID: "mirror", Title: "mirror installers to " + m.Repository,
+		ID: "mirror", Code: fault.BuildFailed, Title: "mirror installers to " + m.Repository,
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range m.Ledger.Lock().Names() {
@@ -66,7 +66,7 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	}
 	_, digest, _ := strings.Cut(e.Installer, "@")
 	if digest == "" {
-		return fault.WithHint(fault.Configf("schematic %q is not built yet", name), "run `recast build`")
+		return fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast build`")
 	}
 	note := func(text string) {
 		if m.Note != nil {
@@ -108,7 +108,7 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 	}
 	if _, want, _ := strings.Cut(e.Installer, "@"); found && got != want {
 		return false, fault.WithHint(
-			fault.Refusedf("%s is %s, but the lock has %s: it is never overwritten", tag, got, want),
+			fault.ImageDiffers.Refusedf("%s is %s, but the lock has %s: it is never overwritten", tag, got, want),
 			"the factory has built it anew since it was mirrored, or someone moved the tag. "+
 				"Use the recast.lock that has the mirrored digest, or delete the tag from the registry")
 	}

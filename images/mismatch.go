@@ -42,7 +42,7 @@ func (m *Mismatch) Error() string { return m.Text }
 
 // mismatch is a Mismatch with its remedy, of kind Refused.
 func mismatch(kind MismatchKind, format string, args ...any) error {
-	err := fault.As(fault.Refused, &Mismatch{Kind: kind, Text: fmt.Sprintf(format, args...)})
+	err := fault.ImageDiffers.Of(fault.As(fault.Refused, &Mismatch{Kind: kind, Text: fmt.Sprintf(format, args...)}))
 	if hint := kind.hint(); hint != "" {
 		return fault.WithHint(err, "%s", hint)
 	}

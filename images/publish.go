@@ -118,7 +118,7 @@ func (p Publisher) schematic(name string) step.Step {
 				return nil, err
 			}
 			if j.iso.SHA256 == "" {
-				return nil, fault.WithHint(fault.Configf("schematic %q is not built yet", name), "run `recast build`")
+				return nil, fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast build`")
 			}
 			return j.steps(ctx)
 		},
@@ -183,7 +183,7 @@ func (j job) check(ctx context.Context, ways []way) error {
 	for _, t := range j.missing {
 		if t.info.FreeBytes < j.iso.SizeBytes {
 			errs = append(errs, fault.WithHint(
-				fault.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.iso.Name, j.iso.SizeBytes, t.info.FreeBytes),
+				fault.StorageFull.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.iso.Name, j.iso.SizeBytes, t.info.FreeBytes),
 				"recast prune removes ISOs of ours that nothing uses; or name another storage in images.iso.storage"))
 		}
 		if t.wrong {
@@ -199,7 +199,7 @@ func (j job) checkCache() error {
 		return err
 	}
 	if !found || cached != j.iso {
-		return fault.WithHint(fault.Configf("%s is not in the cache as the lock has it", j.iso.Name), "run `recast build`")
+		return fault.WithHint(fault.LockStale.Configf("%s is not in the cache as the lock has it", j.iso.Name), "run `recast build`")
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 		return nil
 	}
 	return fault.WithHint(
-		fault.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
+		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
 		"an upload that was cut off leaves such a file. Take it out of each drive that has it, as by qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
 }
 

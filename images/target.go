@@ -56,7 +56,7 @@ func targets(ctx context.Context, store Store, storages, hosts []string) ([]targ
 	for _, host := range hosts {
 		if len(errs) == 0 && !served[host] {
 			errs = append(errs, fault.WithHint(
-				fault.Configf("no storage for ISOs on host %s: it has none of %q", host, storages),
+				fault.StorageUnusable.Configf("no storage for ISOs on host %s: it has none of %q", host, storages),
 				"name a storage of that host in images.iso.storage"))
 		}
 	}
@@ -76,17 +76,17 @@ func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([
 		}
 		if !slices.Contains(info.Content, "iso") {
 			return nil, fault.WithHint(
-				fault.Configf("storage %q does not take ISOs: its content is %q", storage, info.Content),
+				fault.StorageUnusable.Configf("storage %q does not take ISOs: its content is %q", storage, info.Content),
 				"allow the content type with `pvesm set %s --content …,iso`, or name another storage in images.iso.storage", storage)
 		}
 		if !info.Active {
-			return nil, fault.WithHint(fmt.Errorf("storage %q is not active on %s", storage, host),
+			return nil, fault.WithHint(fault.StorageUnusable.Errorf("storage %q is not active on %s", storage, host),
 				"see `pvesm status --storage %s` on %s", storage, host)
 		}
 		list = append(list, target{host: host, storage: storage, info: info})
 	}
 	if len(list) == 0 {
-		return nil, fault.WithHint(fault.Configf("no storage %q on %q", storage, hosts),
+		return nil, fault.WithHint(fault.StorageUnusable.Configf("no storage %q on %q", storage, hosts),
 			"`pvesm status --content iso` lists what images.iso.storage can name")
 	}
 	return list, nil

@@ -87,7 +87,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	}
 	signatures, err := b.Puller.Signatures(ctx, installer)
 	if errors.Is(err, ErrDenied) {
-		return "", fault.WithHint(fault.As(fault.Refused, fmt.Errorf("look for the installer's signature: %w", err)),
+		return "", fault.WithHint(fault.ImageDiffers.Refusedf("look for the installer's signature: %w", err),
 			"some registries answer so where there is no signature: see whether the factory signs what it builds")
 	}
 	if err != nil {
@@ -98,7 +98,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	}
 	if known := b.signers(name); len(known) > 0 && !slices.Contains(known, key.fingerprint) {
 		return "", fault.WithHint(
-			fault.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
+			fault.ImageDiffers.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
 			"the factory has another key now: ask who runs it. To trust the new key, put it into a file and name it in images.signingKey")
 	}
 	return key.fingerprint, nil
@@ -132,12 +132,12 @@ func (b Builder) signingKey(ctx context.Context) (signingKey, error) {
 		return signingKey{}, fmt.Errorf("get the factory's signing key: %w", err)
 	}
 	if len(text) == 0 {
-		return signingKey{}, fault.WithHint(fault.Refusedf("the factory publishes no key by which it signs installers"),
+		return signingKey{}, fault.WithHint(fault.ImageDiffers.Refusedf("the factory publishes no key by which it signs installers"),
 			"name the key in images.signingKey, or set images.signature to off: what an installer holds is compared with the lock in any case")
 	}
 	key, err := parseKey(text)
 	if err != nil {
-		return signingKey{}, fault.Refusedf("the factory's signing key: %w", err)
+		return signingKey{}, fault.ImageDiffers.Refusedf("the factory's signing key: %w", err)
 	}
 	return key, nil
 }
@@ -172,7 +172,7 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 		}
 		signed, err := signedDigest(s.Payload)
 		if err != nil {
-			return fault.Refusedf("the signature of %s: %w", ref, err)
+			return fault.ImageDiffers.Refusedf("the signature of %s: %w", ref, err)
 		}
 		if signed == digest {
 			return nil
@@ -182,12 +182,12 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	const rebuild = "have the installer built anew, or set images.signature to warn; what it holds is compared with the lock in any case"
 	switch {
 	case len(signatures) == 0:
-		return fault.WithHint(fault.Refusedf("installer %s is not signed", ref), rebuild)
+		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is not signed", ref), rebuild)
 	case len(others) > 0:
-		return fault.WithHint(fault.Refusedf("the signature of installer %s is one of another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("the signature of installer %s is one of another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
 			"do not use this installer before you know who did it")
 	default:
-		return fault.WithHint(fault.Refusedf("installer %s is signed, but not by the key %s", ref, k.fingerprint),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is signed, but not by the key %s", ref, k.fingerprint),
 			"someone else signed it, or the factory has another key now: compare images.signingKey with the factory's /oci/cosign/signing-key.pub")
 	}
 }

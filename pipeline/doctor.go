@@ -226,7 +226,7 @@ func (r DoctorResult) Err() error {
 	if problems == 0 {
 		return nil
 	}
-	return fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, plural(problems, "problem")))
+	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, plural(problems, "problem"))))
 }
 
 func severity(k fault.Kind) int {

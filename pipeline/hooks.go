@@ -69,7 +69,7 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 	failed := w.runHooks(within, run, cluster.HookCall{
 		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
-		return fault.WithHint(fault.As(fault.Failed, err), "the next run does not run the hooks of this one again: do by hand what they had to do")
+		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not run the hooks of this one again: do by hand what they had to do")
 	})
 	switch {
 	case failed == nil:

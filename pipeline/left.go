@@ -2,6 +2,8 @@ package pipeline
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,32 +17,114 @@ import (
 const explainTimeout = 10 * time.Second
 
 // explain says along with the error of a roll which of its nodes are still out,
-// and what finishes them.
+// what finishes them, and where their disks are.
 func (w *work) explain(ctx context.Context, err error) error {
-	if err == nil || fault.KindOf(err) == fault.Claimed {
-		return err
+	if err == nil {
+		return nil
+	}
+	if fault.KindOf(err) == fault.Claimed {
+		return fault.WithSafe(err, "this run changes nothing any more; what is half done is the other run's to finish, and every disk stays where it is until then")
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainTimeout)
 	defer cancel()
-	out := w.out(ctx)
-	if len(out) == 0 {
+	l := w.left(ctx)
+	err = fault.WithSafe(err, w.safe(ctx, l)...)
+	if len(l.out) == 0 {
 		return err
 	}
-	return fault.WithHint(err, "still out, cordoned or down: %s. recast roll goes on with that, recast status explains it", strings.Join(out, ", "))
+	return fault.WithHint(err, "still out, cordoned or down: %s. recast roll goes on with that, recast status explains it", strings.Join(l.out, ", "))
 }
 
-// out lists the plan's nodes that have an open record or our mark, as far as can be read.
-func (w *work) out(ctx context.Context) []string {
-	vms, _ := w.machines.Proxmox.VMs(ctx)                  // the error that is being explained may be that Proxmox is away
-	parkings, _ := cluster.Parkings(vms, w.Config.Cluster) // those that can be read
-	nodes, _ := w.machines.Kube.Nodes(ctx)                 // a single control plane's API is away with it
-	var out []string
+// left is what a failed roll has left, as far as can be read.
+type left struct {
+	vms    []cluster.VM
+	away   *cluster.HostsAway
+	unread error // why Proxmox could not be read
+	open   []cluster.Parking
+	out    []string // the plan's nodes that have an open record or our mark
+}
+
+func (w *work) left(ctx context.Context) left {
+	var l left
+	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error that is being explained may be that Proxmox is away
+	parkings, err := cluster.Parkings(l.vms, w.Config.Cluster)    // those that can be read
+	l.unread = errors.Join(l.unread, err)
+	nodes, _ := w.machines.Kube.Nodes(ctx) // a single control plane's API is away with it
 	for _, n := range w.rep.Plan.Work() {
-		open := slices.ContainsFunc(parkings, func(p cluster.Parking) bool { return p.Record.Node == n.Node && p.Record.Open })
-		marked := slices.ContainsFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node && k.Mark != nil })
-		if open || marked {
-			out = append(out, n.Node)
+		i := slices.IndexFunc(parkings, func(p cluster.Parking) bool { return p.Record.Node == n.Node && p.Record.Open })
+		if i >= 0 {
+			l.open = append(l.open, parkings[i])
+		}
+		if i >= 0 || slices.ContainsFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node && k.Mark != nil }) {
+			l.out = append(l.out, n.Node)
 		}
 	}
-	return out
+	return l
+}
+
+// safe says of each node that is out where its disks are, and that the others have theirs.
+func (w *work) safe(ctx context.Context, l left) []string {
+	if l.unread != nil && len(l.open) == 0 {
+		return []string{"no persistent disk was freed; where each is could not be read just now: recast status says so once Proxmox answers"}
+	}
+	var lines []string
+	for _, park := range l.open {
+		h, err := half(ctx, w.machines.Proxmox, park, l.vms, l.away)
+		if err != nil {
+			lines = append(lines, fmt.Sprintf("%s: nothing of it was freed; its record is on parking VM %d", park.Record.Node, park.VM.ID))
+			continue
+		}
+		lines = append(lines, h.safe())
+	}
+	fates := w.tally.fates(w.planned())
+	for _, group := range []struct {
+		nodes []string
+		say   string
+	}{{fates.Done, "done, with all their disks"}, {slices.Concat(fates.Failed, fates.Left), "every disk is where it belongs"}} {
+		names := slices.DeleteFunc(slices.Clone(group.nodes), func(node string) bool {
+			return slices.ContainsFunc(l.open, func(p cluster.Parking) bool { return p.Record.Node == node })
+		})
+		if sure := l.unread == nil && l.away == nil; len(names) > 0 && sure {
+			lines = append(lines, strings.Join(names, ", ")+": "+group.say)
+		}
+	}
+	if l.away != nil {
+		lines = append(lines, "no persistent disk was freed; what is on Proxmox hosts that do not answer could not be read")
+	}
+	return lines
+}
+
+// safe is where the disks of an unfinished replacement are, in a sentence.
+func (h Half) safe() string {
+	places := map[DiskPlace][]string{}
+	for _, d := range h.Disks {
+		what := d.Disk
+		switch {
+		case d.Kept:
+			what += " (the kept system disk)"
+		case d.System:
+			what += " (the old system disk)"
+		}
+		places[d.Place] = append(places[d.Place], what)
+	}
+	var parts []string
+	for _, at := range []struct {
+		place DiskPlace
+		say   string
+	}{
+		{OnVM, fmt.Sprintf("on VM %d", h.VMID)},
+		{OnParking, fmt.Sprintf("parked on VM %d, which nothing starts or deletes", h.Parking)},
+		{Detached, "with the VM that owns it"},
+		{Unnamed, "on its storage, for the moment without a name in any VM: its record has it, and recast roll finds it"},
+		{Lost, "not where the record has it: see recast status before anything else"},
+	} {
+		if disks := places[at.place]; len(disks) > 0 {
+			parts = append(parts, strings.Join(disks, ", ")+" "+at.say)
+		}
+	}
+	text := fmt.Sprintf("%s: VM %d (%s); ", h.Node, h.VMID, h.VM) + strings.Join(parts, "; ")
+	if len(places[Lost]) == 0 {
+		text += ": nothing is lost"
+	}
+	return text
 }

@@ -152,7 +152,7 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 		return rep, err
 	}
 	if !ok {
-		return rep, fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed"))
+		return rep, fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
 	}
 	parked.Proxmox = held.Guard(px)
 	scratch := p.scratchPruner(held.Guard(px))

@@ -95,7 +95,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 			return err
 		}
 		if !ok {
-			return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was restored"))
+			return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was restored")))
 		}
 		if err := w.giveUpRestores(others); err != nil {
 			return err
@@ -159,7 +159,7 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 		return "", err
 	}
 	if slices.ContainsFunc(parkings, func(p cluster.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
-		return "", fault.WithHint(fault.Refusedf("the replacement of %s is not finished", rep.Node), "recast status says what finishes it; restore afterwards. Where it waits for an etcd whose data is gone: talosctl bootstrap --recover-from FILE, then recast roll")
+		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status says what finishes it; restore afterwards. Where it waits for an etcd whose data is gone: talosctl bootstrap --recover-from FILE, then recast roll")
 	}
 	var found []cluster.VM
 	for _, vm := range vms {
@@ -170,9 +170,9 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 	i := slices.IndexFunc(w.Config.Nodes, func(n config.Node) bool { return n.Name == rep.Node })
 	switch id := cluster.VMID(w.Config.Nodes[i].VMID); {
 	case len(found) != 1:
-		return "", fault.Refusedf("%d VMs have the SMBIOS UUID %s of the machine that answers as %s, not one", len(found), rep.UUID, rep.Node)
+		return "", fault.UUIDMismatch.Refusedf("%d VMs have the SMBIOS UUID %s of the machine that answers as %s, not one", len(found), rep.UUID, rep.Node)
 	case id != 0 && found[0].ID != id:
-		return "", fault.Refusedf("the machine that answers as %s is %s, not VM %d as configured", rep.Node, found[0], id)
+		return "", fault.UUIDMismatch.Refusedf("the machine that answers as %s is %s, not VM %d as configured", rep.Node, found[0], id)
 	}
 	rep.VM = found[0].String()
 	return found[0].Host, nil

@@ -24,7 +24,9 @@ type Report struct {
 	// Rehearsed are the boot ISOs that were tried out on scratch VMs.
 	Rehearsed []cluster.Rehearsed `json:"rehearsed,omitempty"`
 
-	Outcome string `json:"outcome"` // "done", "nothing to do", "interrupted: …", "failed: …"
+	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
+	Code    fault.Code `json:"code,omitempty"` // of what went wrong, as recast runbook has it
+	Safe    []string   `json:"safe,omitempty"` // in spite of that
 
 	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // that ran, in the order in which they ended
 	Unsent []string          `json:"unsent,omitempty"` // what kept notices from arriving
@@ -129,7 +131,10 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	}
 	w.rep.Ended = time.Now()
 	if err != nil {
-		w.rep.Outcome = outcome(err)
+		if !w.began {
+			err = fault.WithSafe(err, "no node was touched")
+		}
+		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
 	}
 	w.tellEnd(ctx, err)
 	return w.rep, err
@@ -259,7 +264,7 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 func (w *work) ready(ctx context.Context) error {
 	plan, px := w.rep.Plan, w.machines.Proxmox
 	if reasons := plan.Refused(); len(reasons) > 0 {
-		return fault.WithHint(fault.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
+		return fault.WithHint(fault.PlanRefused.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
 	}
 	inLease, err := w.keptInLease(ctx)
 	if err != nil {
@@ -281,10 +286,10 @@ func (w *work) leaseServes(inLease bool, plan cluster.Plan) error {
 	case !inLease:
 		return nil
 	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
-		return fault.WithHint(fault.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
+		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
 			"roll.bootFailure: rollback does without; "+grant)
 	case plan.TakesAPIAway():
-		return fault.WithHint(fault.Refusedf("the Proxmox token may not make VMs, so the claim would be a Lease, and that goes away with the only control plane: should it not come back, it could not be rolled back"),
+		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not make VMs, so the claim would be a Lease, and that goes away with the only control plane: should it not come back, it could not be rolled back"),
 			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
 	}
 	return nil
@@ -298,7 +303,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		return err
 	}
 	if !ok {
-		return fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes"))
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes")))
 	}
 	past, err := w.history(lock)
 	if err != nil {

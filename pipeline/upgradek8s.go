@@ -93,7 +93,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		return err
 	}
 	if !ok {
-		return fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was"))
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was")))
 	}
 	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
 		return err
@@ -139,7 +139,7 @@ func refusedPlan(p cluster.KubernetesPlan) error {
 	if len(p.Refused) == 0 {
 		return nil
 	}
-	return fault.Refusedf("Kubernetes can't be brought to %s:\n  %s", p.To, strings.Join(p.Refused, "\n  "))
+	return fault.KubernetesUpgrade.Refusedf("Kubernetes can't be brought to %s:\n  %s", p.To, strings.Join(p.Refused, "\n  "))
 }
 
 // hostOf is where the claim's VM is made: beside one of the nodes'.

@@ -35,5 +35,5 @@ func (l Lock) CheckFactory(ctx context.Context, name string, f Factory) error {
 		}
 		errs = append(errs, l.checkSecureBoot(certificate))
 	}
-	return fault.As(fault.Refused, errors.Join(errs...))
+	return fault.BuildFailed.Of(fault.As(fault.Refused, errors.Join(errs...)))
 }

@@ -95,7 +95,7 @@ func (r *resolver) askExtensions(ctx context.Context) error {
 	case !slices.Contains(broken, talos):
 		return fmt.Errorf("list the factory's extensions for Talos %s: %w", talos, err)
 	case r.req.Old == nil || r.req.Old.Talos != talos:
-		err := fault.Configf("Talos %s is marked broken by the Image Factory, which builds nothing of it", talos)
+		err := fault.ExtensionUnknown.Configf("Talos %s is marked broken by the Image Factory, which builds nothing of it", talos)
 		if r.req.TalosPlace != "" {
 			err = fault.Configf("%s: %w", r.req.TalosPlace, err)
 		}
@@ -137,7 +137,7 @@ func (l Lock) checkSecureBoot(certificate []byte) error {
 	if err != nil || key == l.SecureBootKey {
 		return err
 	}
-	return fault.WithHint(fault.Refusedf("the factory signs for Secure Boot by certificate %s, but the lock has %s", key, l.SecureBootKey),
+	return fault.WithHint(fault.ImageDiffers.Refusedf("the factory signs for Secure Boot by certificate %s, but the lock has %s", key, l.SecureBootKey),
 		"machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`")
 }
 

@@ -25,10 +25,10 @@ const restore = "put the committed one back: git checkout recast.lock. Without o
 func ReadLock(path string) (Lock, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Lock{}, fault.WithHint(fault.Configf("no lock: %w", err), "run `recast lock`")
+		return Lock{}, fault.WithHint(fault.LockStale.Configf("no lock: %w", err), "run `recast lock`")
 	}
 	if err != nil {
-		return Lock{}, fault.Configf("read the lock: %w", err)
+		return Lock{}, fault.LockStale.Configf("read the lock: %w", err)
 	}
 	l, err := parseLock(path, data)
 	return l, fault.WithHint(err, restore)
@@ -55,7 +55,7 @@ func ReplaceLock(path string, was, l Lock) error {
 	case now.checksum() == l.checksum():
 		return nil // somebody else came to the same
 	case now.checksum() != was.checksum():
-		return fault.WithHint(fault.Refusedf("%s was changed by somebody else meanwhile: it is left as it is", path),
+		return fault.WithHint(fault.LockStale.Refusedf("%s was changed by somebody else meanwhile: it is left as it is", path),
 			"another recast was at work here, or git. Run the same again: what is built is not built twice")
 	}
 	return WriteLock(path, l)

@@ -120,10 +120,10 @@ func (r *resolver) describe(ctx context.Context, repository, digest string) (ima
 		r.described[ref] = image
 	}
 	if !slices.Contains(image.Architectures, r.req.Arch) {
-		return ExtensionImage{}, fault.Configf("%s is not there for %s, but for %s", ref, r.req.Arch, strings.Join(image.Architectures, ", ")), nil
+		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s is not there for %s, but for %s", ref, r.req.Arch, strings.Join(image.Architectures, ", ")), nil
 	}
 	if image.Name == "" || image.Version == "" {
-		return ExtensionImage{}, fault.Configf("%s names itself %q, version %q, in manifest.yaml: it needs both", ref, image.Name, image.Version), nil
+		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s names itself %q, version %q, in manifest.yaml: it needs both", ref, image.Name, image.Version), nil
 	}
 	return image, nil, nil
 }

@@ -23,7 +23,7 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 		return true, nil
 	}
 	if !ui.IsTerminal(s.in) {
-		return false, fault.WithHint(fault.Configf("%s needs to be confirmed, and there is no terminal to ask on; %s", q.command, q.untouched),
+		return false, fault.WithHint(fault.NotConfirmed.Configf("%s needs to be confirmed, and there is no terminal to ask on; %s", q.command, q.untouched),
 			"%s --yes", q.command)
 	}
 	fmt.Fprintf(s.err, "%s Only \"yes\" goes on: ", q.text)

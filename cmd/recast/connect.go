@@ -111,7 +111,7 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 func connectTalos(s *streams, p pipeline.Project, cl *closers) (*talos.Client, error) {
 	b, err := os.ReadFile(p.Config.Talos.Config)
 	if err != nil {
-		return nil, fault.WithHint(fault.Configf("read the talosconfig: %w", err), "talos.config in recast.yaml, or TALOSCONFIG, names it")
+		return nil, fault.WithHint(fault.Credentials.Configf("read the talosconfig: %w", err), "talos.config in recast.yaml, or TALOSCONFIG, names it")
 	}
 	t, err := talos.New(talos.Options{Talosconfig: b, GRPC: s.telemetry.GRPC("talos")})
 	if err != nil {
@@ -128,7 +128,7 @@ func kubeconfigFile() (string, error) {
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fault.Configf("find the kubeconfig: %w", err)
+		return "", fault.Credentials.Configf("find the kubeconfig: %w", err)
 	}
 	return filepath.Join(home, ".kube", "config"), nil
 }
@@ -140,7 +140,7 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fault.WithHint(fault.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
+		return nil, fault.WithHint(fault.Credentials.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
 	}
 	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes")})
 	if err != nil {
@@ -179,7 +179,7 @@ func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool
 		return nil, nil
 	}
 	if _, err := os.Stat(dir); err != nil {
-		return nil, fault.Configf("%s: talos.machineConfigs: %w", p.Config.Place("talos.machineConfigs"), err)
+		return nil, fault.MachineConfig.Configf("%s: talos.machineConfigs: %w", p.Config.Place("talos.machineConfigs"), err)
 	}
 	return func(node string) (cluster.Secret, bool, error) {
 		b, err := os.ReadFile(filepath.Join(dir, node+".yaml"))

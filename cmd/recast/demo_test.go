@@ -86,7 +86,7 @@ func TestExitCodes(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		s := &streams{err: &out}
-		if got := s.exit(err); got != want {
+		if got := s.exit(nil, err); got != want {
 			t.Errorf("%v: exit code %d, want %d", err, got, want)
 		}
 		if quiet := err == nil || err == errDiffers; quiet != (out.Len() == 0) {
@@ -94,8 +94,8 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	(&streams{err: &out}).exit(fault.WithHint(fault.Configf("what"), "do that"))
-	if !strings.HasSuffix(out.String(), "error: what\nhint: do that\n") {
-		t.Errorf("printed %q", out.String())
+	(&streams{err: &out}).exit(nil, fault.WithHint(fault.Configf("what"), "do that"))
+	if want := "error: what\nsafe: nothing was changed\nhint: do that\nrunbook: recast runbook config-invalid ("; !strings.HasPrefix(out.String(), want) {
+		t.Errorf("printed %q, want %q…", out.String(), want)
 	}
 }

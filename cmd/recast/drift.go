@@ -47,7 +47,7 @@ compared: a node shows them otherwise than an extension image has them.`,
 				}
 				switch {
 				case res.Unread > 0:
-					return fault.WithHint(errUnread, "the reasons are in the answer above")
+					return fault.WithHint(fault.Unread.Of(errUnread), "the reasons are in the answer above")
 				case res.Stale > 0:
 					return errDiffers
 				}

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/ui"
 )
 
 // Exit codes: part of the command line's contract, shown by recast --help.
@@ -34,13 +38,14 @@ var errDiffers = errors.New("differs")
 // errUnread ends drift with exit code 1.
 var errUnread = errors.New("not every node could be read")
 
-// errUsage marks what cobra says of flags and arguments.
+// errUsage marks what cobra says of flags and arguments: of kind Config, like a file.
 type errUsage struct{ error }
 
-func (e errUsage) Unwrap() error { return e.error }
+func (e errUsage) Unwrap() error { return fault.As(fault.Config, e.error) }
 
-// exit prints err with its hints, and returns the exit code.
-func (s *streams) exit(err error) int {
+// exit prints how c ended, if not well: what happened, what is safe, what to type
+// next and where to read more. It returns the exit code.
+func (s *streams) exit(c *cobra.Command, err error) int {
 	if err == nil {
 		return exitDone
 	}
@@ -51,17 +56,17 @@ func (s *streams) exit(err error) int {
 	if code == exitInterrupted && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("interrupted: %w", err) // what it broke off looks like a failure otherwise
 	}
-	fmt.Fprintf(s.err, "error: %v\n", err)
-	for _, h := range fault.Hints(err) {
-		fmt.Fprintf(s.err, "hint: %s\n", h)
-	}
+	t := ui.Trouble{Err: err, Safe: safeAfter(c, err), Runbook: whereRunbook}
+	_ = ui.WriteTrouble(s.err, t) // whom to tell?
 	return code
 }
 
+// whereRunbook is how to read the page of a code.
+func whereRunbook(code fault.Code) string {
+	return fmt.Sprintf("recast runbook %s (%s)", code, runbooks.URL(string(code)))
+}
+
 func exitCodeOf(err error) int {
-	if _, usage := errors.AsType[errUsage](err); usage {
-		return exitConfig
-	}
 	switch fault.KindOf(err) {
 	case fault.Config:
 		return exitConfig

@@ -19,8 +19,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	defer stop()
 	root := newRootCmd(s)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	code := s.exit(err)
+	c, err := root.ExecuteContextC(ctx)
+	code := s.exit(c, err)
 	s.telemetry.End(ctx, code, err)
 	return code
 }

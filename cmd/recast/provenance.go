@@ -46,7 +46,7 @@ when links contradict each other, 1 when the node could not be read.`,
 				}
 				switch {
 				case res.Unread != "":
-					return fault.WithHint(errUnread, "the reason is in the answer above")
+					return fault.WithHint(fault.Unread.Of(errUnread), "the reason is in the answer above")
 				case res.Contradicted():
 					return errDiffers
 				}

@@ -30,6 +30,8 @@ the VM are carried over.
   recast upgrade-k8s bring Kubernetes to another version, one minor at a time
   recast backup      save a verified snapshot of etcd
   recast restore     make etcd of a single control plane anew from a snapshot
+  recast runbook     what to do about an error, by the code that it ends with
+  recast support-bundle  what somebody who helps needs to see, without secrets
   recast prune       remove old disks, boot ISOs and mirrored installers that nothing needs
 
 To try all of it without hardware: recast lab demo`
@@ -66,7 +68,7 @@ func newRootCmd(s *streams) *cobra.Command {
 		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
 		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
 		newBackupCmd(s, &g), newRestoreCmd(s, &g), newUpgradeK8sCmd(s, &g),
-		newLabCmd(s), newVersionCmd(s), newDocsCmd(),
+		newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)
 	g.observe(c, s)

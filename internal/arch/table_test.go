@@ -45,12 +45,14 @@ var table = []row{
 		"pipeline", "schematics/...", "images", "cluster", "internal/...", "!internal/sim/...",
 		"github.com/spf13/cobra/...", "golang.org/x/term",
 	}},
+	{pkg: "cmd/recast", allow: []string{"docs/runbooks"}},
+	{pkg: "docs/runbooks"},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
 
 	{pkg: "pipeline", allow: []string{
-		"schematics", "images", "cluster", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault",
+		"schematics", "images", "cluster", "internal/bundle", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault",
 	}},
 
 	// the domain
@@ -64,6 +66,7 @@ var table = []row{
 	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},
 	{pkg: "internal/etcddb", allow: []string{bbolt}},
+	{pkg: "internal/bundle", allow: []string{yaml}},
 	{pkg: "internal/journal", allow: []string{"internal/fault"}},
 	{pkg: "internal/config", allow: []string{"internal/fault", yaml}},
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},

@@ -59,7 +59,7 @@ func (c *Client) refusal(resp *http.Response) error {
 	}
 	if resp.StatusCode < http.StatusMultipleChoices {
 		e.Message = strings.TrimSuffix("a web page instead of an answer: "+e.Message, ": ")
-		return fault.WithHint(e, "see whether images.factory in recast.yaml is an Image Factory, and what proxy is in between")
+		return fault.WithHint(fault.Unreachable.Of(e), "see whether images.factory in recast.yaml is an Image Factory, and what proxy is in between")
 	}
 	return e.hinted()
 }
@@ -71,21 +71,21 @@ func (e *Error) hinted() error {
 		err := fault.As(fault.Config, error(e))
 		switch {
 		case strings.Contains(e.Message, "official extension"):
-			return fault.WithHint(err, "see `recast lock`: it names the extensions that there are for a Talos version")
+			return fault.WithHint(fault.ExtensionUnknown.Of(err), "see `recast lock`: it names the extensions that there are for a Talos version")
 		case strings.Contains(e.Message, "secure boot is disabled"):
-			return fault.WithHint(err, "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
+			return fault.WithHint(fault.BuildFailed.Of(err), "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
 		}
 		return err
 	case http.StatusUnauthorized:
-		return fault.WithHint(e, "this factory, or a proxy before it, wants a login, and recast has none for it")
+		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, wants a login, and recast has none for it")
 	case http.StatusForbidden:
-		return fault.WithHint(e, "the schematic is someone else's, or a proxy lets nobody through from here")
+		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic is someone else's, or a proxy lets nobody through from here")
 	case http.StatusPaymentRequired:
-		return fault.WithHint(e, "this is for customers of the Enterprise edition only")
+		return fault.WithHint(fault.BuildFailed.Of(e), "this is for customers of the Enterprise edition only")
 	case http.StatusInternalServerError:
-		return fault.WithHint(e, "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another")
+		return fault.WithHint(fault.BuildFailed.Of(e), "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another")
 	case http.StatusTooManyRequests:
-		return fault.WithHint(e, "the factory limits how often it answers: wait a while")
+		return fault.WithHint(fault.BuildFailed.Of(e), "the factory limits how often it answers: wait a while")
 	}
 	return e
 }
@@ -128,7 +128,7 @@ func (c *Client) unreachable(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return fault.WithHint(err, "see whether images.factory in recast.yaml is right and reachable from here")
+	return fault.WithHint(fault.Unreachable.Of(err), "see whether images.factory in recast.yaml is right and reachable from here")
 }
 
 // foreign is an answer that no Image Factory gives.

@@ -82,13 +82,8 @@ func Hints(err error) []string {
 			seen[h.hint] = true
 			hints = append(hints, h.hint)
 		}
-		switch u := err.(type) {
-		case interface{ Unwrap() error }:
-			walk(u.Unwrap())
-		case interface{ Unwrap() []error }:
-			for _, e := range u.Unwrap() {
-				walk(e)
-			}
+		for _, e := range wrapped(err) {
+			walk(e)
 		}
 	}
 	walk(err)

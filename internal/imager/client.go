@@ -5,7 +5,6 @@ package imager
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os/exec"
 	"slices"
@@ -95,7 +94,7 @@ func (c *Client) Ready(ctx context.Context) (string, error) {
 	cmd.Stdout, cmd.Stderr = io.Discard, said
 	if err := cmd.Run(); err != nil {
 		said.End()
-		return "", fault.WithHint(fmt.Errorf("%s does not work: %w", p.args[0], errors.Join(err, last(said))),
+		return "", fault.WithHint(fault.BuildFailed.Errorf("%s does not work: %w", p.args[0], errors.Join(err, last(said))),
 			"`%s info` has to work for this user: start its service, or name a program in images.imager.command", p.args[0])
 	}
 	return p.args[0] + " with " + c.image, nil
@@ -130,7 +129,7 @@ func (c *Client) program(dir, image, name string) (program, error) {
 			return container(path, dir, image, name), nil
 		}
 	}
-	return program{}, fault.WithHint(fault.Configf("there is neither docker nor podman to run the imager with"),
+	return program{}, fault.WithHint(fault.BuildFailed.Configf("there is neither docker nor podman to run the imager with"),
 		"install one of them, or name a program that builds images in images.imager.command")
 }
 

@@ -49,7 +49,7 @@ func (p program) explain(err error, said *command.Lines) error {
 	}
 	// docker-run(1), podman-run(1): 125 is the engine's own failure, not the container's.
 	if p.stop != nil && ended && exit.ExitCode() == 125 {
-		return fault.WithHint(err, "%s itself failed: see whether `%s info` works for this user, and whether the image can be pulled", p.args[0], p.args[0])
+		return fault.WithHint(fault.BuildFailed.Of(err), "%s itself failed: see whether `%s info` works for this user, and whether the image can be pulled", p.args[0], p.args[0])
 	}
 	return err
 }

@@ -69,7 +69,7 @@ func (c *Client) ask(ctx context.Context, addr netip.AddrPort, path string) (cod
 	}
 	response, err := (&http.Client{Transport: c.direct}).Do(request)
 	if err != nil {
-		return 0, nil, fault.WithHint(err, "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
+		return 0, nil, fault.WithHint(fault.Unreachable.Of(err), "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
 	}
 	defer response.Body.Close()
 	if body, err = io.ReadAll(io.LimitReader(response.Body, 1<<16)); err != nil {

@@ -50,7 +50,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	quiet()
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
-		return nil, fault.WithHint(fault.Configf("read kubeconfig: %w", err),
+		return nil, fault.WithHint(fault.Credentials.Configf("read kubeconfig: %w", err),
 			"fetch a fresh one with \"talosctl kubeconfig\"")
 	}
 	cfg.Dial = o.Dial
@@ -62,15 +62,15 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.WarningHandler = rest.NoWarnings{}
 	c := &Client{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second)}
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
-		return nil, fault.Configf("credentials of the kubeconfig: %w", err)
+		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}
 	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout})
 	if err != nil {
-		return nil, fault.Configf("kubeconfig: %w", err)
+		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}
 	c.streams, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt})
 	if err != nil {
-		return nil, fault.Configf("kubeconfig: %w", err)
+		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}
 	return c, nil
 }

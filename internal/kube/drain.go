@@ -149,13 +149,13 @@ func (d *draining) sameNode(ctx context.Context) error {
 	const again = "what ran on it may run still. Restart its kubelet, which makes the Node again: talosctl -n %s service kubelet restart. Then run the same command again"
 	switch {
 	case missing(err):
-		return fault.WithHint(fault.Refusedf("Kubernetes has no node %s any more: %w", d.node, d.translate(err)), again, d.node)
+		return fault.WithHint(fault.DrainBlocked.Refusedf("Kubernetes has no node %s any more: %w", d.node, d.translate(err)), again, d.node)
 	case err != nil:
 		return d.translate(err)
 	case d.uid != "" && n.UID != d.uid:
-		return fault.WithHint(fault.Refusedf("somebody deleted node %s meanwhile, and its kubelet has made another one", d.node), "what ran on it may run still: run the same command again")
+		return fault.WithHint(fault.DrainBlocked.Refusedf("somebody deleted node %s meanwhile, and its kubelet has made another one", d.node), "what ran on it may run still: run the same command again")
 	case !n.Spec.Unschedulable:
-		return fault.WithHint(fault.Refusedf("node %s is schedulable: somebody has uncordoned it meanwhile", d.node), "see who did; then run the same command again")
+		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s is schedulable: somebody has uncordoned it meanwhile", d.node), "see who did; then run the same command again")
 	}
 	d.uid, d.ready = n.UID, isReady(n)
 	return nil
@@ -188,7 +188,7 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 	case len(errs) > 0:
 		return nil, d.daemonSets(ctx, errors.Join(errs...))
 	case len(lost) > 0:
-		return nil, fault.WithHint(fault.Refusedf("no controller would bring these pods back: %s", strings.Join(lost, ", ")),
+		return nil, fault.WithHint(fault.DrainBlocked.Refusedf("no controller would bring these pods back: %s", strings.Join(lost, ", ")),
 			"delete them yourself, or set roll.drain.force: true")
 	}
 	return list.Pods(), nil

@@ -24,10 +24,10 @@ func (c *Client) translate(err error) error {
 	case missing(err):
 		return fmt.Errorf("%w: %w", cluster.ErrNotFound, err)
 	case apierrors.IsUnauthorized(err):
-		return fault.WithHint(fmt.Errorf("%s does not accept the kubeconfig's credentials: %w", c.host, err),
+		return fault.WithHint(fault.Credentials.Of(fmt.Errorf("%s does not accept the kubeconfig's credentials: %w", c.host, err)),
 			"the client certificate may have expired: fetch a new kubeconfig with \"talosctl kubeconfig\"")
 	case apierrors.IsForbidden(err):
-		return fault.WithHint(fault.As(fault.Refused, err),
+		return fault.WithHint(fault.Credentials.Of(fault.As(fault.Refused, err)),
 			"the kubeconfig's user needs to read nodes, pods, daemonsets, deployments, poddisruptionbudgets, persistentvolumes, "+
 				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, tuppr and "+
 				"system-upgrade-controller, to watch nodes, pods, volumeattachments and poddisruptionbudgets (without that changes are seen later), "+
@@ -35,11 +35,11 @@ func (c *Client) translate(err error) error {
 				"what roll.gates asks about; Talos' own admin kubeconfig may do all of it")
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return fault.WithHint(fmt.Errorf("%s is not the server that the kubeconfig names: %w", c.host, err),
+		return fault.WithHint(fault.TLS.Of(fmt.Errorf("%s is not the server that the kubeconfig names: %w", c.host, err)),
 			"the kubeconfig's certificate authority is another cluster's: fetch a new one with \"talosctl kubeconfig\"")
 	}
 	if _, ok := errors.AsType[*url.Error](err); ok {
-		return fault.WithHint(fmt.Errorf("no answer from %s: %w", c.host, err),
+		return fault.WithHint(fault.Unreachable.Of(fmt.Errorf("no answer from %s: %w", c.host, err)),
 			"check that the address in the kubeconfig is reachable from here and does not depend on one node")
 	}
 	return err

@@ -90,7 +90,7 @@ func (a *awayHosts) err() error {
 func hintAway(e *cluster.HostsAway) error {
 	err := error(e)
 	for _, h := range e.Hosts {
-		err = fault.WithHint(err, "see whether %s is up, and its pveproxy (pvecm status on another Proxmox node tells); then run the same command again", h.Name)
+		err = fault.WithHint(fault.HostAway.Of(err), "see whether %s is up, and its pveproxy (pvecm status on another Proxmox node tells); then run the same command again", h.Name)
 	}
 	return err
 }

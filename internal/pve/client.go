@@ -73,7 +73,7 @@ func New(o Options) (*Client, error) {
 		if len(o.Token) == 0 {
 			what = "is not set"
 		}
-		return nil, fault.WithHint(fault.Configf("PROXMOX_VE_API_TOKEN %s", what),
+		return nil, fault.WithHint(fault.Credentials.Configf("PROXMOX_VE_API_TOKEN %s", what),
 			"it has the form user@realm!id=uuid; pveum user token add prints the last part once")
 	}
 	tokenID, secret := m[1], m[2]

@@ -26,7 +26,7 @@ func (c *Client) explain(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		switch e.Status {
 		case http.StatusUnauthorized:
-			return fault.WithHint(err, "Proxmox does not accept the API token %s: check that it exists and has not expired (pveum user token list %s); "+
+			return fault.WithHint(fault.Credentials.Of(err), "Proxmox does not accept the API token %s: check that it exists and has not expired (pveum user token list %s); "+
 				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid; a new one is made by: %s", c.tokenID, userOf(c.tokenID), strings.Join(cluster.NewToken(c.tokenID), "; "))
 		case http.StatusForbidden:
 			return fault.As(fault.Refused, c.hintForbidden(e, err))
@@ -36,15 +36,15 @@ func (c *Client) explain(err error) error {
 		}
 	}
 	if e, ok := errors.AsType[*FingerprintError](err); ok {
-		return fault.WithHint(err, "read the right fingerprint on the node itself: "+
+		return fault.WithHint(fault.TLS.Of(err), "read the right fingerprint on the node itself: "+
 			"openssl x509 -noout -fingerprint -sha256 -in /etc/pve/local/pveproxy-ssl.pem (or pve-ssl.pem where that is missing); "+
 			"what is served now: openssl s_client -connect %s </dev/null | openssl x509 -noout -fingerprint -sha256", e.Addr)
 	}
 	if isCertificate(err) {
-		return fault.WithHint(err, "set proxmox.caFile to a copy of /etc/pve/pve-root-ca.pem, or proxmox.fingerprint to the node's own")
+		return fault.WithHint(fault.TLS.Of(err), "set proxmox.caFile to a copy of /etc/pve/pve-root-ca.pem, or proxmox.fingerprint to the node's own")
 	}
 	if _, ok := errors.AsType[*unreachableError](err); ok {
-		return fault.WithHint(err, "check proxmox.endpoints, and that port 8006 can be reached from here")
+		return fault.WithHint(fault.Unreachable.Of(err), "check proxmox.endpoints, and that port 8006 can be reached from here")
 	}
 	said := ""
 	if e, ok := errors.AsType[*Error](err); ok {
@@ -54,15 +54,15 @@ func (c *Client) explain(err error) error {
 	}
 	switch {
 	case noStatus.MatchString(said):
-		return fault.WithHint(err, "the task's worker was killed, or its node went down: run the same command again, which looks at what was done")
+		return fault.WithHint(fault.TaskFailed.Of(err), "the task's worker was killed, or its node went down: run the same command again, which looks at what was done")
 	case errors.Is(err, ErrNoSpace):
-		return fault.WithHint(err, "free space on that storage or choose another one")
+		return fault.WithHint(fault.StorageFull.Of(err), "free space on that storage or choose another one")
 	case errors.Is(err, cluster.ErrChanged):
-		return fault.WithHint(err, "somebody changed that VM at the same moment: see what they did (its tasks in Proxmox), then run the same command again")
+		return fault.WithHint(fault.VMChanged.Of(err), "somebody changed that VM at the same moment: see what they did (its tasks in Proxmox), then run the same command again")
 	case noQuorum.MatchString(said):
-		return fault.WithHint(err, "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
+		return fault.WithHint(fault.NoQuorum.Of(err), "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
 	case noStorage.MatchString(said):
-		return fault.WithHint(err, "see what is wrong with that storage on its node (pvesm status), then run the same command again")
+		return fault.WithHint(fault.StorageUnusable.Of(err), "see what is wrong with that storage on its node (pvesm status), then run the same command again")
 	}
 	return hintLock(err)
 }
@@ -70,24 +70,24 @@ func (c *Client) explain(err error) error {
 func (c *Client) hintForbidden(e *Error, err error) error {
 	m := missingPrivilege.FindStringSubmatch(e.text())
 	if m == nil {
-		return fault.WithHint(err, "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
+		return fault.WithHint(fault.TokenPrivileges.Of(err), "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
 	}
 	path, privilege := m[1], m[2]
-	return fault.WithHint(err, "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
+	return fault.WithHint(fault.TokenPrivileges.Of(err), "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
 		"an entry made by hand takes the place of those above it", c.tokenID, privilege, path)
 }
 
 // hintGateway says who did not answer whom: the node that was asked is well.
 func hintGateway(e *Error, err error) error {
 	if e.Status < 590 {
-		return fault.WithHint(err, "a proxy in front of Proxmox did not get an answer from it: name the nodes themselves in proxmox.endpoints")
+		return fault.WithHint(fault.Unreachable.Of(err), "a proxy in front of Proxmox did not get an answer from it: name the nodes themselves in proxmox.endpoints")
 	}
 	rest, ok := strings.CutPrefix(e.Path, "/nodes/")
 	if !ok {
-		return fault.WithHint(err, "pveproxy of the node that was asked does not reach its own pvedaemon: systemctl status pvedaemon there")
+		return fault.WithHint(fault.Unreachable.Of(err), "pveproxy of the node that was asked does not reach its own pvedaemon: systemctl status pvedaemon there")
 	}
 	node, _, _ := strings.Cut(rest, "/")
-	return fault.WithHint(err, "the node that was asked does not reach %s: see whether that one is up, and its pveproxy and pvedaemon", node)
+	return fault.WithHint(fault.HostAway.Of(err), "the node that was asked does not reach %s: see whether that one is up, and its pveproxy and pvedaemon", node)
 }
 
 func userOf(tokenID string) string {

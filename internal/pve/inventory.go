@@ -177,7 +177,7 @@ func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves
 		return err == nil, "", wait.Stop(err)
 	})
 	if isStale(err) {
-		err = fault.WithHint(err, "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
+		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
 	}
 	vm.Pool = "" // as where the list was not asked
 	return vm, err

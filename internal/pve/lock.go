@@ -72,10 +72,10 @@ func (c *Client) pastLocks(ctx context.Context, m mutation, do func() error) err
 func hintLock(err error) error {
 	switch {
 	case isLock(err, vmLocked):
-		return fault.WithHint(err, "a backup, a migration or a snapshot is at work on the VM, or died over it: wait for it; "+
+		return fault.WithHint(fault.VMLocked.Of(err), "a backup, a migration or a snapshot is at work on the VM, or died over it: wait for it; "+
 			"qm unlock takes the lock away, which is right only if no task of the VM runs any more")
 	case isLock(err, lockTimeout):
-		return fault.WithHint(err, "Proxmox is at work on the same VM or storage: see its running tasks, then run this again")
+		return fault.WithHint(fault.VMLocked.Of(err), "Proxmox is at work on the same VM or storage: see its running tasks, then run this again")
 	}
 	return err
 }

@@ -25,7 +25,7 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage && s.Enabled != 0 })
 	if i < 0 {
 		err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
-		return images.StorageInfo{}, fault.WithHint(err, "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
+		return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 	}
 	s := rows[i]
 	return images.StorageInfo{

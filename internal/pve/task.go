@@ -167,7 +167,7 @@ func (c *Client) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) 
 	var s taskStatus
 	err := c.get(ctx, upid.path("status"), &s)
 	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusForbidden {
-		err = fault.WithHint(err, "tasks of other users can only be read with Sys.Audit on /nodes/%s", upid.Node)
+		err = fault.WithHint(fault.TokenPrivileges.Of(err), "tasks of other users can only be read with Sys.Audit on /nodes/%s", upid.Node)
 	}
 	return s, err
 }

@@ -47,11 +47,11 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
 		if err != nil {
-			return nil, fault.As(fault.Config, fmt.Errorf("read the CA of Proxmox: %w", err))
+			return nil, fault.TLS.Configf("read the CA of Proxmox: %w", err)
 		}
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fault.WithHint(fault.Configf("%s holds no PEM certificate", o.CAFile), "copy /etc/pve/pve-root-ca.pem from a Proxmox node")
+			return nil, fault.WithHint(fault.TLS.Configf("%s holds no PEM certificate", o.CAFile), "copy /etc/pve/pve-root-ca.pem from a Proxmox node")
 		}
 	}
 	return cfg, nil
@@ -80,13 +80,13 @@ func parseFingerprints(s string) ([][sha256.Size]byte, error) {
 	for _, field := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' }) {
 		b, err := hex.DecodeString(strings.ReplaceAll(field, ":", ""))
 		if err != nil || len(b) != sha256.Size {
-			return nil, fault.WithHint(fault.Configf("%q is not a SHA-256 fingerprint", field),
+			return nil, fault.WithHint(fault.TLS.Configf("%q is not a SHA-256 fingerprint", field),
 				"openssl x509 -noout -fingerprint -sha256 prints 32 hex pairs: AA:BB:…")
 		}
 		pins = append(pins, [sha256.Size]byte(b))
 	}
 	if len(pins) == 0 {
-		return nil, fault.Configf("the fingerprint is blank")
+		return nil, fault.TLS.Configf("the fingerprint is blank")
 	}
 	return pins, nil
 }

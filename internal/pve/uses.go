@@ -174,7 +174,7 @@ func (c *Client) hidesPool(e aclEntry) bool {
 
 // blind refuses because of what a VM that is not seen may use.
 func (c *Client) blind(path, privilege, note string) error {
-	err := fault.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.tokenID, privilege, path, note)
+	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.tokenID, privilege, path, note)
 	return fault.WithHint(err, "what a VM that it does not see uses would be taken for unused. It needs VM.Audit on /vms and Sys.Audit on /, "+
 		"both propagated, and no entry below that takes them away: pveum acl list; recast doctor says what else is missing")
 }

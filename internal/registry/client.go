@@ -145,17 +145,17 @@ func explain(err error, r name.Repository) error {
 	_, unreachable := errors.AsType[*url.Error](err)
 	switch {
 	case !ok && unreachable && !errors.Is(err, context.Canceled):
-		return fault.WithHint(err, "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such", r.RegistryStr())
+		return fault.WithHint(fault.Unreachable.Of(err), "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such", r.RegistryStr())
 	case !ok:
 		return err
 	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
-		return fault.WithHint(denied{err}, "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
+		return fault.WithHint(fault.Credentials.Of(denied{err}), "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
 	case e.StatusCode == http.StatusRequestEntityTooLarge:
-		return fault.WithHint(err, "a proxy before %s limits the size of what is uploaded (client_max_body_size of nginx): images have layers of hundreds of MiB", r.RegistryStr())
+		return fault.WithHint(fault.BuildFailed.Of(err), "a proxy before %s limits the size of what is uploaded (client_max_body_size of nginx): images have layers of hundreds of MiB", r.RegistryStr())
 	case e.StatusCode == http.StatusMethodNotAllowed && e.Request != nil && e.Request.Method == http.MethodPost: // an upload is begun
-		return fault.WithHint(err, "%s takes no images, as a cache of another registry does: see images.mirror in recast.yaml", r.RegistryStr())
+		return fault.WithHint(fault.BuildFailed.Of(err), "%s takes no images, as a cache of another registry does: see images.mirror in recast.yaml", r.RegistryStr())
 	case e.StatusCode == http.StatusTooManyRequests:
-		return fault.WithHint(err, "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
+		return fault.WithHint(fault.BuildFailed.Of(err), "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}
 	return err
 }

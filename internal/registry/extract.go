@@ -115,7 +115,7 @@ func otherArch(ref name.Reference, arch string, there []string) error {
 	if len(there) == 0 {
 		there = []string{"none"}
 	}
-	return fault.WithHint(fmt.Errorf("%s has no image for %s: there is %s", ref, arch, strings.Join(there, ", ")),
+	return fault.WithHint(fault.ExtensionUnknown.Errorf("%s has no image for %s: there is %s", ref, arch, strings.Join(there, ", ")),
 		"build and push the image for linux/%s too, under one index", arch)
 }
 
@@ -132,7 +132,7 @@ func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descripto
 }
 
 func gone(ref name.Reference, err error) error {
-	return fault.WithHint(fmt.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, err),
+	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, err),
 		"it was deleted or never pushed, or these credentials may not see it: what a digest alone names goes with the registry's next clean-up")
 }
 

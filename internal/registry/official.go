@@ -24,7 +24,7 @@ const maxListBytes = 8 << 20
 // version. See siderolabs/extensions, Makefile, target extensions.
 func (c *Client) Official(ctx context.Context, talos string) ([]schematics.OfficialExtension, error) {
 	if _, err := name.NewTag(c.extensions.Name() + ":" + talos); err != nil || talos == "" {
-		return nil, fault.Configf("%q is not a Talos version", talos)
+		return nil, fault.ExtensionUnknown.Configf("%q is not a Talos version", talos)
 	}
 	tag := c.extensions.Tag(talos)
 	img, err := remote.Image(tag, c.options(ctx)...)
@@ -47,7 +47,7 @@ func (c *Client) Official(ctx context.Context, talos string) ([]schematics.Offic
 
 // unknownVersion names the versions that exist, if the registry lets us list them.
 func (c *Client) unknownVersion(ctx context.Context, talos string) error {
-	err := fault.Configf("Talos %s is not known to %s", talos, c.extensions)
+	err := fault.ExtensionUnknown.Configf("Talos %s is not known to %s", talos, c.extensions)
 	tags, listErr := remote.List(c.extensions, c.options(ctx)...)
 	if listErr != nil {
 		if ctx.Err() != nil {

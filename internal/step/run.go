@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Runner runs trees of steps, one at a time. Its zero value is ready to use.
@@ -43,7 +45,7 @@ func (r *Runner) Run(ctx context.Context, root Step) error {
 		return err
 	}
 	t := &tree{Runner: r, slots: newSlots(r.Slots)}
-	out := t.run(ctx, root, place{path: root.ID, scope: r.begin()})
+	out := t.run(ctx, root, place{path: root.ID, scope: r.begin(), code: root.Code})
 	return out.err(ctx, r.end())
 }
 
@@ -101,6 +103,7 @@ type place struct {
 	path  string
 	scope *scope
 	held  []string // slots that the step's ancestors hold
+	code  fault.Code
 }
 
 // run does what goes ahead of a step, then the step.
@@ -170,7 +173,7 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 
 func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
 	below := func(child Step, before []outcome) place {
-		p := place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held}
+		p := place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held, code: cmp.Or(child.Code, at.code)}
 		if child.Closes && merge(before).isClean() {
 			p.scope = newScope(at.scope)
 		}
@@ -240,7 +243,7 @@ func ask(ctx context.Context, s Step) (string, error) {
 
 func (t *tree) failed(ctx context.Context, s Step, at place, err error) outcome {
 	at.scope.fail()
-	err = fmt.Errorf("%s: %w", at.path, interrupted(ctx, err))
+	err = fmt.Errorf("%s: %w", at.path, at.code.Else(interrupted(ctx, err)))
 	t.emit(s.event(at, Failed, "", err))
 	return outcome{failures: []error{err}}
 }

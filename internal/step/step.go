@@ -2,7 +2,11 @@
 // already is as it should be, and believed only after the world was asked again.
 package step
 
-import "context"
+import (
+	"context"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
 
 // Risk says what a step can cost; plans and displays show it.
 type Risk int
@@ -31,6 +35,8 @@ type Step struct {
 	Title string // for people: "create VM 101 on pve2"
 	Risk  Risk
 	Kind  string // what sort of step it is, where the ID names a thing of the world: "rehearse-boot"; "": the ID
+	// Code is that of failures, here and below, which have none of their own.
+	Code fault.Code
 
 	// Skip asks the world whether the goal is met and, if so, returns the
 	// reason in words a person can read; "" means there is work to do. The

@@ -68,7 +68,7 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 	case err != nil:
 		return err
 	case uuid == "" || found != strings.ToLower(uuid):
-		return fault.Refusedf("the machine has UUID %q, not %q: %s", found, uuid, untouched)
+		return fault.UUIDMismatch.Refusedf("the machine has UUID %q, not %q: %s", found, uuid, untouched)
 	}
 	return nil
 }
@@ -104,5 +104,5 @@ func applied(err error, config cluster.Secret) error {
 	case e.lost():
 		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, redact(e.text, config))
 	}
-	return fault.Refusedf("the machine does not take the configuration: %s", redact(e.text, config))
+	return fault.MachineConfig.Refusedf("the machine does not take the configuration: %s", redact(e.text, config))
 }

@@ -61,12 +61,12 @@ func New(o Options) (*Client, error) {
 	parsed, err := clientconfig.FromBytes(o.Talosconfig)
 	if err != nil {
 		// The parser quotes what it trips over, which may be the key.
-		return nil, fault.Configf("the talosconfig is not valid YAML%s", linesOf(err.Error()))
+		return nil, fault.Credentials.Configf("the talosconfig is not valid YAML%s", linesOf(err.Error()))
 	}
 	name := cmp.Or(o.Context, parsed.Context)
 	found, ok := parsed.Contexts[name]
 	if !ok || found == nil {
-		return nil, fault.WithHint(fault.Configf("the talosconfig has no context %q", name), "talosctl config contexts lists them")
+		return nil, fault.WithHint(fault.Credentials.Configf("the talosconfig has no context %q", name), "talosctl config contexts lists them")
 	}
 	own := *found
 	expires, err := checkContext(name, own)
@@ -112,7 +112,7 @@ func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	}
 	pair, err := client.CertificateFromConfigContext(&own)
 	if err != nil {
-		return identity{}, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", c.config.Context)
+		return identity{}, fault.Credentials.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", c.config.Context)
 	}
 	roots := x509.NewCertPool()
 	ca, err := base64.StdEncoding.DecodeString(own.CA)
@@ -120,7 +120,7 @@ func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	case own.CA == "":
 		roots = nil // those of this machine
 	case err != nil || !roots.AppendCertsFromPEM(ca):
-		return identity{}, fault.Configf("context %q of the talosconfig: its CA can't be read", c.config.Context)
+		return identity{}, fault.Credentials.Configf("context %q of the talosconfig: its CA can't be read", c.config.Context)
 	}
 	known := &tls.Config{
 		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
@@ -133,9 +133,9 @@ func checkContext(name string, c clientconfig.Context) (expires time.Time, err e
 	crt, err := client.CertificateFromConfigContext(&c)
 	switch {
 	case err != nil:
-		return expires, fault.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
+		return expires, fault.Credentials.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
 	case len(c.Endpoints) == 0:
-		return expires, fault.WithHint(fault.Configf("context %q of the talosconfig has no endpoints", name),
+		return expires, fault.WithHint(fault.Credentials.Configf("context %q of the talosconfig has no endpoints", name),
 			"talosctl config endpoint sets them: the control planes' addresses")
 	case crt == nil:
 		return expires, nil
@@ -148,7 +148,7 @@ func checkExpiry(name string, expires time.Time) error {
 	if expires.IsZero() || !time.Now().After(expires) {
 		return nil
 	}
-	return fault.WithHint(fault.Configf("context %q of the talosconfig: its certificate expired on %s", name, expires.Format(time.DateOnly)),
+	return fault.WithHint(fault.Credentials.Configf("context %q of the talosconfig: its certificate expired on %s", name, expires.Format(time.DateOnly)),
 		"an admin of the cluster makes a new one with talosctl config new; then run the same command again")
 }
 

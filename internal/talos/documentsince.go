@@ -63,6 +63,6 @@ func checkVersion(cfg config.Provider, p cluster.ConfigPatch) error {
 	if needs == nil {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
+	return fault.WithHint(fault.MachineConfig.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
 		"a configuration for Talos %s serves no older one: give talos.version %s or later, or the node a configuration of its own (talos.machineConfigs)", needs, needs)
 }

@@ -107,15 +107,17 @@ func hinted(err error) error {
 	case !ok || errors.Is(err, context.Canceled):
 		return err
 	case e.misdated():
-		return fault.WithHint(err, "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right")
+		return fault.WithHint(fault.TLS.Of(err), "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right")
 	case e.outdated():
-		return fault.WithHint(err, "talosctl config info says how long the talosconfig's certificate is valid; while it is, the machine's clock is wrong: Talos needs a time server (machine.time)")
+		return fault.WithHint(fault.Credentials.Of(err), "talosctl config info says how long the talosconfig's certificate is valid; while it is, the machine's clock is wrong: Talos needs a time server (machine.time)")
 	case e.untrusted():
-		return fault.WithHint(err, "the machine has no configuration, if it was reset (talosctl apply-config --insecure gives it one), or it is of another cluster, or the talosconfig is (talos.config)")
+		return fault.WithHint(fault.TLS.Of(err), "the machine has no configuration, if it was reset (talosctl apply-config --insecure gives it one), or it is of another cluster, or the talosconfig is (talos.config)")
 	case e.refused():
-		return fault.WithHint(err, "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
+		return fault.WithHint(fault.Credentials.Of(err), "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
 	case e.code == codes.PermissionDenied:
-		return fault.WithHint(err, "recast needs a talosconfig with the role os:admin (recast backup: os:etcd:backup): talosctl config info shows the roles")
+		return fault.WithHint(fault.Credentials.Of(err), "recast needs a talosconfig with the role os:admin (recast backup: os:etcd:backup): talosctl config info shows the roles")
+	case e.code == codes.Unavailable:
+		return fault.Unreachable.Of(err)
 	}
 	return err
 }

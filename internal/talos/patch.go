@@ -20,20 +20,20 @@ const (
 // values, which is checked.
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
-		return nil, fault.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
+		return nil, fault.MachineConfig.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
 	}
 	docs, err := parseDocuments(config)
 	if err != nil {
-		return nil, fault.Refusedf("not a machine configuration: %w", err)
+		return nil, fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
 	}
 	if err := editDocuments(docs, p); err != nil {
-		return nil, fault.Refusedf("edit: %w", err)
+		return nil, fault.MachineConfig.Refusedf("edit: %w", err)
 	}
 	var patched []byte
 	for _, d := range docs {
 		b, err := d.bytes()
 		if err != nil {
-			return nil, fault.Refusedf("edit: %s", redact(err.Error(), config))
+			return nil, fault.MachineConfig.Refusedf("edit: %s", redact(err.Error(), config))
 		}
 		patched = append(patched, b...)
 	}
@@ -89,13 +89,13 @@ func findDocuments(docs []*document) (main, install, hostname *document, err err
 		switch {
 		case place == nil:
 		case *place != nil:
-			return nil, nil, nil, fault.Refusedf("two documents of kind %q", d.kind())
+			return nil, nil, nil, fault.MachineConfig.Refusedf("two documents of kind %q", d.kind())
 		default:
 			*place = d
 		}
 	}
 	if main == nil {
-		return nil, nil, nil, fault.Refusedf("the main document, with machine and cluster, is missing")
+		return nil, nil, nil, fault.MachineConfig.Refusedf("the main document, with machine and cluster, is missing")
 	}
 	return main, install, hostname, nil
 }

@@ -22,14 +22,14 @@ func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 	for i, config := range [][]byte{before, after} {
 		docs, err := parseDocuments(config)
 		if err != nil {
-			return fault.Refusedf("the patched configuration can't be read: %w", err)
+			return fault.MachineConfig.Refusedf("the patched configuration can't be read: %w", err)
 		}
 		for _, d := range docs {
 			rest[i] = append(rest[i], without(d, p))
 		}
 	}
 	if !reflect.DeepEqual(rest[0], rest[1]) {
-		return fault.WithHint(fault.Refusedf("editing would change more of it than what it is to set"),
+		return fault.WithHint(fault.MachineConfig.Refusedf("editing would change more of it than what it is to set"),
 			"YAML anchors and merge keys around machine.install or machine.network must be written out")
 	}
 	return nil
@@ -101,21 +101,21 @@ func (machineMode) InContainer() bool       { return false }
 func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	cfg, err := configloader.NewFromBytes(patched)
 	if err != nil {
-		return fault.WithHint(fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
+		return fault.WithHint(fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
 			"recast knows the configuration of Talos up to 1.14; for a newer Talos it has to be newer, too")
 	}
 	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
-		return fault.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
+		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
 	}
 	if err := errors.Join(checkVersion(cfg, p), checkKubernetes(cfg, p.Kubernetes)); err != nil {
 		return err
 	}
 	image, selector, err := installTarget(cfg)
 	if err != nil && installs(p) {
-		return fault.Refusedf("its install disk: %s", redact(err.Error(), patched))
+		return fault.MachineConfig.Refusedf("its install disk: %s", redact(err.Error(), patched))
 	}
 	if u := cfg.UnattendedInstallConfig(); installs(p) && u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
-		return fault.WithHint(fault.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),
+		return fault.WithHint(fault.MachineConfig.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),
 			"take the line out of the configuration: Talos reboots after an installation then")
 	}
 	var name string
@@ -124,12 +124,12 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	}
 	switch {
 	case p.Installer != "" && image != p.Installer:
-		return fault.Refusedf("it would install another image than %s", p.Installer)
+		return fault.MachineConfig.Refusedf("it would install another image than %s", p.Installer)
 	case installs(p) && !selectsOnly(selector, p.Disk):
 		_, what, value := attribute(p.Disk)
-		return fault.Refusedf("its disk selector would not match the disk with %s %q alone", what, value)
+		return fault.MachineConfig.Refusedf("its disk selector would not match the disk with %s %q alone", what, value)
 	case p.Hostname != "" && name != p.Hostname:
-		return fault.Refusedf("it would not name the machine %s", p.Hostname)
+		return fault.MachineConfig.Refusedf("it would not name the machine %s", p.Hostname)
 	}
 	return nil
 }

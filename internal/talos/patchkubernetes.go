@@ -46,7 +46,7 @@ func editKubernetes(docs []*document, main *document, images cluster.KubernetesI
 		var root mapping
 		switch i := slices.IndexFunc(docs, of); {
 		case i >= 0 && slices.ContainsFunc(docs[i+1:], of):
-			return fault.Refusedf("two documents of kind %q", place.kind)
+			return fault.MachineConfig.Refusedf("two documents of kind %q", place.kind)
 		case i >= 0:
 			root = docs[i].root
 		default:
@@ -83,7 +83,7 @@ func checkKubernetes(cfg config.Provider, images cluster.KubernetesImages) error
 	for _, place := range kubernetesPlaces {
 		like := images.Of(place.component)
 		if like != "" && !cluster.SameVersion(place.image(cfg), like) {
-			return fault.Refusedf("it would not run %s in the version of %s", place.component, like)
+			return fault.MachineConfig.Refusedf("it would not run %s in the version of %s", place.component, like)
 		}
 	}
 	return nil

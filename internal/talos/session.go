@@ -148,7 +148,7 @@ func unconnected(err error) bool {
 }
 
 func hung(err error, addr string) error {
-	return fault.WithHint(err, "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
+	return fault.WithHint(fault.Unreachable.Of(err), "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
 }
 
 // once connects a single time.

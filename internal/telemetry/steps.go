@@ -129,7 +129,7 @@ func (t *Telemetry) logStep(e step.Event, r *running) {
 	case step.Skipped, step.Note, step.Done:
 	}
 	if e.Err != nil {
-		attrs = append(attrs, "error", e.Err.Error())
+		attrs = append(attrs, "error", e.Err.Error(), "code", fault.CodeOf(e.Err))
 		if hints := fault.Hints(e.Err); len(hints) > 0 {
 			attrs = append(attrs, "hints", hints)
 		}

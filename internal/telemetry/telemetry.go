@@ -117,7 +117,7 @@ func (t *Telemetry) End(ctx context.Context, exitCode int, err error) {
 	took := time.Since(t.began)
 	attrs := []any{"status", "ended", "command", t.o.Command, "exitCode", exitCode, "seconds", seconds(took)}
 	if err != nil {
-		attrs = append(attrs, "error", err.Error())
+		attrs = append(attrs, "error", err.Error(), "code", fault.CodeOf(err))
 	}
 	t.log.InfoContext(ctx, "command", attrs...)
 	t.sink.close()

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newSupportBundleCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use: "support-bundle", Short: "Pack what somebody who helps needs to see, without secrets",
+		Long: `Write a tar.gz with recast.yaml, recast.lock, the logs and plans of the last runs on
+this machine, what recast status and recast doctor say, and what Proxmox, Talos,
+Kubernetes and etcd tell of the nodes. What can't be read, it says why, and goes on:
+it works with a broken recast.yaml, and while nothing can be reached.
+
+Only what is named in a list gets in. Never: the Proxmox token, talosconfig,
+kubeconfig, machine configurations, what hooks and gates print, cloud-init users,
+passwords and keys. What looks like a secret is taken out of the rest. Names and
+addresses of nodes and hosts are in it: look through it before you hand it on.
+Changes nothing.`,
+		Example: `  recast support-bundle
+  recast support-bundle -o - | tar tz`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return g.supportBundle(c.Context(), s, out) },
+	}
+	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, - for standard output (default: recast-support-CLUSTER-TIME.tar.gz)")
+	return c
+}
+
+func (g *globals) supportBundle(ctx context.Context, s *streams, out string) error {
+	var cl closers
+	defer cl.close()
+	now := time.Now()
+	p, src := g.bundleSources(s, &cl)
+	fmt.Fprintln(s.err, "reading what there is; what does not answer is given up after two minutes at most")
+	b := pipeline.SupportBundle(ctx, p, src, now)
+	if ctx.Err() != nil {
+		return fmt.Errorf("gather the bundle: %w", context.Cause(ctx))
+	}
+	if out == "-" {
+		return b.Write(s.out)
+	}
+	if out == "" {
+		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
+	}
+	if err := writeBundle(out, b); err != nil {
+		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "name a file that can be written, or - for standard output: --output FILE")
+	}
+	_, err := fmt.Fprintf(s.out, "%s: %d files; look through it before you hand it on: tar xzf %s\n", out, len(b.Files()), out)
+	return err
+}
+
+// writeBundle leaves either a whole file or none.
+func writeBundle(file string, b *bundle.Bundle) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(file), ".recast-support-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name()) // the error says more
+		}
+	}()
+	if err := b.Write(f); err != nil {
+		_ = f.Close() // the same
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), file)
+}
+
+// bundleSources opens what can be opened; what can't, has its reason in doctor's part.
+func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pipeline.BundleSources) {
+	src := pipeline.BundleSources{Version: map[string]string{
+		"recast": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+	}, Secrets: secretsHere()}
+	src.Config, _ = os.ReadFile(g.config) // opening it says why
+	p, err := g.open()
+	if err != nil {
+		src.Invalid = err
+		return nil, src
+	}
+	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
+		src.Secrets = append(src.Secrets, bundle.SecretsIn(b)...)
+	}
+	src.Doctor = func(ctx context.Context) pipeline.DoctorResult {
+		return pipeline.Doctor(ctx, p, doctorSources(s, p, cl))
+	}
+	if px, err := connectProxmox(s, p, cl); err == nil {
+		src.VMs = px.VMs
+		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
+			var opened closers
+			defer opened.close()
+			status := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &opened), Lease: claimLease(s, p, &opened)}
+			status.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
+			return pipeline.Status(ctx, p, status)
+		}
+	}
+	if m, err := connectMachines(s, p, cl); err == nil {
+		src.Etcd = m.Talos
+		src.Observe = func(ctx context.Context) (cluster.Observation, error) { return pipeline.ObserveNodes(ctx, p, m) }
+	}
+	return &p, src
+}
+
+// secretName is how a variable is called whose value is secret.
+var secretName = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
+
+// secretsHere are those of the environment and of the files that it names.
+func secretsHere() []string {
+	var out []string
+	for _, pair := range os.Environ() {
+		name, value, _ := strings.Cut(pair, "=")
+		if !secretName.MatchString(name) {
+			continue
+		}
+		out = append(out, value)
+		if _, secret, found := strings.Cut(value, "="); found {
+			out = append(out, secret) // of user@realm!id=secret
+		}
+	}
+	files := []string{filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json")}
+	if path, err := kubeconfigFile(); err == nil {
+		files = append(files, path)
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		files = append(files, filepath.Join(home, ".docker", "config.json"))
+	}
+	for _, file := range files {
+		if b, err := os.ReadFile(file); err == nil { // nothing of it gets in anyway
+			out = append(out, bundle.SecretsIn(b)...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,88 @@
+// Package bundle packs what somebody who helps needs to see: of every source only
+// what a list allows, and all of it once more through a scrubber that knows the
+// secrets at hand and what others look like.
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"time"
+)
+
+// Bundle is the files of an archive in the making.
+type Bundle struct {
+	Dir   string    // in which everything is: "recast-support-homelab"
+	Made  time.Time // of all files
+	scrub Scrubber
+	files []File
+}
+
+// File is one file of a bundle.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// New begins a bundle that holds none of these secrets.
+func New(dir string, made time.Time, secrets []string) *Bundle {
+	return &Bundle{Dir: dir, Made: made, scrub: NewScrubber(secrets)}
+}
+
+// Text adds a file; blank ones are left out.
+func (b *Bundle) Text(name string, data []byte) {
+	if len(bytes.TrimSpace(data)) > 0 {
+		b.files = append(b.files, File{b.scrub.String(name), b.scrub.Bytes(data)})
+	}
+}
+
+// JSON adds what the list allows of v.
+func (b *Bundle) JSON(name string, v any, allow List) error {
+	kept, err := allow.JSON(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	b.Text(name, kept)
+	return nil
+}
+
+// Files lists what is in it, by name.
+func (b *Bundle) Files() []File {
+	return slices.SortedFunc(slices.Values(b.files), func(x, y File) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
+}
+
+// Write writes the archive, a tar.gz.
+func (b *Bundle) Write(w io.Writer) error {
+	zipped := gzip.NewWriter(w)
+	archive := tar.NewWriter(zipped)
+	for _, f := range b.Files() {
+		header := &tar.Header{Name: path.Join(b.Dir, f.Name), Mode: 0o600, Size: int64(len(f.Data)), ModTime: b.Made, Format: tar.FormatPAX}
+		if err := archive.WriteHeader(header); err != nil {
+			return err
+		}
+		if _, err := archive.Write(f.Data); err != nil {
+			return err
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return err
+	}
+	return zipped.Close()
+}
+
+// indented is JSON as people read it.
+func indented(v any) ([]byte, error) {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}

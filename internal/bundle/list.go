@@ -1,0 +1,151 @@
+package bundle
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// LeftOut stands for what a list does not allow.
+const LeftOut = "[left out]"
+
+// List is the paths that are kept of a document: "nodes.*.name". An asterisk is any
+// key or index; at the end two of them are whatever is below.
+type List []string
+
+// JSON is what the list allows of v, which is marshalled to find out.
+func (l List) JSON(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := decode(b)
+	if err != nil {
+		return nil, err
+	}
+	return indented(l.keep(doc, nil))
+}
+
+// Line is what the list allows of a JSON object on one line; false where it is none.
+func (l List) Line(line []byte) ([]byte, bool) {
+	doc, err := decode(line)
+	object, ok := doc.(map[string]any)
+	if err != nil || !ok {
+		return nil, false
+	}
+	kept, err := json.Marshal(l.keep(object, nil))
+	return kept, err == nil
+}
+
+// YAML is what the list allows of a YAML document, without its comments.
+func (l List) YAML(data []byte) ([]byte, error) {
+	var doc any
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, fmt.Errorf("it is no YAML%s", linesOf(err))
+	}
+	return yaml.Marshal(l.keep(doc, nil))
+}
+
+// linesOf is where the YAML is wrong; the rest of such an error quotes it.
+func linesOf(err error) string {
+	_, rest, found := strings.Cut(err.Error(), "line ")
+	if !found {
+		return ""
+	}
+	number := strings.TrimRightFunc(rest[:min(len(rest), 6)], func(r rune) bool { return r < '0' || r > '9' })
+	if _, err := strconv.Atoi(number); err != nil {
+		return ""
+	}
+	return ", line " + number
+}
+
+func decode(b []byte) (any, error) {
+	var doc any
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	err := d.Decode(&doc)
+	return doc, err
+}
+
+// keep is v without what is not allowed. Of a key that is not on the list not even
+// the name stays.
+func (l List) keep(v any, at []string) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := map[string]any{}
+		for key, value := range v {
+			below := append(slices.Clone(at), key)
+			if l.allows(below) {
+				out[key] = l.keep(value, below)
+			}
+		}
+		if more := len(v) - len(out); more > 0 {
+			out[LeftOut] = fmt.Sprintf("%d more", more)
+		}
+		return out
+	case []any:
+		out := make([]any, 0, len(v))
+		for i, value := range v {
+			below := append(slices.Clone(at), strconv.Itoa(i))
+			if l.allows(below) {
+				out = append(out, l.keep(value, below))
+			} else {
+				out = append(out, LeftOut)
+			}
+		}
+		return out
+	case nil, bool:
+		return v
+	}
+	if !l.ends(at) {
+		return LeftOut
+	}
+	return v
+}
+
+// allows says whether something at a path, or below it, is on the list.
+func (l List) allows(at []string) bool {
+	return slices.ContainsFunc(l, func(p string) bool {
+		want := strings.Split(p, ".")
+		for i, key := range at {
+			switch {
+			case i >= len(want):
+				return false
+			case want[i] == "**":
+				return true
+			case want[i] != "*" && want[i] != key:
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// ends says whether a value right at a path is on the list.
+func (l List) ends(at []string) bool {
+	return slices.ContainsFunc(l, func(p string) bool {
+		want := strings.Split(p, ".")
+		if want[len(want)-1] != "**" && len(want) != len(at) {
+			return false
+		}
+		return List{p}.allows(at)
+	})
+}
+
+// documents are those of a YAML stream that can be read.
+func documents(data []byte) []any {
+	var out []any
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		var doc any
+		if err := d.Decode(&doc); err != nil {
+			return out
+		}
+		out = append(out, doc)
+	}
+}

@@ -1,0 +1,238 @@
+package pipeline
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// BundleSources is where SupportBundle looks. What is nil is not asked.
+type BundleSources struct {
+	Version any // of this program
+	// Config is recast.yaml as it is, and Invalid why it can't be used.
+	Config  []byte
+	Invalid error
+	// Secrets are those at hand: whatever else happens, none of them gets in.
+	Secrets []string
+
+	Status  func(context.Context) (StatusResult, error)
+	Doctor  func(context.Context) DoctorResult
+	Observe func(context.Context) (cluster.Observation, error)
+	VMs     func(context.Context) ([]cluster.VM, error)
+	Etcd    cluster.EtcdReader
+}
+
+// How long each source may take, and how much of the past goes in.
+const (
+	bundleAsks = 100 * time.Second // doctor's own bounds end before
+	bundleRuns = 5
+	bundleLog  = 4 << 20 // of each log, the newest
+)
+
+// SupportBundle gathers what somebody who helps needs to see. It goes on wherever
+// something can't be read, says so in the bundle, and changes nothing.
+func SupportBundle(ctx context.Context, p *Project, src BundleSources, now time.Time) *bundle.Bundle {
+	name := "recast-support"
+	if p != nil {
+		name += "-" + p.Config.Cluster
+	}
+	g := &gathering{Project: p, src: src, out: bundle.New(name, now, src.secrets(p))}
+	g.add("version.json", src.Version, bundle.List{"**"})
+	g.config()
+	if p != nil {
+		g.lockFile()
+		g.runsHere()
+		g.world(ctx)
+	}
+	g.tell()
+	return g.out
+}
+
+// gathering is a bundle in the making.
+type gathering struct {
+	*Project
+	src BundleSources
+	out *bundle.Bundle
+
+	mu       sync.Mutex
+	problems []string
+}
+
+func (g *gathering) problem(what string, err error) {
+	if err != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.problems = append(g.problems, what+": "+err.Error())
+	}
+}
+
+// add puts what the list allows of v into the bundle.
+func (g *gathering) add(name string, v any, allow bundle.List) {
+	g.mu.Lock()
+	err := g.out.JSON(name, v, allow)
+	g.mu.Unlock()
+	g.problem(name, err)
+}
+
+func (g *gathering) config() {
+	if g.src.Config != nil {
+		text, err := configAllowed.YAML(g.src.Config)
+		g.problem("recast.yaml", err)
+		g.out.Text("recast.yaml", text)
+	}
+	g.problem("recast.yaml can't be used", g.src.Invalid)
+}
+
+func (g *gathering) lockFile() {
+	data, err := os.ReadFile(g.LockFile())
+	if err == nil {
+		var text []byte
+		text, err = lockAllowed.YAML(data)
+		g.out.Text("recast.lock", text)
+	}
+	g.problem("recast.lock", err)
+	_, err = schematics.ReadLock(g.LockFile())
+	g.problem("recast.lock can't be used", err)
+}
+
+// runsHere adds the last runs that were started on this machine: of their journals
+// no fact but which there are, for they hold machine configurations, and their logs.
+func (g *gathering) runsHere() {
+	runs, err := journal.Runs(g.runs())
+	g.problem("journals", err)
+	g.add("runs.json", runs, bundle.List{"*.ID", "*.Started", "*.Finished", "*.Outcome"})
+	for _, run := range runs[:min(len(runs), bundleRuns)] {
+		dir := filepath.Join(g.runs(), run.ID)
+		g.keys(run.ID)
+		logs, err := filepath.Glob(filepath.Join(dir, "log*.jsonl"))
+		g.problem("logs of run "+run.ID, err)
+		for _, path := range logs {
+			g.log(path, filepath.Join("runs", run.ID, filepath.Base(path)))
+		}
+	}
+}
+
+// keys lists what a journal holds, by name.
+func (g *gathering) keys(id string) {
+	j, err := journal.Open(g.runs(), journal.Options{Run: id, ReadOnly: true})
+	if err != nil {
+		g.problem("journal of run "+id, err)
+		return
+	}
+	defer j.Close()
+	keys, err := j.Keys("")
+	g.problem("journal of run "+id, err)
+	g.out.Text(filepath.Join("runs", id, "keys.txt"), []byte(strings.Join(keys, "\n")+"\n"))
+	var plan cluster.Plan
+	if found, err := j.Get("plan", &plan); err != nil {
+		g.problem("plan of run "+id, err)
+	} else if found {
+		g.add(filepath.Join("runs", id, "plan.json"), plan, planAllowed)
+	}
+}
+
+// log adds the newest part of a log, line by line. One that was cut off by a kill
+// ends with a line that is none, which is left out.
+func (g *gathering) log(path, name string) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		g.problem("log "+name, err)
+		return
+	}
+	if len(data) > bundleLog {
+		_, data, _ = bytes.Cut(data[len(data)-bundleLog:], []byte("\n"))
+	}
+	var out bytes.Buffer
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, bundleLog)
+	for lines.Scan() {
+		allow := logAllowed
+		if byUsersProgram(lines.Bytes()) {
+			allow = logOfPrograms
+		}
+		if line, ok := allow.Line(lines.Bytes()); ok {
+			out.Write(append(line, '\n'))
+		}
+	}
+	g.problem("log "+name, lines.Err())
+	g.out.Text(name, out.Bytes())
+}
+
+// byUsersProgram says whether a line may quote what a hook or a gate has printed,
+// which may be anything.
+func byUsersProgram(line []byte) bool {
+	return slices.ContainsFunc([]string{"hook", "ask-gates", "before-run", "after-run"}, func(word string) bool { return bytes.Contains(line, []byte(word)) })
+}
+
+// world asks all servers at the same time.
+func (g *gathering) world(parent context.Context) {
+	ctx, cancel := context.WithTimeoutCause(parent, bundleAsks, errors.New("the bundle waits no longer for it"))
+	defer cancel()
+	var asks sync.WaitGroup
+	if g.src.Status != nil {
+		asks.Go(func() {
+			res, err := g.src.Status(ctx)
+			g.problem("status", err)
+			g.add("status.json", res, statusAllowed)
+		})
+	}
+	if g.src.Doctor != nil {
+		asks.Go(func() { g.add("doctor.json", g.src.Doctor(ctx), doctorAllowed) })
+	}
+	if g.src.VMs != nil {
+		asks.Go(func() {
+			vms, err := g.src.VMs(ctx)
+			g.problem("VMs", err)
+			g.add("vms.json", g.ourVMs(vms), bundle.List{"**"})
+		})
+	}
+	if g.src.Observe != nil {
+		asks.Go(func() {
+			seen, err := g.src.Observe(ctx)
+			g.problem("nodes", err)
+			if err == nil {
+				g.add("nodes.json", nodesSeen(seen), bundle.List{"**"})
+				g.add("etcd.json", g.etcdSeen(ctx, seen), bundle.List{"**"})
+			}
+		})
+	}
+	asks.Wait()
+}
+
+// tell says what is in the bundle, and what could not be read.
+func (g *gathering) tell() {
+	slices.Sort(g.problems)
+	if len(g.problems) > 0 {
+		g.out.Text("unread.txt", []byte(strings.Join(g.problems, "\n")+"\n"))
+	}
+	text := bundleReadme + "\nFiles:\n"
+	for _, f := range g.out.Files() {
+		text += fmt.Sprintf("  %s (%d bytes)\n", f.Name, len(f.Data))
+	}
+	g.out.Text("README.txt", []byte(text))
+}
+
+const bundleReadme = `Support bundle of recast. Look through it before you hand it to anybody.
+
+What is in it was allowed by name, field by field; all else was left out. Secrets that
+were at hand, and what looks like one, were taken out of what is left. Not in it: the
+Proxmox token, talosconfig, kubeconfig, machine configurations, anything of the journals
+but which facts there are, what your hooks and gates print, cloud-init users, passwords and
+keys, notes of VMs other than recast's own records.
+
+It does say: names and addresses of nodes and hosts, disks and their storages, versions,
+what recast did and when, and why that failed.
+`

@@ -1,0 +1,216 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// planted are secrets of every kind, each where it is in real life; none of their
+// bytes may get into a bundle.
+var planted = map[string]string{
+	"the token":             "6f1d3c58-1111-4222-8333-0123456789ab",
+	"another token":         "9e8d7c6b-5555-4666-8777-ba9876543210",
+	"a machine's CA key":    base64.StdEncoding.EncodeToString([]byte("-----BEGIN ED25519 PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIPlantedMachineKey\n-----END ED25519 PRIVATE KEY-----\n")),
+	"a bootstrap token":     "plnt3d.0123456789abcdef",
+	"the talosconfig's key": base64.StdEncoding.EncodeToString([]byte("-----BEGIN ED25519 PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIPlantedTalosconfig\n-----END ED25519 PRIVATE KEY-----\n")),
+	"the kubeconfig's key":  base64.StdEncoding.EncodeToString([]byte("planted kubeconfig key, which is long enough to be one")),
+	"cipassword":            "planted-cipassword",
+	"sshkeys":               "ssh-ed25519%20AAAAC3NzaC1lZDI1NTE5AAAAIPlanted",
+	"a webhook":             "T000/B000/plantedwebhookpath",
+	"what a hook has said":  "planted hook output",
+	"notes of a VM":         "planted note of the VM",
+	"an argument of a hook": "--pass=planted-argument",
+	"a kernel argument":     "talos.config=https://conf.example/planted",
+	"a header":              "planted-header-value",
+}
+
+// config is a recast.yaml with what should not be in one.
+func plantedConfig() []byte {
+	return []byte(fmt.Sprintf(`# token: %s
+version: 1
+cluster: c1
+talos: {version: v1.13.9}
+images: {iso: {storage: [isos]}}
+proxmox:
+  endpoints: ["https://root:%s@pve1.example:8006?x=%s"]
+  token: root@pam!roll=%s
+nodes: [{name: wk1, schematic: default, vmid: 9031}]
+roll:
+  hooks: {beforeNode: [{command: [./silence.sh, "%s"]}]}
+notify: [{url: "https://hooks.example/%s"}]
+`, planted["another token"], planted["cipassword"], planted["another token"], planted["the token"], planted["an argument of a hook"], planted["a webhook"]))
+}
+
+func plantedMachineConfig() []byte {
+	return []byte(fmt.Sprintf("machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"]))
+}
+
+// plantRun leaves a run with secrets in its journal and log.
+func plantRun(t *testing.T, p Project) {
+	t.Helper()
+	j, err := journal.Open(p.runs(), journal.Options{Run: "20261122-0101-aaaa"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := map[string]any{"VM": map[string]any{"Config": map[string]string{"cipassword": planted["cipassword"], "sshkeys": planted["sshkeys"], "description": planted["notes of a VM"]}}}
+	plan := cluster.Plan{Cluster: "c1", ID: "abcd", Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
+	log := strings.Join([]string{
+		`{"time":"t","msg":"request","method":"POST","path":"/nodes/pve1/qemu","header":"` + planted["a header"] + `","step":"roll/workers/wk1/take-down/stop"}`,
+		`{"msg":"step","step":"roll/workers/wk1/bring-up/configure","error":"sent Authorization: PVEAPIToken=root@pam!roll=` + planted["another token"] + ` and got 401","code":"credentials"}`,
+		`{"msg":"step","step":"roll/workers/wk1/hooks/1","status":"note","text":"` + planted["what a hook has said"] + `"}`,
+		`{"msg":"command","status":"ended","error":"hook \"x\": ./x ended with 1: ` + planted["what a hook has said"] + `"}`,
+		`{"msg":"step","step":"roll/workers/wk1/take-down/drain","text":"it says cipassword: ` + planted["cipassword"] + `, and ` + planted["a machine's CA key"] + `"}`,
+		`{"msg":"cut off by a ki`,
+	}, "\n")
+	err = errors.Join(
+		j.PutSecret(cluster.MachineConfigKey("wk1"), plantedMachineConfig()), j.Put("node/wk1/memory", vm), j.Put("plan", plan),
+		os.WriteFile(filepath.Join(j.Dir(), "log.jsonl"), []byte(log), 0o600),
+		j.Finish("failed: hook: ./x ended with 1: "+planted["what a hook has said"]), j.Close(),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// plantLock puts a secret kernel argument into the lock.
+func plantLock(t *testing.T, p Project) {
+	t.Helper()
+	b, err := os.ReadFile(p.LockFile())
+	if err == nil {
+		err = os.WriteFile(p.LockFile(), append(b, []byte("extra: "+planted["a kernel argument"]+"\n")...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// plantedVMs are a node's VM, its parking VM, and one of somebody else.
+func plantedVMs(t *testing.T) []cluster.VM {
+	t.Helper()
+	hush := map[string]string{
+		"cipassword": planted["cipassword"], "sshkeys": planted["sshkeys"], "ciuser": planted["cipassword"], "description": planted["notes of a VM"],
+		"args": "-fw_cfg " + planted["a kernel argument"], "smbios1": "uuid=u-wk1,serial=" + base64.StdEncoding.EncodeToString([]byte("ds=nocloud;s="+planted["a kernel argument"])),
+		"cores": "2", "scsi0": "fast:vm-9031-disk-0,size=10G",
+	}
+	rec := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}
+	return []cluster.VM{
+		{ID: 9031, Name: "wk1", Host: "pve1", Config: hush},
+		parking(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0"}),
+		{ID: 500, Name: "somebody-elses", Host: "pve1", Config: hush},
+	}
+}
+
+// world is sources whose every answer has secrets in it.
+func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
+	t.Helper()
+	seen := cluster.Observation{Found: []cluster.Found{{
+		Name: "wk1", VM: &vms[0], Addr: netip.MustParseAddr("10.0.0.31"), Errs: []error{fails},
+		Machine: &cluster.Machine{TalosVersion: "v1.13.9", ConfigArgs: []string{planted["a kernel argument"]}, Schematic: cluster.SchematicEntry{ID: "5c4e", YAML: planted["a kernel argument"]}},
+	}}}
+	return BundleSources{
+		Version: map[string]string{"recast": "v1"}, Config: plantedConfig(), Invalid: fails,
+		Secrets: []string{planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"]},
+		Status: func(context.Context) (StatusResult, error) {
+			return StatusResult{Cluster: "c1", Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
+		},
+		Doctor: func(context.Context) DoctorResult {
+			return DoctorResult{Cluster: "c1", Checks: []Check{{Group: GroupProxmox, What: "API", State: Problem, Seen: fails.Error()}}}
+		},
+		VMs:     func(context.Context) ([]cluster.VM, error) { return vms, fails },
+		Observe: func(context.Context) (cluster.Observation, error) { return seen, nil },
+	}
+}
+
+func TestSupportBundleHasNoSecrets(t *testing.T) {
+	t.Parallel()
+	p, _ := project(t)
+	p.Config.Nodes = []config.Node{{Name: "wk1", VMID: 9031}}
+	p.Config.Talos.MachineConfigs = t.TempDir()
+	if err := os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs, "wk1.yaml"), plantedMachineConfig(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plantRun(t, p)
+	plantLock(t, p)
+	fails := fmt.Errorf("GET https://x:%s@pve1/?a=%s: root@pam!roll=%s: %s %s", planted["cipassword"], planted["another token"], planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"])
+	b := SupportBundle(t.Context(), &p, plantedSources(t, plantedVMs(t), fails), time.Now())
+	for _, f := range b.Files() {
+		for what, secret := range planted {
+			plain, _ := base64.StdEncoding.DecodeString(secret)
+			for _, form := range append([]string{secret, base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret))}, strings.Split(string(plain), "\n")...) {
+				if len(form) > 8 && !strings.HasPrefix(form, "-----") && bytes.Contains(f.Data, []byte(form)) {
+					t.Errorf("%s has %s:\n%s", f.Name, what, f.Data)
+				}
+			}
+		}
+	}
+	requireIn(t, b, map[string][]string{
+		"README.txt":                        {"Look through it", "vms.json ("},
+		"version.json":                      {`"recast": "v1"`},
+		"recast.yaml":                       {"cluster: c1", "name: wk1", "vmid: 9031"},
+		"recast.lock":                       {"talos: v1.13.9", "schematicID: "},
+		"runs.json":                         {`"ID": "20261122-0101-aaaa"`, "ended with 1: [left out]"},
+		"runs/20261122-0101-aaaa/keys.txt":  {"machine-config", "node/wk1/memory"},
+		"runs/20261122-0101-aaaa/plan.json": {`"id": "abcd"`},
+		"runs/20261122-0101-aaaa/log.jsonl": {`"method":"POST"`, `"code":"credentials"`},
+		"status.json":                       {`"cluster": "c1"`},
+		"doctor.json":                       {`"what": "API"`},
+		"vms.json":                          {`"vmid": 9031`, `"cores": "2"`, `"uuid": "u-wk1"`, `"sshkeys"`, `"run": "r1"`},
+		"nodes.json":                        {`"talos": "v1.13.9"`, `"schematic": "5c4e"`},
+		"unread.txt":                        {"recast.lock can't be used", "VMs: ", "status: "},
+	})
+	if strings.Contains(fileIn(b, "vms.json"), "somebody-elses") {
+		t.Error("vms.json has a VM that is none of ours")
+	}
+}
+
+// requireIn wants files that have these texts.
+func requireIn(t *testing.T, b *bundle.Bundle, want map[string][]string) {
+	t.Helper()
+	for name, texts := range want {
+		for _, text := range texts {
+			if got := fileIn(b, name); !strings.Contains(got, text) {
+				t.Errorf("%s lacks %q:\n%s", name, text, got)
+			}
+		}
+	}
+}
+
+func fileIn(b *bundle.Bundle, name string) string {
+	i := slices.IndexFunc(b.Files(), func(f bundle.File) bool { return f.Name == name })
+	if i < 0 {
+		return ""
+	}
+	return string(b.Files()[i].Data)
+}
+
+// With nothing to be read there is a bundle all the same, which says so.
+func TestSupportBundleOfNothing(t *testing.T) {
+	t.Parallel()
+	b := SupportBundle(t.Context(), nil, BundleSources{Invalid: errors.New("recast.yaml: no such file")}, time.Now())
+	requireIn(t, b, map[string][]string{"unread.txt": {"no such file"}, "README.txt": {"unread.txt ("}})
+
+	p, _ := project(t)
+	fails := errors.New("connection refused")
+	src := BundleSources{
+		Config: []byte("a: [broken"), Status: func(context.Context) (StatusResult, error) { return StatusResult{}, fails },
+		VMs:     func(context.Context) ([]cluster.VM, error) { return nil, fails },
+		Observe: func(context.Context) (cluster.Observation, error) { return cluster.Observation{}, fails },
+	}
+	b = SupportBundle(t.Context(), &p, src, time.Now())
+	requireIn(t, b, map[string][]string{"unread.txt": {"recast.yaml: it is no YAML", "VMs: connection refused", "nodes: connection refused", "status: connection refused"}})
+}
