@@ -14,12 +14,22 @@ func (r *Replace) parkSteps() []step.Step {
 	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		steps = append(steps, step.Step{
-			ID: d.Key, Kind: "park-disk", Title: fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking), Risk: step.Disruptive,
+			ID: d.Key, Kind: "park-disk", Title: r.parkTitle(d), Risk: step.Disruptive,
 			Skip: func(ctx context.Context) (string, error) { return r.parked(ctx, d) },
 			Do:   func(ctx context.Context) error { return r.park(ctx, d) },
 		})
 	}
 	return steps
+}
+
+func (r *Replace) parkTitle(d ParkedDisk) string {
+	switch {
+	case d.Holder != 0:
+		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
+	case r.Parking == 0: // it is made first
+		return fmt.Sprintf("park %s as %s of its parking VM", d.Key, d.ParkKey)
+	}
+	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
 }
 
 // onParking reads the drive under its parking key; found is false while the key is free.

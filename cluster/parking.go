@@ -13,6 +13,9 @@ import (
 
 // replace gathers what was remembered into the exchange of this node's VM.
 func (n *nodeRoll) replace(ctx context.Context) (*Replace, error) {
+	if n.drawn != nil {
+		return new(*n.drawn), nil
+	}
 	park, err := n.parking(ctx)
 	if err != nil {
 		return nil, err

@@ -139,6 +139,7 @@ type nodeRoll struct {
 	hooks Hooks
 	path  string // of its branch in the tree
 
+	drawn     *Replace  // as it would be, where nothing is done and its steps are only listed; nil: it is read
 	opened    *Replace  // as its record was read last; nil: not yet
 	pulled    bool      // it was made to fetch the installer
 	rebooted  bool      // it was told to, by this very process

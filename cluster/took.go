@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -40,13 +39,7 @@ func (n *NodePlan) estimate(past []Took) {
 		return // what is half done takes who knows how long
 	}
 	n.OutageFrom = "assumed"
-	for _, of := range []struct {
-		who  string
-		like func(Took) bool
-	}{
-		{"it", func(t Took) bool { return t.Node == n.Node }},
-		{n.Role + "s", func(t Took) bool { return t.Role == n.Role }},
-	} {
+	for _, of := range n.peers() {
 		var outages, wholes []int
 		for _, t := range past {
 			if t.Strategy == n.Strategy && of.like(t) && len(outages) < lately {
@@ -55,10 +48,7 @@ func (n *NodePlan) estimate(past []Took) {
 		}
 		if count := len(outages); count > 0 {
 			n.OutageSeconds, n.WholeSeconds = median(outages), median(wholes)
-			n.OutageFrom = fmt.Sprintf("%d earlier rolls of %s", count, of.who)
-			if count == 1 {
-				n.OutageFrom = "an earlier roll of " + of.who
-			}
+			n.OutageFrom = earlier(count, of.who)
 			return
 		}
 	}

@@ -22,10 +22,16 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	if err != nil {
 		return cluster.Plan{}, err
 	}
+	plan, _, err := p.planSeen(ctx, m, lock, past, policy)
+	return plan, err
+}
+
+// planSeen also returns what the plan was made of.
+func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
 	wanted := p.wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
-		return cluster.Plan{}, err
+		return cluster.Plan{}, o, err
 	}
 	var errTook error
 	o.Took, errTook = p.took()
@@ -35,7 +41,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	}
 	plan.Gates, plan.Hooks = p.gates(), p.hooks()
 	plan.Seal(pinned(lock), p.Config.Hash())
-	return plan, err
+	return plan, o, err
 }
 
 // policy completes what was asked for on the command line with the configuration.

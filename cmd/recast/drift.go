@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -28,12 +29,18 @@ every locked extension is read back from each node and compared with the image t
 the lock pins by digest; a file in /usr/local of no locked extension is found, too.
 That takes a talosconfig with the role os:admin and reads as many bytes from each
 node as its extensions have. CPU microcode and the lists of kernel modules can't be
-compared: a node shows them otherwise than an extension image has them.`,
+compared: a node shows them otherwise than an extension image has them.
+
+-o json is described by docs/schemas/drift.schema.json. -o markdown is for an issue
+or a chat; -o junit for a CI system's own page of results: a node is a test case,
+which fails when it is stale; -o prometheus for a Pushgateway, with the names that
+--metrics-file has.`,
 		Example: `  recast drift
-  recast drift --deep -o json`,
+  recast drift --deep -o json
+  recast drift -o junit > drift.xml`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
+			if err := format(out, "text", "json", "markdown", "junit", "prometheus"); err != nil {
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
@@ -42,22 +49,30 @@ compared: a node shows them otherwise than an extension image has them.`,
 					return err
 				}
 				s.telemetry.Drifted(res)
-				if err := ui.WriteDrift(s.out, out, res); err != nil {
-					return err
+				code, outcome := driftOutcome(res)
+				if out == "prometheus" {
+					err = s.telemetry.WriteMetrics(s.out, code)
+				} else {
+					err = ui.WriteDrift(s.out, out, res)
 				}
-				switch {
-				case res.Unread > 0:
-					return fault.WithHint(fault.Unread.Of(errUnread), "the reasons are in the answer above")
-				case res.Stale > 0:
-					return errDiffers
-				}
-				return nil
+				return cmp.Or(err, outcome)
 			})
 		},
 	}
 	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown, junit or prometheus")
 	return c
+}
+
+// driftOutcome is how drift ends, by what it has found.
+func driftOutcome(res pipeline.DriftResult) (code int, err error) {
+	switch {
+	case res.Unread > 0:
+		return exitFailed, fault.WithHint(fault.Unread.Of(errUnread), "the reasons are in the answer above")
+	case res.Stale > 0:
+		return exitDiffers, errDiffers
+	}
+	return exitDone, nil
 }
 
 func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, deep bool) (res pipeline.DriftResult, err error) {

@@ -26,7 +26,7 @@ func TestMakeExample(t *testing.T) {
 	m.typed(exitDone, "lab", "patch", "iscsi-tools", "--dir", ".")
 	m.says(exitDone, "extension iscsi-tools v0.2.0: sha256:", "update")
 	m.says(exitDone, "wk2", "plan")
-	m.says(2, "stale  wk1", "drift")
+	m.says(2, "stale    wk1", "drift")
 	m.says(exitDone, "wk2 recreated as build", "roll", "YES=1")
 	m.says(exitDone, "in sync", "drift")
 	m.says(exitDone, "is on storage isos", "images")
@@ -35,7 +35,7 @@ func TestMakeExample(t *testing.T) {
 	m.replace("schematics/storage.yaml", "customization:\n", "customization:\n  extraKernelArgs: [quiet]\n")
 	m.says(exitDone, "schematics/storage.yaml changed", "images")
 	m.says(exitDone, "is on storage isos", "images")
-	m.says(2, "stale  wk1", "drift")
+	m.says(2, "stale    wk1", "drift")
 }
 
 type maker struct{ *terminal }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +33,7 @@ func (l labels) Set(text string) (err error) {
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
 	var policy cluster.Policy
-	var out string
+	var out, explain string
 	var exitCode, rehearse bool
 	c := &cobra.Command{
 		Use: "plan", Short: "Show what a roll would do, and why",
@@ -42,19 +43,29 @@ why by that one, which disks are carried over, what would be lost, how long it
 takes, or why it can't be done; and which gates of your own (roll.gates) it asks
 between two nodes. It does not ask them: recast doctor does. Changes nothing.
 What the plan shows is what a roll runs; recast roll --plan carries out one that was
-saved with -o json. -o markdown is for a pull request. A node with the annotation
+saved with -o json (docs/schemas/plan.schema.json). -o markdown is for a pull
+request, -o prometheus has the names of --metrics-file. A node with the annotation
 recast.dev/pause is left as it is.
+
+--explain NODE says all about one node: what is wanted beside what was found, each
+strategy with what speaks against it, what becomes of each of its disks, and each
+step of a roll in its order, with how long it took in earlier rolls.
 
 Where boot ISOs are tried out before any node goes (roll.rehearse, --rehearse), it
 shows on which hosts and how; and which scratch VMs of killed runs go before that.`,
 		Example: `  recast plan
+  recast plan --explain wk1
   recast plan --only wk1 -o json
   recast plan -l zone=a
   recast plan -o json > plan.json
   recast plan --exit-code      # 2 if a roll would do something`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json", "markdown"); err != nil {
+			formats := []string{"text", "json", "markdown", "prometheus"}
+			if explain != "" {
+				formats = formats[:2]
+			}
+			if err := format(out, formats...); err != nil {
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
@@ -62,24 +73,58 @@ shows on which hosts and how; and which scratch VMs of killed runs go before tha
 				if c.Flags().Changed("rehearse") {
 					tried = &rehearse
 				}
-				plan, err := pipeline.Plan(ctx, p, m, policy, tried)
-				if err != nil {
-					return err
-				}
-				s.telemetry.Planned(plan)
-				if err := ui.WritePlan(s.out, out, plan); err != nil {
-					return err
-				}
-				if exitCode && len(plan.Work()) > 0 {
+				ask := planAsk{out: out, node: explain, policy: policy, rehearse: tried, exitCode: exitCode}
+				code, err := ask.answer(ctx, s, p, m)
+				if err == nil && code == exitDiffers {
 					return errDiffers
 				}
-				return nil
+				return err
 			})
 		},
 	}
 	selection(c, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
+	c.Flags().StringVar(&explain, "explain", "", "say all about one `node` instead: strategies, disks, steps")
 	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text, json or markdown")
+	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown or prometheus")
 	return c
+}
+
+// planAsk is what recast plan was asked for.
+type planAsk struct {
+	out      string
+	node     string // to be explained; "": none
+	policy   cluster.Policy
+	rehearse *bool
+	exitCode bool
+}
+
+// answer makes the plan and prints it, or what it says of one node. The code is how
+// the command ends.
+func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
+	var plan cluster.Plan
+	var e cluster.Explanation
+	if a.node == "" {
+		plan, err = pipeline.Plan(ctx, p, m, a.policy, a.rehearse)
+	} else {
+		plan, e, err = pipeline.Explain(ctx, p, m, a.policy, a.rehearse, a.node)
+	}
+	if err != nil {
+		return exitFailed, err
+	}
+	if a.exitCode && len(plan.Work()) > 0 {
+		code = exitDiffers
+	}
+	s.telemetry.Planned(plan)
+	switch {
+	case a.node != "":
+		err = ui.WriteExplanation(s.out, a.out, e)
+	case a.out == "prometheus":
+		err = s.telemetry.WriteMetrics(s.out, code)
+	case a.out == "text":
+		err = errors.Join(ui.WritePlan(s.out, a.out, plan), ui.AdvisePlan(s.out, plan))
+	default:
+		err = ui.WritePlan(s.out, a.out, plan)
+	}
+	return code, err
 }

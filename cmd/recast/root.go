@@ -43,7 +43,8 @@ const envHelp = `Environment:
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
                         helpers open registries (default: ~/.docker; podman's serve too)
   GITHUB_TOKEN          opens ghcr.io where nobody is logged in
-  NO_COLOR              no colours, whatever the terminal
+  NO_COLOR              no colours, whatever the terminal; CLICOLOR_FORCE=1: colours, though
+                        there is none. --color decides over both
   OTEL_EXPORTER_OTLP_ENDPOINT  a collector of OpenTelemetry traces, over HTTP; the other
                         OTEL_ variables and TRACEPARENT hold as everywhere`
 
@@ -72,6 +73,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	)
 	usageErrors(c)
 	g.observe(c, s)
+	colourful(c)
 	return c
 }
 

@@ -44,7 +44,7 @@ func TestScript(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears,
+			"exits": exits, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears, "conforms": conforms,
 		},
 	})
 }

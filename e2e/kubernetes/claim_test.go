@@ -41,7 +41,7 @@ func (s *scene) claimInKubernetes() {
 		s.t.Errorf("the Lease outlived its roll: %+v", l)
 	}
 	s.settled()
-	s.must(2, "drift", "in sync  wk1", "stale  wk2")
+	s.must(2, "drift", "in sync  wk1", "stale    wk2")
 	s.t.Attr("kubernetes-troubles", "1")
 }
 

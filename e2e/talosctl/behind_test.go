@@ -27,10 +27,10 @@ func TestBehindItsBack(t *testing.T) {
 	u.powerOn("9031")
 	u.types("It boots the ISO", slices.Concat([]command{
 		{line: "apply-config -i -n {wk1} -f {dir}/wk1.yaml", within: boots},
-		{line: "recast drift", code: 2, out: []string{`^stale  wk1 `, `boot ISO .* is still in ide2`, `boot-media 1$`}, within: boots},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `boot ISO .* is still in ide2`, `boot-media 1$`}, within: boots},
 	}, rolled(`^  wk1 upgraded in place`))...)
 	u.types("A shutdown", command{line: "shutdown -n {wk2} --wait=false"},
-		command{line: "recast drift", code: 1, within: boots, out: []string{`^unread  wk2`, `VM 9032 "wk2" on pve1 is switched off`}},
+		command{line: "recast drift", code: 1, within: boots, out: []string{`^unread +wk2`, `VM 9032 "wk2" on pve1 is switched off`}},
 		command{line: "recast roll --yes", code: 1, errs: []string{`a plan needs every node's answer`, `hint: start VM 9032 "wk2" on pve1 in Proxmox`}})
 	u.powerOn("9032")
 	u.types("It is on again", command{line: "recast drift", out: inSync, within: boots})
@@ -52,7 +52,7 @@ func rolled(nodes ...string) []command {
 func upgradedBehind(other string) []command {
 	return slices.Concat([]command{
 		{line: "upgrade -n {wk1} --image " + other, errs: []string{`upgrade completed`, `post check passed`}},
-		{line: "recast drift", code: 2, out: []string{`^stale  wk1 `, `extensions of another lock: `, `extension iscsi-tools v0\.2\.0 is missing`, `^1 of 5 nodes are stale`}, within: boots},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `extensions of another lock: `, `extension iscsi-tools v0\.2\.0 is missing`, `^1 of 5 nodes are stale`}, within: boots},
 		{line: "rollback -n {wk1}"},
 		{line: "recast drift", out: inSync, within: boots},
 		{line: "upgrade -n {wk1} --image " + other, errs: []string{`upgrade completed`, `post check passed`}},
@@ -66,16 +66,16 @@ func pendingBehind(other string) []command {
 	return slices.Concat([]command{
 		{line: "upgrade -n {wk1} --no-reboot --image " + other, errs: []string{`upgrade completed`}},
 		{line: "get extensions -n {wk1}", out: []string{`iscsi-tools`}}, // the old system runs
-		{line: "recast drift", code: 2, out: []string{`^stale  wk1 `, `is installed, but .* is running: the next reboot starts the other system`, `pending-reboot 1`}},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `is installed, but .* is running: the next reboot starts the other system`, `pending-reboot 1`}},
 	}, rolled(`wk1 recreated as build`))
 }
 
 func stagedBehind(other string) []command {
 	return slices.Concat([]command{
 		{line: "upgrade -n {wk1} --legacy --stage --image " + other, errs: []string{`post check passed`}},
-		{line: "recast drift", code: 2, out: []string{`^stale  wk1 `, `extension iscsi-tools v0\.2\.0 is missing`}, within: boots},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `extension iscsi-tools v0\.2\.0 is missing`}, within: boots},
 		{line: `patch mc -n {wk2} --patch {"machine":{"install":{"image":"` + other + `"}}}`, errs: []string{`patched MachineConfigs`}},
-		{line: "recast drift", code: 2, out: []string{`^stale  wk2 `, `install image of its configuration: `, `^2 of 5 nodes are stale`}},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk2 `, `install image of its configuration: `, `^2 of 5 nodes are stale`}},
 	}, rolled(`wk1 recreated as build`, `wk2 upgraded in place`))
 }
 
@@ -84,7 +84,7 @@ func resetBehind() []command {
 		{line: "get machineconfig v1alpha1 -n {wk1} -o jsonpath={.spec}", out: []string{`^machine:`}, keep: "wk1.yaml"},
 		{line: "get machineconfig v1alpha1 -n {wk2} -o jsonpath={.spec}", out: []string{`^machine:`}, keep: "wk2.yaml"},
 		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false"},
-		{line: "recast drift", code: 1, out: []string{`^unread  wk2 `, `is in maintenance mode: its machine has no configuration any more, as after talosctl reset`, `^1 of 5 nodes could not be read`}, within: boots},
+		{line: "recast drift", code: 1, out: []string{`^unread +wk2 `, `is in maintenance mode: its machine has no configuration any more, as after talosctl reset`, `^1 of 5 nodes could not be read`}, within: boots},
 		{line: "recast roll --yes", code: 1, errs: []string{`a plan needs every node's answer: node wk2`, `hint: its machine configuration is nowhere to be had: put it as wk2.yaml `}},
 		{line: "apply-config -i -n {wk2} -f {dir}/wk2.yaml", within: boots},
 		{line: "recast drift", out: inSync, within: boots},
@@ -97,7 +97,7 @@ func removedBehind(cp3, storage string) []command {
 		{line: "upgrade -n {cp1} --no-reboot --image " + storage, errs: []string{`upgrade completed`}},
 		{line: "etcd remove-member -n {cp1} " + cp3},
 		{line: "service etcd -n {cp3}", out: []string{`^STATE +(Waiting|Failed)`}, within: boots},
-		{line: "recast drift", code: 2, out: []string{`^stale  cp1 `, `^in sync  cp3 `}},
+		{line: "recast drift", code: 2, out: []string{`^stale +cp1 `, `^in sync  cp3 `}},
 		{
 			line: "recast roll --yes", code: 4, out: []string{`cp1 recreate failed`},
 			errs: []string{`cp1/gate: the cluster has 3 control planes, but etcd without cp1 only these members: cp2`, `hint: talosctl etcd members`},

@@ -36,6 +36,7 @@ const (
 	xz         = "github.com/ulikunitz/xz"
 	otel       = "go.opentelemetry.io/otel/..."
 	prometheus = "github.com/prometheus/client_golang/prometheus"
+	jsonschema = "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // table is DESIGN's: cmd → adapters → domain → internal/{step,wait,fault}.
@@ -49,6 +50,7 @@ var table = []row{
 	{pkg: "docs/runbooks"},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
+	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // what is printed, against what is published
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
 
 	{pkg: "pipeline", allow: []string{
@@ -75,9 +77,11 @@ var table = []row{
 		"pipeline", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
 	}},
 
+	{pkg: "internal/ui", files: tests, allow: []string{"github.com/invopop/jsonschema", jsonschema}},
+
 	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
-		"pipeline", "cluster", "internal/ui", "internal/step", "internal/fault", otel, grpc, prometheus,
+		"pipeline", "cluster", "internal/ui", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
 	}},
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 

@@ -1,12 +1,14 @@
 package telemetry
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -101,6 +103,38 @@ func (t *Telemetry) answer(tell func(*page)) {
 }
 
 func (t *Telemetry) writeMetrics(exitCode int) error {
+	reg, err := t.metrics(exitCode)
+	if err != nil {
+		return err
+	}
+	// Writes beside the file and renames, with mode 0644.
+	return prometheus.WriteToTextfile(t.o.MetricsFile, reg)
+}
+
+// WriteMetrics writes what the metrics file would hold if the command ended now,
+// with that exit code: requests and steps are in it where there is such a file.
+func (t *Telemetry) WriteMetrics(w io.Writer, exitCode int) error {
+	if t == nil {
+		return nil
+	}
+	reg, err := t.metrics(exitCode)
+	if err != nil {
+		return err
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		return err
+	}
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(w, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// metrics puts together what is known so far.
+func (t *Telemetry) metrics(exitCode int) (*prometheus.Registry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	reg := prometheus.NewRegistry()
@@ -111,17 +145,15 @@ func (t *Telemetry) writeMetrics(exitCode int) error {
 	p.gauge("recast_command_start_timestamp_seconds", "When the command began.")(stamp(t.began))
 	p.gauge("recast_command_end_timestamp_seconds", "When the command ended.")(stamp(time.Now()))
 	p.gauge("recast_command_exit_code", "How it ended: 0 done or in sync, 1 failed, 2 drift or changes, 3 configuration, 4 refused as unsafe, 5 another run holds the claim, 130 interrupted.")(float64(exitCode))
-	for _, c := range []prometheus.Collector{t.counts.requests, t.counts.answers, t.counts.steps, t.counts.failed} {
-		p.add(c)
+	if t.counts != nil {
+		for _, c := range []prometheus.Collector{t.counts.requests, t.counts.answers, t.counts.steps, t.counts.failed} {
+			p.add(c)
+		}
 	}
 	for _, tell := range t.answers {
 		tell(p)
 	}
-	if p.err != nil {
-		return p.err
-	}
-	// Writes beside the file and renames, with mode 0644.
-	return prometheus.WriteToTextfile(t.o.MetricsFile, reg)
+	return reg, p.err
 }
 
 func stamp(at time.Time) float64 { return float64(at.UnixMilli()) / 1000 }

@@ -12,44 +12,95 @@ import (
 
 // WriteDrift prints how every node stands.
 func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
-	return write(w, format, res, func(p *page) {
-		for _, d := range res.Nodes {
+	switch format {
+	case "markdown":
+		return write(w, format, res, func(p *page) { driftMarkdown(p, res) })
+	case "junit":
+		return writeJUnit(w, res)
+	}
+	return write(w, format, res, func(p *page) { drawDrifts(p, res) })
+}
+
+func drawDrifts(p *page, res pipeline.DriftResult) {
+	var columns table
+	alike := map[string][]string{}
+	for _, d := range res.Nodes {
+		columns.fit(driftRow(p, d)...)
+		if plain(d) {
+			alike[runs(d)] = append(alike[runs(d)], d.Node)
+		}
+	}
+	for _, d := range res.Nodes {
+		switch names := alike[runs(d)]; {
+		case !plain(d) || len(names) < several:
+			p.row(columns, "", driftRow(p, d)...)
 			drawDrift(p, d)
+		case names[0] == d.Node:
+			p.wrapped(stateOf(p, d)+"  ", "    ", fmt.Sprintf("%d nodes, each of them %s: %s", len(names), runs(d), together(names)))
 		}
-		switch {
-		case res.Unread > 0 && res.Stale > 0:
-			p.line("%d of %d nodes could not be read, %d stale%s", res.Unread, len(res.Nodes), res.Stale, tally(res.Nodes))
-		case res.Unread > 0:
-			p.line("%d of %d nodes could not be read", res.Unread, len(res.Nodes))
-		case res.Stale > 0:
-			p.line("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
-		default:
-			p.line("%s in sync", counted(len(res.Nodes), "node"))
-		}
-		for _, h := range hints(res.Nodes) {
-			p.wrapped("next: ", "      ", h)
-		}
-	})
+	}
+	p.wrapped("", "  ", driftSum(res))
+	for _, h := range hints(res.Nodes) {
+		p.wrapped("next: ", "      ", h)
+	}
+}
+
+// plain says whether there is nothing to say of a node but that it is in sync.
+func plain(d cluster.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
+
+// runs is what a node runs beside what it should.
+func runs(d cluster.Drift) string { return talosOf(d) + ", wanted build " + short(d.Build) }
+
+func talosOf(d cluster.Drift) string {
+	if d.Talos == "" {
+		return "no Talos was read"
+	}
+	return "Talos " + printable(d.Talos)
+}
+
+func driftRow(p *page, d cluster.Drift) []string {
+	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + short(d.Build)}
+}
+
+// stateWord is how a node stands, in a word: "in sync", "stale" or "unread".
+func stateWord(d cluster.Drift) string {
+	switch {
+	case len(d.Unread) > 0:
+		return "unread"
+	case d.Stale:
+		return "stale"
+	}
+	return "in sync"
+}
+
+func stateOf(p *page, d cluster.Drift) string {
+	word := stateWord(d)
+	return p.paint(map[string]string{"unread": red, "stale": yellow, "in sync": green}[word], word)
 }
 
 func drawDrift(p *page, d cluster.Drift) {
-	state := p.paint(green, "in sync")
-	switch {
-	case len(d.Unread) > 0:
-		state = p.paint(red, "unread")
-	case d.Stale:
-		state = p.paint(yellow, "stale")
-	}
-	p.line("%s  %s (wanted build %s)", state, d.Node, short(d.Build))
 	for _, r := range d.Reasons {
 		p.wrapped("    ", "      ", printable(r.Text))
 	}
 	for _, u := range d.Unread {
-		p.wrapped("    "+p.paint(red, "unread: "), "      ", u)
+		p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", printableLines(u))
 	}
 	for _, n := range d.Notes {
-		p.wrapped("    note: ", "      ", n)
+		p.wrapped("    note: ", "      ", printableLines(n))
 	}
+}
+
+// driftSum adds up how the nodes stand.
+func driftSum(res pipeline.DriftResult) string {
+	switch {
+	case res.Unread > 0 && res.Stale > 0:
+		return fmt.Sprintf("%d of %d nodes could not be read, %d stale%s", res.Unread, len(res.Nodes), res.Stale, tally(res.Nodes))
+	case res.Unread > 0:
+		return fmt.Sprintf("%d of %d nodes could not be read", res.Unread, len(res.Nodes))
+	case res.Stale > 0:
+		return fmt.Sprintf("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
+	}
+	return counted(len(res.Nodes), "node") + " in sync"
 }
 
 // kubernetesVersion is the code of the one reason that no roll does anything about.
@@ -97,6 +148,9 @@ func tally(nodes []cluster.Drift) string {
 func hints(nodes []cluster.Drift) []string {
 	var out []string
 	order, _ := codes(nodes)
+	if slices.ContainsFunc(nodes, func(d cluster.Drift) bool { return len(d.Unread) > 0 }) {
+		out = append(out, "recast doctor looks at every way to the nodes; what could not be read is neither stale nor in sync")
+	}
 	if slices.Contains(order, "unfinished") || slices.Contains(order, "cordoned") {
 		out = append(out, "recast status says what was left and where every disk is")
 	}

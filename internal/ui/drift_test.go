@@ -36,7 +36,10 @@ func TestWriteDrift(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			res.Cluster = "c1"
 			drawn(t, name, func(b *bytes.Buffer) error { return WriteDrift(b, "text", res) })
+			drawn(t, name+".md", func(b *bytes.Buffer) error { return WriteDrift(b, "markdown", res) })
+			drawn(t, name+".xml", func(b *bytes.Buffer) error { return WriteDrift(b, "junit", res) })
 		})
 	}
 }

@@ -10,10 +10,23 @@ import (
 
 // drawGates says what of the user's own is asked on the way.
 func drawGates(p *page, plan cluster.Plan) {
-	if len(plan.Gates) == 0 || !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+	lines := gateLines(plan)
+	if len(lines) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "gates: asked before each node goes, and once it is back"))
+	p.wrapped("", "  ", p.paint(bold, "gates: asked before each node goes, and once it is back"))
+	for _, text := range lines {
+		p.wrapped("  ", "    ", text)
+	}
+	p.line("")
+}
+
+// gateLines are the gates of a plan that does something.
+func gateLines(plan cluster.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+		return nil
+	}
+	var lines []string
 	for _, g := range plan.Gates {
 		text := g.String()
 		if text != g.About() {
@@ -26,7 +39,7 @@ func drawGates(p *page, plan cluster.Plan) {
 		if g.BeforeOnly {
 			text += ", before only"
 		}
-		p.wrapped("  ", "    ", text)
+		lines = append(lines, text)
 	}
-	p.line("")
+	return lines
 }

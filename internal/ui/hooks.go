@@ -16,26 +16,33 @@ var hookPoints = map[cluster.HookPoint]string{
 
 // drawHooks says which programs of the user's own run on the way.
 func drawHooks(p *page, plan cluster.Plan) {
-	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+	lines := hookLines(plan)
+	if len(lines) == 0 {
 		return
 	}
-	drawn := false
+	p.wrapped("", "  ", p.paint(bold, "hooks: one that fails stops the roll"))
+	for _, text := range lines {
+		p.wrapped("  ", "    ", text)
+	}
+	p.line("")
+}
+
+// hookLines are the hooks of a plan that does something.
+func hookLines(plan cluster.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+		return nil
+	}
+	var lines []string
 	for _, point := range cluster.HookPoints() {
 		for _, h := range plan.Hooks.At(point) {
-			if !drawn {
-				p.line("%s", p.paint(bold, "hooks: one that fails stops the roll"))
-				drawn = true
-			}
 			text := hookPoints[point] + ": " + h.String()
 			if h.Description != "" {
 				text += " (" + h.About() + ")"
 			}
-			p.wrapped("  ", "    ", text+", within "+minutes(h.Timeout()))
+			lines = append(lines, text+", within "+minutes(h.Timeout()))
 		}
 	}
-	if drawn {
-		p.line("")
-	}
+	return lines
 }
 
 // drawHooked counts the hooks that ran, and says of each that failed how.

@@ -15,34 +15,41 @@ func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
 	if format == "markdown" {
 		return write(w, format, plan, func(p *page) { writeMarkdown(p, plan) })
 	}
-	return write(w, format, plan, func(p *page) {
-		rest := plan.Nodes
-		drawRehearsal(p, plan)
-		for _, phase := range phases(plan) {
-			nodes := ofPhase(plan, phase)
-			p.line("%s", p.paint(bold, heading(plan, phase, len(nodes))))
-			for _, n := range nodes {
-				drawNode(p, n)
-			}
-			p.line("")
+	return write(w, format, plan, func(p *page) { drawPlan(p, plan) })
+}
+
+func drawPlan(p *page, plan cluster.Plan) {
+	drawRehearsal(p, plan)
+	var columns table
+	for _, n := range plan.Nodes {
+		if acts(n) {
+			columns.fit(nodeRow(p, n)...)
 		}
-		rest = slices.DeleteFunc(slices.Clone(rest), acts)
-		for _, n := range rest {
-			drawIdle(p, n)
+	}
+	for _, phase := range phases(plan) {
+		nodes := ofPhase(plan, phase)
+		p.wrapped("", "  ", p.paint(bold, heading(plan, phase, len(nodes))))
+		common := shared(nodes)
+		if len(common) > 0 {
+			p.line("  each of them")
+			p.facts("      ", common)
 		}
-		if len(rest) > 0 {
-			p.line("")
+		for _, n := range nodes {
+			p.row(columns, "  ", nodeRow(p, n)...)
+			p.facts("      ", slices.DeleteFunc(factsOf(n), func(f fact) bool { return slices.Contains(common, f) }))
 		}
-		drawGates(p, plan)
-		drawHooks(p, plan)
-		for _, text := range plan.Warn {
-			p.wrapped(p.paint(yellow, "warning: "), "  ", text)
-		}
-		for _, text := range plan.Kubernetes {
-			p.wrapped("beside this: ", "  ", text)
-		}
-		drawSum(p, plan)
-	})
+		p.line("")
+	}
+	drawIdle(p, plan)
+	drawGates(p, plan)
+	drawHooks(p, plan)
+	for _, text := range plan.Warn {
+		p.wrapped(p.paint(yellow, "warning: "), "  ", text)
+	}
+	for _, text := range plan.Kubernetes {
+		p.wrapped("beside this: ", "  ", text)
+	}
+	drawSum(p, plan)
 }
 
 // drawRehearsal says which VMs go and are made before any node is touched.
@@ -82,6 +89,8 @@ func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
 	switch phase {
 	case cluster.Unfinished:
 		return "finish first: left by run " + plan.Run
+	case cluster.Reset:
+		return "before all others: machines that were reset"
 	case cluster.Canary:
 		return "canary: one node first, since none runs the new build yet"
 	case cluster.ControlPlanes:
@@ -100,109 +109,99 @@ func beside(plan cluster.Plan, phase cluster.Phase) string {
 	return fmt.Sprintf(", beside the %s", strings.ReplaceAll(string(plan.Batches[i-1].Phase), "-", " "))
 }
 
-func drawNode(p *page, n cluster.NodePlan) {
+// nodeRow is the line of a node that something is done to, or that is refused.
+func nodeRow(p *page, n cluster.NodePlan) []string {
 	what := p.paint(yellow, string(n.Strategy))
-	away := ", away for about " + minutes(outage(n))
-	if n.OutageFrom != "" && n.OutageFrom != "assumed" {
-		away += ", as in " + n.OutageFrom
-	}
 	if len(n.Refused) > 0 {
-		what, away = p.paint(red, "refused"), ""
+		what = p.paint(red, "refused")
 	}
-	if n.OutageSeconds == 0 {
-		away = ""
-	}
-	vm := fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
+	return []string{what, n.Node, n.Role, vmOf(n), awayOf(n)}
+}
+
+func vmOf(n cluster.NodePlan) string {
 	if n.VMID == 0 {
-		vm = "no VM that can be read"
+		return "no VM that can be read"
 	}
-	p.line("  %s  %s (%s, %s)%s", what, n.Node, n.Role, vm, away)
-	detail := func(label, text string) { p.wrapped("      "+label, "        ", text) }
-	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" {
-		detail("why: ", reasons(why))
+	return fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
+}
+
+// awayOf says how long a node is expected to be away, and how that is known.
+func awayOf(n cluster.NodePlan) string {
+	switch {
+	case n.OutageSeconds == 0 || len(n.Refused) > 0:
+		return ""
+	case n.OutageFrom == "":
+		return "away for about " + minutes(outage(n))
+	case n.OutageFrom == assumed:
+		return "away for about " + minutes(outage(n)) + " (assumed)"
 	}
-	for _, r := range n.Drift.Reasons {
-		if r.Code == kubernetesVersion {
-			detail("no roll changes it: ", r.Text)
-			continue
-		}
-		detail("stale: ", r.Text)
-	}
-	for _, r := range n.Refused {
-		detail(p.paint(red, "refused: "), r)
-	}
-	for _, text := range n.Notes {
-		detail("note: ", text)
-	}
-	if len(n.Refused) > 0 {
+	return "away for about " + minutes(outage(n)) + ", as in " + n.OutageFrom
+}
+
+// assumed is how an estimate is known where nothing of the kind was rolled before.
+const assumed = "assumed"
+
+// several is from how many nodes on those of which the same is said share a line.
+const several = 10
+
+// drawIdle has a line for each node that stays as it is. Where many of them are
+// alike and there is nothing else to say of them, they share one.
+func drawIdle(p *page, plan cluster.Plan) {
+	rest := slices.DeleteFunc(slices.Clone(plan.Nodes), acts)
+	if len(rest) == 0 {
 		return
 	}
-	carried := "carried over: "
-	if n.Strategy == cluster.PutBack {
-		carried = "comes back: "
-	}
-	for _, d := range n.Carried {
-		detail(carried, drawDisk(d))
-	}
-	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
-		if n.System.NewSize != "" {
-			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
+	alike := map[string][]string{}
+	var columns table
+	for _, n := range rest {
+		columns.fit(idleRow(p, n)...)
+		if len(factsOf(n)) == 0 {
+			alike[idleWhy(n)] = append(alike[idleWhy(n)], n.Node)
 		}
-		detail("system disk: ", drawDisk(*n.System)+": "+what)
 	}
-	if len(n.Renewed) > 0 {
-		detail("Proxmox gives anew: ", strings.Join(n.Renewed, ", ")+"; Talos looks at none of it")
+	for _, n := range rest {
+		state, why := idleState(p, n), idleWhy(n)
+		switch names := alike[why]; {
+		case len(factsOf(n)) > 0 || len(names) < several:
+			p.row(columns, "", idleRow(p, n)...)
+			p.facts("      ", factsOf(n))
+		case names[0] == n.Node:
+			p.wrapped(state+"  ", "    ", fmt.Sprintf("%d nodes of which each %s: %s", len(names), why, together(names)))
+		}
 	}
-	for _, f := range n.Frees {
-		detail("frees: ", drawFree(f))
-	}
-	for _, text := range n.WillLose {
-		detail("", p.paint(red, "will be lost: "+strings.TrimSuffix(text, " will be lost")))
-	}
+	p.line("")
 }
 
-// fateOfSystem says what becomes of the present system disk; "" if it stays.
-func fateOfSystem(s cluster.Strategy) string {
-	switch s {
-	case cluster.Recreate, cluster.Reimage:
-		return "parked and replaced by a blank one"
-	case cluster.Rollback:
-		return "parked; the one that the node had before comes back"
-	case cluster.PutBack:
-		return "comes back; the new one is freed"
-	}
-	return ""
+func idleRow(p *page, n cluster.NodePlan) []string {
+	return []string{idleState(p, n), n.Node, idleWhy(n)}
 }
 
-// drawIdle is one line for a node that stays as it is.
-func drawIdle(p *page, n cluster.NodePlan) {
-	state := p.paint(green, "in sync")
+func idleWhy(n cluster.NodePlan) string {
+	return printable(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
+}
+
+func idleState(p *page, n cluster.NodePlan) string {
 	switch {
 	case n.Paused != "":
-		state = p.paint(yellow, "paused")
+		return p.paint(yellow, "paused")
 	case len(n.Drift.Unread) > 0:
-		state = p.paint(yellow, "later")
+		return p.paint(yellow, "later")
 	case n.Drift.Stale:
-		state = p.paint(yellow, "stays")
+		return p.paint(yellow, "stays")
 	}
-	p.line("%s  %s: %s", state, n.Node, strings.TrimPrefix(n.Why, "paused: "))
-	for _, u := range n.Drift.Unread {
-		p.wrapped("      unread: ", "        ", u)
-	}
-	for _, r := range n.Drift.Reasons {
-		label := "no roll changes it: "
-		if n.Paused != "" {
-			label = "stale: "
-		}
-		p.wrapped("      "+label, "        ", r.Text)
-	}
+	return p.paint(green, "in sync")
 }
 
+// drawSum adds up: what is done to how many nodes, how long it takes, what it costs.
 func drawSum(p *page, plan cluster.Plan) {
 	refused := 0
+	var losing []string
 	var order []cluster.Strategy
 	count := map[cluster.Strategy]int{}
 	for _, n := range plan.Nodes {
+		if len(n.WillLose) > 0 {
+			losing = append(losing, n.Node)
+		}
 		switch {
 		case len(n.Refused) > 0:
 			refused++
@@ -219,16 +218,33 @@ func drawSum(p *page, plan cluster.Plan) {
 	work := strings.Join(parts, ", ")
 	switch {
 	case refused > 0:
-		p.line("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused)))
+		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
 	case work == "":
 		p.line("%s: nothing to do", counted(len(plan.Nodes), "node"))
 	default:
-		p.line("%s: %d of %d nodes, about %s in all", work, len(plan.Work()), len(plan.Nodes), minutes(time.Duration(plan.TotalSeconds)*time.Second))
-		if _, first := plan.Unfinished(); first {
-			p.line("What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")
-		}
+		p.wrapped("", "  ", fmt.Sprintf("%s: %d of %s, about %s in all%s", work, len(plan.Work()), counted(len(plan.Nodes), "node"), minutes(whole(plan)), longest(plan)))
+	}
+	if len(losing) > 0 {
+		p.wrapped("", "  ", p.paint(red, fmt.Sprintf("data will be lost on %s", together(losing))))
+	}
+	if _, first := plan.Unfinished(); first && refused == 0 && work != "" {
+		p.wrapped("", "  ", "What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")
 	}
 }
+
+// longest says how long a single node is away at most, where there are several.
+func longest(plan cluster.Plan) string {
+	var most time.Duration
+	for _, n := range plan.Work() {
+		most = max(most, outage(n))
+	}
+	if len(plan.Work()) < 2 || most == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", each node away for at most %s", minutes(most))
+}
+
+func whole(plan cluster.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
 
 func then(s, separator string) string {
 	if s == "" {
@@ -249,24 +265,4 @@ func minutes(d time.Duration) string {
 		return fmt.Sprintf("%d h %d min", hours, (d%time.Hour)/time.Minute)
 	}
 	return fmt.Sprintf("%d min", d/time.Minute)
-}
-
-func drawDisk(d cluster.DiskPlan) string {
-	parts := []string{d.Key, d.Volid}
-	if d.Size != "" {
-		parts = append(parts, d.Size)
-	}
-	if d.Serial != "" {
-		parts = append(parts, "serial "+d.Serial)
-	}
-	return strings.Join(parts, ", ")
-}
-
-// drawFree is an old system disk that goes at the end.
-func drawFree(f cluster.FreePlan) string {
-	text := f.String()
-	if f.Volid != "" {
-		text += " (" + strings.Join(slices.DeleteFunc([]string{f.Volid, f.Size}, func(s string) bool { return s == "" }), ", ") + ")"
-	}
-	return text
 }

@@ -59,8 +59,8 @@ func inSync(name string) cluster.NodePlan {
 	return cluster.NodePlan{Node: name, Role: "worker", Phase: cluster.Workers, Why: "runs v1.13.9 build abcdef012345"}
 }
 
-func TestWritePlan(t *testing.T) {
-	t.Parallel()
+// everyPhase is a plan with a node in every state.
+func everyPhase() cluster.Plan {
 	resumed := node("wk3", 9033, cluster.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
 		"its machine configuration is nowhere but on the old system disk"
@@ -77,12 +77,22 @@ func TestWritePlan(t *testing.T) {
 	losing.System, losing.WillLose = system, []string{"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost"}
 	back := node("wk4", 9034, cluster.Workers, cluster.Rollback, 180)
 	back.System, back.Drift = system, cluster.Drift{}
-	refused := node("wk5", 9035, cluster.Workers, cluster.Auto, 0)
-	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
 	kept := inSync("wk6")
 	kept.Drift = cluster.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
 	unread := inSync("wk7")
 	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
+	return cluster.Plan{
+		Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
+		Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
+	}
+}
+
+func TestWritePlan(t *testing.T) {
+	t.Parallel()
+	every := everyPhase()
+	canary, losing := every.Nodes[1], every.Nodes[3]
+	refused := node("wk5", 9035, cluster.Workers, cluster.Auto, 0)
+	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
 
 	left := inSync("wk8")
 	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale
@@ -92,11 +102,8 @@ func TestWritePlan(t *testing.T) {
 			Cluster: "c1", ID: "0123456789abcdef", Nodes: []cluster.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
 			Batches: []cluster.Batch{{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: cluster.Workers, Nodes: []string{"wk2"}, Limit: 1}},
 		},
-		"plan-nothing": {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
-		"plan-every-phase": {
-			Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
-			Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
-		},
+		"plan-nothing":     {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
+		"plan-every-phase": every,
 		"plan-gates": {
 			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Gates: []cluster.UserGate{
@@ -142,8 +149,10 @@ func TestLossesAreRed(t *testing.T) {
 	var out bytes.Buffer
 	n := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
 	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
-	drawNode(&page{w: &out, colour: true}, n)
-	if want := "\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m"; !strings.Contains(out.String(), want) {
-		t.Errorf("%q does not hold %q", out.String(), want)
+	drawPlan(&page{w: &out, colour: true}, cluster.Plan{Nodes: []cluster.NodePlan{n}, TotalSeconds: 240})
+	for _, want := range []string{"\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q does not hold %q", out.String(), want)
+		}
 	}
 }

@@ -4,55 +4,50 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
-// writeMarkdown prints a plan as a comment on a pull request.
+// largest is how long a comment on a pull request gets: GitHub takes 65536
+// characters, and whoever posts it may add some.
+const largest = 60_000
+
+// writeMarkdown prints a plan as a comment on a pull request. Of hundreds of nodes
+// that change it counts the disks instead of listing them.
 func writeMarkdown(p *page, plan cluster.Plan) {
+	var text strings.Builder
+	drawMarkdown(&page{w: &text}, plan, false)
+	if text.Len() > largest {
+		text.Reset()
+		drawMarkdown(&page{w: &text}, plan, true)
+	}
+	p.line("%s", strings.TrimSuffix(text.String(), "\n"))
+}
+
+func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	p.line("### recast plan of %s: %s", escape(plan.Cluster), summary(plan))
-	nodes := slices.DeleteFunc(slices.Clone(plan.Nodes), func(n cluster.NodePlan) bool { return !acts(n) && n.Paused == "" })
-	if len(nodes) > 0 {
-		p.line("")
-		p.line("| node | role | now → then | strategy | why | outage |")
-		p.line("|---|---|---|---|---|---|")
-	}
-	for _, n := range nodes {
-		p.line("| %s |", strings.Join(rowOf(n), " | "))
-	}
+	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n cluster.NodePlan) bool { return !acts(n) && n.Paused == "" }))
 	batches(p, plan)
 	before(p, plan)
-	list(p, "Refused", nodes, func(n cluster.NodePlan) []string { return n.Refused })
-	list(p, "Will be lost", nodes, func(n cluster.NodePlan) []string {
-		var out []string
-		for _, text := range n.WillLose {
-			out = append(out, strings.TrimSuffix(text, " will be lost"))
+	for _, l := range []struct{ label, heading string }{
+		{factRefused, "Refused"}, {factLost, "Will be lost"}, {factCarried, "Carried over"}, {factBack, "Comes back"},
+		{factSystem, "System disks"}, {factFrees, "Freed at the end"}, {factRenewed, "Proxmox gives anew"}, {factNote, "Notes"},
+	} {
+		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed}, l.label) {
+			count(p, l.heading, plan.Nodes, l.label)
+			continue
 		}
-		return out
-	})
-	list(p, "Carried over", nodes, func(n cluster.NodePlan) []string {
-		var out []string
-		for _, d := range n.Carried {
-			out = append(out, drawDisk(d))
-		}
-		return out
-	})
-	list(p, "Freed at the end", nodes, func(n cluster.NodePlan) []string {
-		var out []string
-		for _, f := range n.Frees {
-			out = append(out, drawFree(f))
-		}
-		return out
-	})
-	list(p, "Notes", nodes, func(n cluster.NodePlan) []string { return n.Notes })
-	if len(plan.Warn)+len(plan.Kubernetes) > 0 {
-		p.line("")
-		p.line("**Warnings**")
-		p.line("")
-		for _, text := range slices.Concat(plan.Warn, plan.Kubernetes) {
-			p.line("- %s", escape(text))
-		}
+		list(p, l.heading, plan.Nodes, l.label)
+	}
+	idle(p, plan)
+	if gates := gateLines(plan); len(gates) > 0 {
+		bullets(p, "Gates, asked before each node goes and once it is back", gates)
+	}
+	if hooks := hookLines(plan); len(hooks) > 0 {
+		bullets(p, "Hooks, of which one that fails stops the roll", hooks)
+	}
+	if warnings := slices.Concat(plan.Warn, plan.Kubernetes); len(warnings) > 0 {
+		bullets(p, "Warnings", warnings)
 	}
 	if plan.ID != "" {
 		p.line("")
@@ -74,14 +69,41 @@ func summary(plan cluster.Plan) string {
 	case work == 0:
 		return "nothing to do"
 	}
-	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(time.Duration(plan.TotalSeconds)*time.Second))
+	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(whole(plan)))
 }
 
-// rowOf is what the table says of one node, escaped.
+// rows is the table of the nodes that something is said of; those of which the same
+// is said share a row.
+func rows(p *page, nodes []cluster.NodePlan) {
+	if len(nodes) == 0 {
+		return
+	}
+	var order []string
+	names := map[string][]string{}
+	for _, n := range nodes {
+		row := strings.Join(rowOf(n), " | ")
+		if names[row] == nil {
+			order = append(order, row)
+		}
+		names[row] = append(names[row], n.Node)
+	}
+	p.line("")
+	p.line("| node | role | now → then | strategy | why | outage |")
+	p.line("|---|---|---|---|---|---|")
+	for _, row := range order {
+		p.line("| %s | %s |", escape(together(names[row])), row)
+	}
+}
+
+// rowOf is what the table says of one node beside its name, escaped.
 func rowOf(n cluster.NodePlan) []string {
 	var changes []string
 	for _, r := range n.Drift.Reasons {
-		changes = append(changes, escape(r.Text))
+		text := escape(r.Text)
+		if r.Code == kubernetesVersion {
+			text += " (no roll changes it)"
+		}
+		changes = append(changes, text)
 	}
 	what, away := escape(string(n.Strategy)), minutes(outage(n))
 	switch {
@@ -89,11 +111,13 @@ func rowOf(n cluster.NodePlan) []string {
 		what, away = "**refused**", "–"
 	case n.Strategy == "":
 		what, away = "paused", "–"
+	case n.OutageSeconds == 0:
+		away = "–"
 	case n.OutageFrom != "":
 		away += " (" + escape(n.OutageFrom) + ")"
 	}
 	why := strings.TrimPrefix(strings.TrimPrefix(n.Why, "paused: "), string(n.Strategy)+": ")
-	return []string{escape(n.Node), escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
+	return []string{escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
 }
 
 // batches says in which order the nodes go.
@@ -107,11 +131,7 @@ func batches(p *page, plan cluster.Plan) {
 		if b.Beside {
 			text += " beside them"
 		}
-		var names []string
-		for _, name := range b.Nodes {
-			names = append(names, escape(name))
-		}
-		p.line("%s, %d at a time: %s", text, b.Limit, strings.Join(names, ", "))
+		p.line("%s, %d at a time: %s", text, b.Limit, escape(together(b.Nodes)))
 	}
 }
 
@@ -120,33 +140,93 @@ func before(p *page, plan cluster.Plan) {
 	if len(plan.Scratch)+len(plan.Trials) == 0 {
 		return
 	}
-	p.line("")
-	p.line("**Before any node goes**")
-	p.line("")
+	var lines []string
 	for _, l := range plan.Scratch {
-		p.line("- delete %s", escape(l.String()))
+		lines = append(lines, "delete "+l.String())
 	}
 	for _, t := range plan.Trials {
-		p.line("- rehearse: %s", escape(t.String()))
+		lines = append(lines, "rehearse: "+t.String())
+	}
+	bullets(p, "Before any node goes", lines)
+}
+
+// list prints the facts of nodes with one label under a heading; nothing where there are none.
+func list(p *page, heading string, nodes []cluster.NodePlan, label string) {
+	var order []string
+	names := map[string][]string{}
+	for _, n := range nodes {
+		for _, f := range factsOf(n) {
+			if f.label != label {
+				continue
+			}
+			if names[f.text] == nil {
+				order = append(order, f.text)
+			}
+			names[f.text] = append(names[f.text], n.Node)
+		}
+	}
+	var lines []string
+	for _, text := range order {
+		lines = append(lines, together(names[text])+": "+text)
+	}
+	if len(lines) > 0 {
+		bullets(p, heading, lines)
 	}
 }
 
-// list prints what there is to say of nodes under one heading; nothing where there is nothing.
-func list(p *page, heading string, nodes []cluster.NodePlan, of func(cluster.NodePlan) []string) {
-	var lines []string
+// count says of how many nodes there is a list that is too long to be shown.
+func count(p *page, heading string, nodes []cluster.NodePlan, label string) {
+	facts, of := 0, 0
 	for _, n := range nodes {
-		for _, text := range of(n) {
-			lines = append(lines, fmt.Sprintf("- %s: %s", escape(n.Node), escape(text)))
+		mine := 0
+		for _, f := range factsOf(n) {
+			if f.label == label {
+				mine++
+			}
+		}
+		if facts += mine; mine > 0 {
+			of++
 		}
 	}
-	if len(lines) == 0 {
-		return
+	if facts > 0 {
+		bullets(p, heading, []string{fmt.Sprintf("%d on %s: recast plan shows each", facts, counted(of, "node"))})
 	}
+}
+
+// idle lists the nodes that stay as they are, but for paused ones, which are in the table.
+func idle(p *page, plan cluster.Plan) {
+	var order []string
+	names := map[string][]string{}
+	for _, n := range plan.Nodes {
+		if acts(n) || n.Paused != "" {
+			continue
+		}
+		text := idleWhy(n)
+		for _, f := range factsOf(n) {
+			if f.label != factNote {
+				text += "; " + f.label + ": " + f.text
+			}
+		}
+		if names[text] == nil {
+			order = append(order, text)
+		}
+		names[text] = append(names[text], n.Node)
+	}
+	var lines []string
+	for _, text := range order {
+		lines = append(lines, together(names[text])+": "+text)
+	}
+	if len(lines) > 0 {
+		bullets(p, "Stay as they are", lines)
+	}
+}
+
+func bullets(p *page, heading string, lines []string) {
 	p.line("")
 	p.line("**%s**", heading)
 	p.line("")
 	for _, line := range lines {
-		p.line("%s", line)
+		p.line("- %s", escape(line))
 	}
 }
 

@@ -40,29 +40,13 @@ type page struct {
 }
 
 func newPage(w io.Writer) *page {
-	return &page{w: w, colour: IsTerminal(w) && os.Getenv("NO_COLOR") == "", columns: columnsOf(w)}
+	return &page{w: w, colour: coloured(w), columns: columnsOf(w)}
 }
 
 func (p *page) line(format string, args ...any) {
 	if p.err == nil {
 		_, p.err = fmt.Fprintf(p.w, format+"\n", args...)
 	}
-}
-
-// The colours of words that matter, only on a terminal.
-const (
-	red    = "31"
-	green  = "32"
-	yellow = "33"
-	bold   = "1"
-	dim    = "2"
-)
-
-func (p *page) paint(colour, s string) string {
-	if !p.colour {
-		return s
-	}
-	return "\x1b[" + colour + "m" + s + "\x1b[0m"
 }
 
 // short cuts a digest or ID to what people compare by eye.

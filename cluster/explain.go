@@ -1,0 +1,295 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Explanation is all that there is to say about one node of a plan.
+type Explanation struct {
+	Cluster string `json:"cluster"`
+	PlanID  string `json:"planId,omitempty"`
+	// Turn is which of the nodes that something is done to it is, counted from 1; 0: nothing is.
+	Turn int `json:"turn,omitempty"`
+	Of   int `json:"of"`
+	// Batch is the one that it goes with; nil: nothing is done to it.
+	Batch      *Batch           `json:"batch,omitempty"`
+	Plan       NodePlan         `json:"plan"`                 // as recast plan has it
+	Compared   []Comparison     `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
+	Asked      Strategy         `json:"asked"`                // the strategy that the configuration asks for
+	Strategies []StrategyChoice `json:"strategies,omitempty"` // in the order in which auto tries them; none where what was begun decides
+	Disks      []DiskFate       `json:"disks,omitempty"`
+	Steps      []StepOutline    `json:"steps,omitempty"` // what a roll does to it, in this order
+}
+
+// Comparison is one property of a node as it is wanted and as it was found.
+type Comparison struct {
+	What   string `json:"what"`            // for people: "Talos", "extension iscsi-tools"
+	Found  string `json:"found,omitempty"` // "": nothing of the kind, or it can't be told
+	Wanted string `json:"wanted,omitempty"`
+	Same   bool   `json:"same"`
+}
+
+// StrategyChoice is what speaks against bringing the node up to date in one way.
+type StrategyChoice struct {
+	Strategy Strategy `json:"strategy"`
+	Taken    bool     `json:"taken"`
+	Against  []string `json:"against,omitempty"` // none: it is possible
+	WillLose []string `json:"willLose,omitempty"`
+}
+
+// DiskFate is one drive of the node's VM and what a roll does with it.
+type DiskFate struct {
+	DiskPlan
+	Owner VMID   `json:"owner,omitempty"` // the VM whose number the volume carries; 0: none
+	Fate  Fate   `json:"fate"`
+	Does  string `json:"does"` // the same for people
+}
+
+// Fate is what becomes of a drive.
+type Fate string
+
+// The fates of drives.
+const (
+	FateStays    Fate = "stays"    // on the VM as it is, untouched
+	FateCarried  Fate = "carried"  // parked meanwhile, and attached again
+	FateDetached Fate = "detached" // stays with its owner, and is attached again
+	FateReplaced Fate = "replaced" // parked and kept; a blank one takes its place
+	FateBack     Fate = "back"     // comes back from the parking VM
+	FatePods     Fate = "pods"     // goes and comes with its pod
+	FateMedium   Fate = "medium"   // a CD drive
+)
+
+// StepOutline is one step of a roll before anything was done.
+type StepOutline struct {
+	Path  string `json:"path"` // below the node's own: "take-down/drain"
+	Title string `json:"title"`
+	Risk  string `json:"risk"` // "safe", "disruptive", "destructive"
+	// Seconds is what it took in earlier rolls, in the median.
+	Seconds int `json:"seconds,omitempty"`
+	// SecondsFrom is how that is known: "3 earlier rolls of it"; "": it is not.
+	SecondsFrom string `json:"secondsFrom,omitempty"`
+	// TimeoutSeconds is how long it waits at most; 0: it does not wait, or has no such bound.
+	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
+}
+
+// Explain says all about one node of a plan that was made of this observation.
+func (p Plan) Explain(ctx context.Context, node string, o Observation, past History, t Timing) (Explanation, error) {
+	i := slices.IndexFunc(p.Nodes, func(n NodePlan) bool { return n.Node == node })
+	if i < 0 {
+		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
+	}
+	n := p.Nodes[i]
+	e := Explanation{
+		Cluster: p.Cluster, PlanID: p.ID, Of: len(p.Work()), Plan: n,
+		Compared: n.compare(o, past), Asked: n.wanted.Strategy, Strategies: n.weigh(o, p.AcceptOutage), Disks: n.fates(), Steps: p.outline(ctx, n, o, t),
+	}
+	if n.Strategy != "" {
+		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w NodePlan) bool { return w.Node == node })
+		if b := slices.IndexFunc(p.Batches, func(b Batch) bool { return slices.Contains(b.Nodes, node) }); b >= 0 {
+			e.Batch = &p.Batches[b]
+		}
+	}
+	return e, nil
+}
+
+// weigh says of each strategy what speaks against it; of a node that is as wanted,
+// what would, were it stale. What was begun is finished as it was begun.
+func (n NodePlan) weigh(o Observation, acceptOutage bool) []StrategyChoice {
+	if n.Resume || n.found.VM == nil || n.found.Machine == nil {
+		return nil
+	}
+	system, systemErr := ProveSystemDisk(*n.found.VM, *n.found.Machine, n.wanted.SystemDisk)
+	var out []StrategyChoice
+	for _, s := range strategies {
+		w := n.wanted
+		w.Strategy = s
+		d := decide(w, n.found, o, system, systemErr)
+		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: d.Refused, WillLose: d.WillLose}
+		if n.Role == controlPlane {
+			choice.Against = append(choice.Against, n.etcdAgainst(s, o, acceptOutage)...)
+		}
+		if s != InPlace {
+			choice.Against = append(choice.Against, o.hidden(*n.found.VM)...)
+		}
+		out = append(out, choice)
+	}
+	return out
+}
+
+// etcdAgainst is what the rules of etcd have against a strategy.
+func (n NodePlan) etcdAgainst(s Strategy, o Observation, acceptOutage bool) []string {
+	onSystem, err := etcdOnSystemDisk(*n.found.Machine)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	refused, _ := etcdRules(len(o.controlPlanes()), onSystem && s != InPlace, s, acceptOutage)
+	return refused
+}
+
+// fates says what becomes of each drive of the VM.
+func (n NodePlan) fates() []DiskFate {
+	vm := n.found.VM
+	if n.Resume && n.System != nil || vm == nil {
+		return n.fatesOfRecord()
+	}
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil // among the refusals
+	}
+	var out []DiskFate
+	for _, d := range disks {
+		f := DiskFate{DiskPlan: DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
+		f.Fate, f.Does = n.fate(d)
+		if n.System != nil && n.System.Key == d.Key {
+			f.NewSize = n.System.NewSize
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func (n NodePlan) fate(d Disk) (Fate, string) {
+	replaces := n.Strategy == Recreate || n.Strategy == Reimage
+	system := n.System != nil && n.System.Key == d.Key
+	switch {
+	case d.CSI():
+		return FatePods, "a pod's: it leaves with the drain, and follows its pod"
+	case d.CloudInit() && n.Strategy == Recreate:
+		return FateMedium, "Proxmox's own: generated anew with the VM"
+	case d.CDROM && replaces:
+		return FateMedium, "a CD drive; the boot ISO may take it meanwhile"
+	case d.CDROM:
+		return FateMedium, "a CD drive"
+	case system && replaces:
+		return FateReplaced, "parked and kept; a blank disk takes its place"
+	case n.Strategy != Recreate:
+		return FateStays, "stays where it is, untouched"
+	case d.Owner != 0 && d.Owner != n.VMID:
+		return FateDetached, fmt.Sprintf("VM %d owns it and keeps it; detached, and attached again", d.Owner)
+	}
+	return FateCarried, "carried over: on the parking VM meanwhile, attached again in the same place"
+}
+
+// fatesOfRecord are those of the drives that an unfinished replacement had parked.
+func (n NodePlan) fatesOfRecord() []DiskFate {
+	back := func(d DiskPlan) DiskFate {
+		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
+	}
+	var out []DiskFate
+	if n.System != nil {
+		f := back(*n.System)
+		if n.Strategy != PutBack {
+			f.Fate, f.Does = FateReplaced, "parked and kept; a blank disk takes its place"
+		}
+		out = append(out, f)
+	}
+	for _, d := range n.Carried {
+		out = append(out, back(d))
+	}
+	return out
+}
+
+// compare puts what is wanted of a node beside what was found.
+func (n NodePlan) compare(o Observation, past History) []Comparison {
+	m, b := n.found.Machine, n.wanted.Build
+	if m == nil {
+		return nil
+	}
+	var out []Comparison
+	add := func(what, found, wanted string) {
+		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
+	}
+	add("Talos", m.TalosVersion, b.TalosVersion)
+	add("build", o.builtAs(*m, b), b.ID)
+	add("schematic", m.Schematic.ID, b.SchematicID)
+	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
+	out = append(out, compareExtensions(b, *m, past)...)
+	if m.Arch != "" {
+		add("architecture", m.Arch, b.Arch)
+	}
+	if m.Platform != "" {
+		add("platform", m.Platform, b.Platform)
+	}
+	if m.SecureBoot != nil {
+		add("Secure Boot", onOff(*m.SecureBoot), onOff(b.SecureBoot))
+	}
+	if b.Installer != "" && m.InstallImage != "" {
+		add("installer of its configuration", m.InstallImage, b.Installer)
+	}
+	if k := n.found.Node; k != nil && n.wanted.Kubernetes != "" {
+		add("Kubernetes", k.KubeletVersion, n.wanted.Kubernetes)
+	}
+	return out
+}
+
+// builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
+func (o Observation) builtAs(m Machine, wanted Build) string {
+	runs := func(b Build) bool {
+		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(diffTarget(b, m)) == 0
+	}
+	if runs(wanted) {
+		return wanted.ID
+	}
+	for id, b := range o.PastBuilds {
+		if runs(b) {
+			return id
+		}
+	}
+	return ""
+}
+
+// compareExtensions has the digests that were found where a lock of ours tells them.
+func compareExtensions(b Build, m Machine, past History) []Comparison {
+	old, _ := past(m.Schematic.LockHash())
+	if m.Schematic.LockHash() == b.LockHash {
+		old = b.Extensions
+	}
+	have, want := map[string]string{}, map[string]string{}
+	var names []string
+	for _, e := range b.Extensions {
+		version := e.Version
+		if i := slices.IndexFunc(m.Extensions, func(f ExtensionEntry) bool { return f.Name == e.Name }); i >= 0 && version == "" {
+			version = m.Extensions[i].Version // any version is as wanted
+		}
+		want[e.Name] = strings.TrimSpace(version + " " + short(e.Digest))
+		names = append(names, e.Name)
+	}
+	for _, e := range m.Extensions {
+		if e.Name == configEntry && b.EmbedsConfig {
+			continue
+		}
+		have[e.Name] = e.Version
+		if i := slices.IndexFunc(old, func(o LockedExtension) bool { return o.Name == e.Name }); i >= 0 {
+			have[e.Name] = strings.TrimSpace(e.Version + " " + short(old[i].Digest))
+		}
+		if !slices.Contains(names, e.Name) {
+			names = append(names, e.Name)
+		}
+	}
+	var out []Comparison
+	for _, name := range names {
+		out = append(out, Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]})
+	}
+	return out
+}
+
+// timeout is how long the step of that name waits before it gives up; 0: it has no such bound.
+func (t Timing) timeout(id string) time.Duration {
+	switch id {
+	case "drain":
+		return t.Drain
+	case "stop":
+		return t.Stop
+	case "configure", "reboot":
+		return t.Boot
+	case "wait-healthy":
+		return t.Join
+	}
+	return 0
+}

@@ -1,0 +1,150 @@
+package cluster
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func explain(t *testing.T, node string, change func([]Wanted, *Observation)) Explanation {
+	t.Helper()
+	wanted, o := world()
+	if change != nil {
+		change(wanted, &o)
+	}
+	plan, err := NewPlan("c1", wanted, o, past, Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := plan.Explain(t.Context(), node, o, past, Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func paths(e Explanation) string {
+	var out []string
+	for _, s := range e.Steps {
+		out = append(out, s.Path)
+	}
+	return strings.Join(out, " ")
+}
+
+func fateOf(e Explanation, key string) Fate {
+	for _, d := range e.Disks {
+		if d.Key == key {
+			return d.Fate
+		}
+	}
+	return ""
+}
+
+func TestExplainRecreate(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(_ []Wanted, o *Observation) {
+		o.Found[1].VM.Config["ide2"] = "none,media=cdrom"
+		o.Found[1].VM.Config["scsi2"] = "fast:vm-9002-pvc-1,size=1G"
+		o.Took = []Took{{Node: "wk1", Role: worker, Strategy: Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
+	})
+	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != Workers {
+		t.Errorf("turn %d of %d in %+v", e.Turn, e.Of, e.Batch)
+	}
+	want := "pull gate take-down/remember take-down/drain take-down/stop take-down/unprotect " +
+		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
+		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
+		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/uncordon bring-up/finish/keep"
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(paths(e))); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	drain := e.Steps[3]
+	if drain.Seconds != 30 || drain.SecondsFrom != "an earlier roll of it" || drain.TimeoutSeconds != 600 || drain.Risk != "disruptive" {
+		t.Errorf("%+v", drain)
+	}
+	if park := e.Steps[7]; park.Title != "park scsi0 as scsi30 of its parking VM" {
+		t.Errorf("%+v", park)
+	}
+	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
+		if got := fateOf(e, key); got != want {
+			t.Errorf("%s: %q, want %q", key, got, want)
+		}
+	}
+	if len(e.Strategies) != 3 || !e.Strategies[0].Taken || len(e.Strategies[0].Against) > 0 || e.Strategies[1].Taken {
+		t.Errorf("%+v", e.Strategies)
+	}
+	i := slices.IndexFunc(e.Compared, func(c Comparison) bool { return strings.HasPrefix(c.What, "extension ") && !c.Same })
+	if i < 0 || e.Compared[i].Found == "" || e.Compared[i].Wanted == "" {
+		t.Errorf("%+v", e.Compared)
+	}
+}
+
+// What a strategy lacks is said of each of them, whichever is taken.
+func TestExplainWhatIsImpossible(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(_ []Wanted, o *Observation) {
+		o.Found[1].Ties.Dropped = []string{"firewall rules"}
+		o.Found[1].Node = &KubeNode{FailedBuild: wantedBuild().ID}
+	})
+	if e.Plan.Strategy != Reimage || len(e.Strategies[0].Against) != 1 || !e.Strategies[1].Taken || len(e.Strategies[2].Against) != 1 {
+		t.Errorf("%s: %+v", e.Plan.Strategy, e.Strategies)
+	}
+	if fateOf(e, "scsi1") != FateStays || strings.Contains(paths(e), "delete-vm") || !strings.Contains(paths(e), "bring-up/blank-disk") {
+		t.Errorf("%+v, %s", e.Disks, paths(e))
+	}
+	single := explain(t, "cp1", func(_ []Wanted, o *Observation) {
+		o.Found[0].Machine.TalosVersion = "v1.13.0"
+		o.Found[0].Machine.Volumes = []Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}}
+		o.Nodes = []KubeNode{{Name: "cp1", ControlPlane: true, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}
+		o.Found[0].Node = &o.Nodes[0]
+	})
+	if single.Plan.Strategy != InPlace || !strings.Contains(strings.Join(single.Strategies[0].Against, " "), "the only etcd member") {
+		t.Errorf("%s: %+v", single.Plan.Strategy, single.Strategies)
+	}
+	if !strings.Contains(paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject") || strings.Contains(paths(single), "fallback") {
+		t.Error(paths(single))
+	}
+}
+
+func TestExplainHolder(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(wanted []Wanted, o *Observation) {
+		wanted[1].Holder = 9201
+		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
+		o.VMs = append(o.VMs, VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
+	})
+	if e.Plan.Strategy != Recreate || fateOf(e, "scsi1") != FateDetached {
+		t.Errorf("%s, %+v", e.Plan.Strategy, e.Disks)
+	}
+	if !slices.ContainsFunc(e.Steps, func(s StepOutline) bool { return s.Title == "detach scsi1, which stays with VM 9201" }) {
+		t.Errorf("%+v", e.Steps)
+	}
+}
+
+// Of a node that is as wanted it is said what would be possible, and of one that is
+// not in the plan, that it is not.
+func TestExplainTheRest(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk2", nil)
+	if e.Turn != 0 || len(e.Steps) > 0 || len(e.Strategies) != 3 || fateOf(e, "scsi0") != FateStays {
+		t.Errorf("%+v", e)
+	}
+	for _, c := range e.Compared {
+		if !c.Same {
+			t.Errorf("%+v", c)
+		}
+	}
+	wanted, o := world()
+	plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := plan.Explain(t.Context(), "wk2", o, past, Timing{}); fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v", err)
+	}
+}

@@ -1,0 +1,36 @@
+package ui
+
+import (
+	"io"
+	"os"
+)
+
+// The colours of words that matter: red for what is lost, deleted or refused,
+// yellow for what is stale and changes, green for what is and stays well.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	bold   = "1"
+	dim    = "2"
+)
+
+// coloured says whether whoever reads w gets colours: on a terminal that has
+// them, unless NO_COLOR (no-color.org) says no; elsewhere where CLICOLOR_FORCE
+// (bixense.com/clicolors) asks for them.
+func coloured(w io.Writer) bool {
+	if os.Getenv("NO_COLOR") != "" {
+		return false
+	}
+	if force := os.Getenv("CLICOLOR_FORCE"); force != "" && force != "0" {
+		return true
+	}
+	return IsTerminal(w) && os.Getenv("TERM") != "dumb"
+}
+
+func (p *page) paint(colour, s string) string {
+	if !p.colour || colour == "" || s == "" {
+		return s
+	}
+	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}

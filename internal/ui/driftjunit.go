@@ -1,0 +1,95 @@
+package ui
+
+import (
+	"encoding/xml"
+	"io"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// junitSuites is what CI systems read as test results: a node is a test case, which
+// fails when it is stale and has an error when it could not be read. Elements and
+// attributes are those that the schema of Jenkins' reader has, and GitLab, GitHub
+// actions and Azure DevOps read of them what they know.
+type junitSuites struct {
+	XMLName  xml.Name `xml:"testsuites"`
+	Name     string   `xml:"name,attr"`
+	Tests    int      `xml:"tests,attr"`
+	Failures int      `xml:"failures,attr"`
+	Errors   int      `xml:"errors,attr"`
+	Suites   []junitSuite
+}
+
+type junitSuite struct {
+	XMLName  xml.Name `xml:"testsuite"`
+	Name     string   `xml:"name,attr"`
+	Tests    int      `xml:"tests,attr"`
+	Failures int      `xml:"failures,attr"`
+	Errors   int      `xml:"errors,attr"`
+	Skipped  int      `xml:"skipped,attr"`
+	Time     string   `xml:"time,attr"`
+	Cases    []junitCase
+}
+
+type junitCase struct {
+	XMLName   xml.Name      `xml:"testcase"`
+	Name      string        `xml:"name,attr"`
+	Classname string        `xml:"classname,attr"`
+	Time      string        `xml:"time,attr"`
+	Error     *junitProblem `xml:"error"`
+	Failure   *junitProblem `xml:"failure"`
+	Out       string        `xml:"system-out,omitempty"`
+}
+
+// junitProblem is why a case did not pass. A reader shows the message in a list and
+// the text below it; some look at the first problem of a case alone, so there is one.
+type junitProblem struct {
+	Message string `xml:"message,attr"`
+	Type    string `xml:"type,attr"`
+	Text    string `xml:",chardata"`
+}
+
+func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
+	suite := junitSuite{Name: "recast drift " + res.Cluster, Tests: len(res.Nodes), Time: "0"}
+	for _, d := range res.Nodes {
+		c := junitOf(res.Cluster, d)
+		switch {
+		case c.Error != nil:
+			suite.Errors++
+		case c.Failure != nil:
+			suite.Failures++
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	all := junitSuites{Name: "recast drift", Tests: suite.Tests, Failures: suite.Failures, Errors: suite.Errors, Suites: []junitSuite{suite}}
+	text, err := xml.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, xml.Header+string(text)+"\n")
+	return err
+}
+
+// junitOf is one node as a test case.
+func junitOf(name string, d cluster.Drift) junitCase {
+	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
+	var lines []string
+	for _, u := range d.Unread {
+		lines = append(lines, "unread: "+u)
+	}
+	for _, r := range d.Reasons {
+		lines = append(lines, r.Code+": "+r.Text)
+	}
+	text := strings.Join(lines, "\n")
+	switch {
+	case len(d.Unread) > 0:
+		message, _, _ := strings.Cut(d.Unread[0], "\n")
+		c.Error = &junitProblem{Message: message, Type: "unread", Text: text}
+	case len(d.Reasons) > 0:
+		c.Failure = &junitProblem{Message: d.Reasons[0].Text, Type: d.Reasons[0].Code, Text: text}
+	}
+	c.Out = strings.Join(append([]string{runs(d)}, d.Notes...), "\n")
+	return c
+}

@@ -1,0 +1,57 @@
+package ui
+
+import (
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// driftMarkdown prints drift for an issue, a chat or the summary of a job.
+func driftMarkdown(p *page, res pipeline.DriftResult) {
+	p.line("### recast drift of %s: %s", escape(res.Cluster), escape(driftSum(res)))
+	p.line("")
+	p.line("| node | state | Talos | wanted build | why |")
+	p.line("|---|---|---|---|---|")
+	var order []string
+	names := map[string][]string{}
+	for _, d := range res.Nodes {
+		row := strings.Join(driftCells(d), " | ")
+		if names[row] == nil {
+			order = append(order, row)
+		}
+		names[row] = append(names[row], d.Node)
+	}
+	for _, row := range order {
+		p.line("| %s | %s |", escape(together(names[row])), row)
+	}
+	if next := hints(res.Nodes); len(next) > 0 {
+		bullets(p, "Next", next)
+	}
+}
+
+// driftCells is what the table says of one node beside its name, escaped.
+func driftCells(d cluster.Drift) []string {
+	var why []string
+	for _, r := range d.Reasons {
+		why = append(why, escape(r.Text))
+	}
+	for _, u := range d.Unread {
+		why = append(why, "unread: "+escape(u))
+	}
+	for _, n := range d.Notes {
+		why = append(why, "note: "+escape(n))
+	}
+	state := stateWord(d)
+	if state != "in sync" {
+		state = "**" + state + "**"
+	}
+	return []string{state, escape(talosWord(d)), "`" + short(d.Build) + "`", strings.Join(why, "<br>")}
+}
+
+func talosWord(d cluster.Drift) string {
+	if d.Talos == "" {
+		return "–"
+	}
+	return d.Talos
+}

@@ -1,0 +1,218 @@
+package ui
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// WriteExplanation prints all that there is to say about one node of a plan.
+func WriteExplanation(w io.Writer, format string, e cluster.Explanation) error {
+	return write(w, format, e, func(p *page) { drawExplanation(p, e) })
+}
+
+func drawExplanation(p *page, e cluster.Explanation) {
+	drawTurn(p, e)
+	drawComparison(p, e)
+	drawStrategies(p, e)
+	drawFates(p, e)
+	drawSteps(p, e)
+	for _, text := range afterExplanation(e) {
+		p.wrapped("next: ", "      ", text)
+	}
+}
+
+// drawTurn is the row and the facts that the plan has of the node, and its turn.
+func drawTurn(p *page, e cluster.Explanation) {
+	n := e.Plan
+	if acts(n) {
+		p.row(tableOf(nodeRow(p, n)), "", nodeRow(p, n)...)
+	} else {
+		p.row(tableOf(idleRow(p, n)), "", idleRow(p, n)...)
+	}
+	if e.Turn > 0 {
+		turn := fmt.Sprintf("%d of %s to be rolled", e.Turn, counted(e.Of, "node"))
+		if b := e.Batch; b != nil {
+			turn += fmt.Sprintf(", with the batch %s, %d at a time", strings.ReplaceAll(string(b.Phase), "-", " "), b.Limit)
+		}
+		p.wrapped("    turn: ", "      ", turn)
+	}
+	if len(n.Slots) > 0 {
+		p.wrapped("    holds meanwhile: ", "      ", strings.Join(n.Slots, ", "))
+	}
+	for _, f := range factsOf(n) {
+		switch f.label {
+		case factCarried, factBack, factSystem: // among the disks
+		default:
+			p.facts("    ", []fact{f})
+		}
+	}
+	p.line("")
+}
+
+func drawComparison(p *page, e cluster.Explanation) {
+	if len(e.Compared) == 0 {
+		return
+	}
+	p.line("%s", p.paint(bold, "wanted and found"))
+	var columns table
+	rows := make([][]string, len(e.Compared))
+	for i, c := range e.Compared {
+		state, text := p.paint(green, "same"), printable(c.Found)
+		if !c.Same {
+			state = p.paint(yellow, "differs")
+			text = shorter(cmp.Or(c.Found, "none known")) + " → " + shorter(cmp.Or(c.Wanted, "none"))
+		}
+		rows[i] = []string{state, c.What, shorter(text)}
+		columns.fit(rows[i]...)
+	}
+	for _, row := range rows {
+		p.row(columns, "  ", row...)
+	}
+	p.line("")
+}
+
+// shorter cuts hashes and IDs to what people compare by eye, and leaves all else.
+func shorter(text string) string {
+	text = printable(text)
+	if id := strings.TrimPrefix(text, "sha256-"); len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
+		return short(text)
+	}
+	return text
+}
+
+func drawStrategies(p *page, e cluster.Explanation) {
+	if len(e.Strategies) == 0 {
+		return
+	}
+	heading := "strategies"
+	if !acts(e.Plan) {
+		heading += ", were there anything to do"
+	}
+	if e.Asked == cluster.Auto {
+		heading += ": auto takes the first that is possible"
+	} else {
+		heading += fmt.Sprintf(": %s is asked for", e.Asked)
+	}
+	p.line("%s", p.paint(bold, heading))
+	var columns table
+	for _, s := range e.Strategies {
+		columns.fit(strategyRow(p, s)...)
+	}
+	for _, s := range e.Strategies {
+		p.row(columns, "  ", strategyRow(p, s)...)
+		for _, text := range s.Against {
+			p.wrapped("      ", "        ", printableLines(text))
+		}
+		for _, text := range s.WillLose {
+			p.wrapped("      ", "        ", p.paint(red, factLost+": "+strings.TrimSuffix(printable(text), " will be lost")))
+		}
+	}
+	p.line("")
+}
+
+func strategyRow(p *page, s cluster.StrategyChoice) []string {
+	switch {
+	case len(s.Against) > 0:
+		return []string{p.paint(red, "impossible"), string(s.Strategy)}
+	case s.Taken:
+		return []string{p.paint(green, "taken"), string(s.Strategy)}
+	}
+	return []string{"possible", string(s.Strategy)}
+}
+
+func drawFates(p *page, e cluster.Explanation) {
+	if len(e.Disks) == 0 {
+		return
+	}
+	p.line("%s", p.paint(bold, "disks"))
+	var columns table
+	rows := make([][]string, len(e.Disks))
+	for i, d := range e.Disks {
+		size := d.Size
+		if d.NewSize != "" {
+			size += " → " + d.NewSize
+		}
+		if d.Serial != "" {
+			size = strings.TrimSpace(size + " serial " + d.Serial)
+		}
+		rows[i] = []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), d.Does)}
+		columns.fit(rows[i]...)
+	}
+	for _, row := range rows {
+		p.row(columns, "  ", row...)
+	}
+	p.line("")
+}
+
+func fateColour(f cluster.Fate) string {
+	switch f {
+	case cluster.FateReplaced:
+		return yellow
+	case cluster.FateCarried, cluster.FateDetached, cluster.FateBack, cluster.FateStays:
+		return green
+	}
+	return ""
+}
+
+func drawSteps(p *page, e cluster.Explanation) {
+	if len(e.Steps) == 0 {
+		return
+	}
+	p.line("%s", p.paint(bold, "steps"))
+	var columns table
+	rows := make([][]string, len(e.Steps))
+	from := ""
+	for i, s := range e.Steps {
+		rows[i] = []string{fmt.Sprintf("%2d", i+1), p.paint(riskColour(s.Risk), s.Path), s.Title + lasts(s)}
+		columns.fit(rows[i]...)
+		from = cmp.Or(from, s.SecondsFrom)
+	}
+	for _, row := range rows {
+		p.row(columns, "  ", row...)
+	}
+	if from != "" {
+		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second.")
+	} else {
+		p.wrapped("  ", "    ", "How long each takes is known once something of the kind was rolled from here.")
+	}
+	p.line("")
+}
+
+// lasts says how long a step took before, and how long it waits at most.
+func lasts(s cluster.StepOutline) string {
+	var parts []string
+	if s.Seconds > 0 {
+		parts = append(parts, "about "+(time.Duration(s.Seconds)*time.Second).String())
+	}
+	if s.TimeoutSeconds > 0 {
+		parts = append(parts, "waits for "+minutes(time.Duration(s.TimeoutSeconds)*time.Second)+" at most")
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
+}
+
+func riskColour(risk string) string {
+	if risk == "destructive" {
+		return red
+	}
+	return ""
+}
+
+func afterExplanation(e cluster.Explanation) []string {
+	switch n := e.Plan; {
+	case len(n.Refused) > 0:
+		return []string{"once what is refused is gone, recast plan again; recast roll --exclude " + n.Node + " leaves it out"}
+	case n.Resume:
+		return []string{"recast roll finishes it first; recast status says where every disk is"}
+	case n.Strategy != "":
+		return []string{"recast roll --only " + n.Node + " does this and nothing else"}
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package ui
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// fact is one thing that a plan says of a node. Every form of a plan for people
+// has the same facts.
+type fact struct {
+	label string // "stale", "carried over"
+	text  string
+}
+
+// The labels of facts, for whoever groups them.
+const (
+	factWhy      = "why"
+	factStale    = "stale"
+	factOnly     = "no roll changes it"
+	factUnread   = "unread"
+	factRefused  = "refused"
+	factLost     = "will be lost"
+	factNote     = "note"
+	factCarried  = "carried over"
+	factBack     = "comes back"
+	factSystem   = "system disk"
+	factRenewed  = "Proxmox gives anew"
+	factFrees    = "frees"
+	talosIgnores = "; Talos looks at none of it"
+)
+
+// colour is what the label is painted with.
+func (f fact) colour() string {
+	switch f.label {
+	case factRefused, factLost, factFrees, factUnread:
+		return red
+	case factStale, factOnly:
+		return yellow
+	case factCarried, factBack:
+		return green
+	}
+	return ""
+}
+
+// factsOf lists what there is to say of a node beside its row: why it is stale and
+// goes this way, then what that costs, then what becomes of its disks.
+func factsOf(n cluster.NodePlan) []fact {
+	var out []fact
+	add := func(label string, texts ...string) {
+		for _, text := range texts {
+			out = append(out, fact{label, text})
+		}
+	}
+	for _, r := range n.Drift.Reasons {
+		if r.Code == kubernetesVersion || n.Strategy == "" && n.Paused == "" && len(n.Refused) == 0 {
+			add(factOnly, r.Text)
+			continue
+		}
+		add(factStale, r.Text)
+	}
+	add(factUnread, unreadOf(n)...)
+	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" && acts(n) {
+		add(factWhy, why)
+	}
+	add(factRefused, n.Refused...)
+	for _, text := range n.WillLose {
+		add(factLost, strings.TrimSuffix(text, " will be lost"))
+	}
+	add(factNote, n.Notes...)
+	if len(n.Refused) == 0 {
+		out = append(out, diskFacts(n)...)
+	}
+	return out
+}
+
+// unreadOf is told of nodes that are looked at again later: what else could not be
+// read is why a plan can't be made.
+func unreadOf(n cluster.NodePlan) []string {
+	if acts(n) {
+		return nil
+	}
+	return n.Drift.Unread
+}
+
+func diskFacts(n cluster.NodePlan) []fact {
+	var out []fact
+	carried := factCarried
+	if n.Strategy == cluster.PutBack {
+		carried = factBack
+	}
+	for _, d := range n.Carried {
+		out = append(out, fact{carried, drawDisk(d)})
+	}
+	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
+		if n.System.NewSize != "" {
+			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
+		}
+		out = append(out, fact{factSystem, drawDisk(*n.System) + ": " + what})
+	}
+	if len(n.Renewed) > 0 {
+		out = append(out, fact{factRenewed, strings.Join(n.Renewed, ", ") + talosIgnores})
+	}
+	for _, f := range n.Frees {
+		out = append(out, fact{factFrees, drawFree(f)})
+	}
+	return out
+}
+
+// shared are the facts that each of several nodes has: they are said once.
+func shared(nodes []cluster.NodePlan) []fact {
+	if len(nodes) < 2 {
+		return nil
+	}
+	common := factsOf(nodes[0])
+	for _, n := range nodes[1:] {
+		facts := factsOf(n)
+		common = slices.DeleteFunc(common, func(f fact) bool { return !slices.Contains(facts, f) })
+	}
+	return common
+}
+
+func (p *page) facts(indent string, facts []fact) {
+	for _, f := range facts {
+		text := printableLines(f.text)
+		switch f.label {
+		case factWhy:
+			text = reasons(text)
+		case factLost:
+			p.wrapped(indent, indent+"  ", p.paint(red, f.label+": "+text))
+			continue
+		}
+		p.wrapped(indent+p.paint(f.colour(), f.label+":")+" ", indent+"  ", text)
+	}
+}
+
+// printableLines is printable of text that may have several lines.
+func printableLines(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = printable(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// fateOfSystem says what becomes of the present system disk; "" if it stays.
+func fateOfSystem(s cluster.Strategy) string {
+	switch s {
+	case cluster.Recreate, cluster.Reimage:
+		return "parked and replaced by a blank one"
+	case cluster.Rollback:
+		return "parked; the one that the node had before comes back"
+	case cluster.PutBack:
+		return "comes back; the new one is freed"
+	}
+	return ""
+}
+
+func drawDisk(d cluster.DiskPlan) string {
+	parts := []string{d.Key, d.Volid}
+	if d.Size != "" {
+		parts = append(parts, d.Size)
+	}
+	if d.Serial != "" {
+		parts = append(parts, "serial "+d.Serial)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// drawFree is an old system disk that goes at the end.
+func drawFree(f cluster.FreePlan) string {
+	text := f.String()
+	if f.Volid != "" {
+		text += " (" + strings.Join(slices.DeleteFunc([]string{f.Volid, f.Size}, func(s string) bool { return s == "" }), ", ") + ")"
+	}
+	return text
+}
