@@ -18,7 +18,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
 
-.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -62,8 +62,12 @@ e2e-talosctl: build bin/tools/testsummary ## Sidero's own talosctl against the l
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every trouble with what it says
 	@tools/e2e-k8s
 
-e2e-deps: ## install the Debian packages that make e2e needs
+e2e-report: bin/tools/testsummary ## recast's reports in a real browser: on a phone, on a desk, by night, on paper (UPDATE=1 takes the screenshot of docs anew)
+	@tools/e2e-report
+
+e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 	@tools/e2e deps
+	@tools/e2e-report deps
 
 schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
 	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(SEED) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations

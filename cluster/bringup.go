@@ -98,6 +98,9 @@ func (n *nodeRoll) answers(ctx context.Context) (reason string, silent, err erro
 	return reason, nil, nil
 }
 
+// BlankAnswers begins what is said once a machine has booted into maintenance mode.
+const BlankAnswers = "it is the blank machine that was made"
+
 // configure waits for the blank machine, makes sure that it is the right one
 // with the right build and the right disks, and only then applies the
 // configuration. If anything differs the VM is stopped and nothing was applied.
@@ -116,7 +119,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err := n.checkBlank(*blank, mem); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
-	n.say("bring-up/configure", "it is the blank machine that was made, its certificate's fingerprint "+blank.Fingerprint)
+	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
 	if err := n.requireNameFree(ctx); err != nil {
 		return err
 	}

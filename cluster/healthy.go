@@ -113,7 +113,7 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 		case since.IsZero():
 			since = time.Now()
 		}
-		return time.Since(since) >= n.Timing.Settle, "healthy, settling", nil
+		return time.Since(since) >= n.Timing.Settle, Settling, nil
 	})
 	n.settledAt = time.Time{}
 	if err == nil {
@@ -121,6 +121,9 @@ func (n *nodeRoll) settle(ctx context.Context, id string, within time.Duration, 
 	}
 	return n.blameEtcd(ctx, err)
 }
+
+// Settling is what a wait sees of a node that lacks nothing, until that has lasted.
+const Settling = "healthy, settling"
 
 // isWatched says whether the watches of a machine and of its Node tell when that is mended.
 func isWatched(lacks string) bool {

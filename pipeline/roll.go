@@ -30,6 +30,8 @@ type Report struct {
 
 	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // that ran, in the order in which they ended
 	Unsent []string          `json:"unsent,omitempty"` // what kept notices from arriving
+
+	Pages []string `json:"pages,omitempty"` // files of what recast report makes of these runs
 }
 
 // Roll brings every selected node to the lock:
@@ -137,6 +139,11 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
 	}
 	w.tellEnd(ctx, err)
+	if err == nil && w.began {
+		if err := w.pruneRuns(ctx); err != nil {
+			w.run.Note("roll", "what is here of old runs stays: "+err.Error())
+		}
+	}
 	return w.rep, err
 }
 
@@ -325,19 +332,21 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	w.o.began(j)
 	w.run.Slots = w.rep.Plan.Slots()
 	r := w.roller(id, j, past)
-	err = j.Put("plan", w.rep.Plan)
+	err = errors.Join(w.keepAbout(j, lock), j.Put(planKey, w.rep.Plan))
 	if err == nil {
 		err = w.begin(ctx, j)
 	}
 	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
+		still := w.watchPulse(ctx)
 		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
+		still()
 		unwatch()
 		err = errors.Join(err, watch.err)
 	}
 	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearsed()...)
 	w.rep.Outcome = outcome(err)
-	return errors.Join(err, j.Finish(w.rep.Outcome))
+	return errors.Join(err, w.keepFates(j), j.Finish(w.rep.Outcome))
 }
 
 func outcome(err error) string {

@@ -29,6 +29,10 @@ type RollOptions struct {
 	// a process of this machine and has ended, nil: never known.
 	Holder cluster.Holder
 	Dead   func(cluster.Holder) bool
+	// Pulsed is told from time to time how Kubernetes and etcd stand; nil: nobody looks.
+	Pulsed func(cluster.Pulse)
+	// Version of recast, for whoever looks back at the run.
+	Version string
 	// Rehearse tries the boot ISOs out before the first node goes; nil: as roll.rehearse.enabled says.
 	Rehearse *bool
 }

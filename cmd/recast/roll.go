@@ -131,6 +131,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
 			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
+			Pulsed: s.telemetry.Pulsed, Version: version,
 			Confirm: func(plan cluster.Plan) (bool, error) {
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
@@ -147,6 +148,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			},
 		})
 		s.telemetry.Rolled(rep, progress.Fared())
+		rep.Pages = savePages(s, p, rep)
 		if rep.Run != "" || err == nil {
 			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
 		}

@@ -25,6 +25,8 @@ the VM are carried over.
   recast drift       does every node run exactly the lock?
   recast provenance  what a node's image goes back to, link by link
   recast status      what is half done, which disk is where, what to type
+  recast history     past runs: when, what, how long each node was away
+  recast report      one run as an HTML file: timeline, plan, errors, hooks
   recast recover     give an interrupted replacement up
   recast rollback    boot nodes from the system disk that they had before
   recast upgrade-k8s bring Kubernetes to another version, one minor at a time
@@ -67,7 +69,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	})
 	c.AddCommand(
 		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
-		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newPruneCmd(s, &g),
+		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newHistoryCmd(s, &g), newReportCmd(s, &g), newPruneCmd(s, &g),
 		newBackupCmd(s, &g), newRestoreCmd(s, &g), newUpgradeK8sCmd(s, &g),
 		newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)

@@ -74,14 +74,18 @@ var table = []row{
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},
 
 	{pkg: "internal/ui", allow: []string{
-		"pipeline", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
+		"pipeline", "internal/story", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
 	}},
+	// what a run's log tells, and one HTML file of it
+	{pkg: "internal/story", allow: []string{"pipeline", "cluster", "internal/step"}},
+	{pkg: "internal/report", allow: []string{"pipeline", "cluster", "internal/story"}},
+	{pkg: "internal/report", files: tests, allow: []string{"internal/config"}},
 
 	{pkg: "internal/ui", files: tests, allow: []string{"github.com/invopop/jsonschema", jsonschema}},
 
 	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
-		"pipeline", "cluster", "internal/ui", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
+		"pipeline", "cluster", "internal/ui", "internal/story", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
 	}},
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 

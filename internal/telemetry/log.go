@@ -6,13 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/recast-sh/recast/internal/story"
 )
 
 const (
-	// LogName is the log of a run in the directory of its journal, and olderLogName
-	// what it was before it grew too long: the newest lines are there in any case.
-	LogName      = "log.jsonl"
-	olderLogName = "log.1.jsonl"
+	// LogName is the log of a run in the directory of its journal.
+	LogName      = story.LogName
+	olderLogName = story.OlderLogName
 
 	maxLog     = 8 << 20
 	maxPending = 1 << 20

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -104,6 +105,25 @@ func (t *Telemetry) Began(run, dir string) {
 	t.root.SetAttributes(attrRun.String(run))
 	t.log.Info("run", "run", run, "status", "began")
 }
+
+// Pulsed notes how the cluster stands. It is pipeline.RollOptions.Pulsed.
+func (t *Telemetry) Pulsed(p cluster.Pulse) {
+	if t == nil {
+		return
+	}
+	attrs := []any{"kubernetes", p.Kubernetes}
+	if p.Kubernetes {
+		attrs = append(attrs, "nodes", p.Nodes, "notReady", listed(p.NotReady))
+	}
+	attrs = append(attrs, "etcd", p.Etcd)
+	if p.Etcd {
+		attrs = append(attrs, "members", p.Members, "unwell", listed(p.Unwell))
+	}
+	t.log.Info("pulse", attrs...)
+}
+
+// listed is a list that is empty rather than null.
+func listed(names []string) []string { return append([]string{}, names...) }
 
 // endTimeout bounds what is still to be sent once the command has ended.
 const endTimeout = 5 * time.Second

@@ -51,6 +51,9 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 			p.line("next: recast status says where every disk is; recast roll goes on where this one stopped")
 		}
+		for _, file := range rep.Pages {
+			p.line("report: %s", file)
+		}
 	})
 }
 

@@ -58,6 +58,8 @@ type Client struct {
 	Commands cluster.CommandRunner
 	// Notify is told of its runs; nil: nobody is.
 	Notify cluster.Notifier
+	// Pulsed is told how the cluster stands while it rolls; nil: nobody looks.
+	Pulsed func(cluster.Pulse)
 	// Telemetry tells of the commands that are typed next; nil: nothing.
 	Telemetry *telemetry.Telemetry
 
@@ -351,7 +353,7 @@ func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Began: c.Telemetry.Began,
+		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Version: "devel",
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }

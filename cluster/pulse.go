@@ -1,0 +1,46 @@
+package cluster
+
+import (
+	"context"
+	"slices"
+)
+
+// Pulse is how Kubernetes and etcd stood at one moment of a run.
+type Pulse struct {
+	Kubernetes bool     // its API has answered; else nothing is known of Nodes
+	Nodes      int      // Node objects
+	NotReady   []string // of them, sorted
+	Etcd       bool     // a control plane has said who the members are; else nothing is known of them
+	Members    int
+	Unwell     []string // members that do not answer, do not vote or know no leader, by name, sorted
+}
+
+// Ready counts the Nodes that are.
+func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
+
+// Well counts the members of etcd that answer, vote and know a leader.
+func (p Pulse) Well() int { return p.Members - len(p.Unwell) }
+
+// TakePulse looks once. Whoever does not answer is not known of: that is no error.
+func (p Plan) TakePulse(ctx context.Context, kube KubeReader, talos Talos) Pulse {
+	var pulse Pulse
+	if nodes, err := kube.Nodes(ctx); err == nil {
+		pulse.Kubernetes, pulse.Nodes = true, len(nodes)
+		for _, k := range nodes {
+			if !k.Ready {
+				pulse.NotReady = append(pulse.NotReady, k.Name)
+			}
+		}
+		slices.Sort(pulse.NotReady)
+	}
+	if v, err := viewEtcd(ctx, talos, p.controlPlanes); err == nil {
+		pulse.Etcd, pulse.Members = true, len(v.Members)
+		for _, m := range v.Members {
+			if s, known := v.statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {
+				pulse.Unwell = append(pulse.Unwell, m.name())
+			}
+		}
+		slices.Sort(pulse.Unwell)
+	}
+	return pulse
+}

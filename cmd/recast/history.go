@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func newHistoryCmd(s *streams, g *globals) *cobra.Command {
+	var out string
+	var limit int
+	c := &cobra.Command{
+		Use: "history [RUN]", Short: "Past runs: when, what, how long each node was away",
+		Long: `List the runs that began on this machine, newest first: what they brought the
+cluster to, how they ended, how many nodes were done, how long the run took and
+how long a node was away at most. With a run, or a part of its ID that no other
+has, say all of that one: who ran it, what changed in the lock, each node with its
+stages, errors with what to do, hooks.
+
+It is read from .recast/runs and asks nobody, so it works while everything is down.
+Runs of other machines are on those: in CI, keep .recast or its reports as an
+artefact. The last 100 runs that have ended stay, and those whose old system disks
+are still parked; a roll that ends well removes older ones.`,
+		Example: `  recast history
+  recast history 3f2a          # the run whose ID ends so
+  recast history -o json | jq '.runs[] | select(.result != "done")'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := format(out, "text", "json"); err != nil {
+				return err
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				runs, problems := p.PastRuns(past())
+				return ui.WriteHistory(s.out, out, ui.HistoryOf(runs, problems, limit))
+			}
+			run, err := p.PastRun(args[0], past())
+			if err != nil {
+				return err
+			}
+			told, err := story.Read(os.DirFS(run.Dir))
+			if err != nil {
+				run.Problems = append(run.Problems, err.Error())
+			}
+			page := p.Page(run.ID)
+			if _, err := os.Stat(page); err != nil {
+				page = "" // recast report makes one
+			}
+			return ui.WriteRun(s.out, out, ui.Tell(run, told, nearby(page), story.NewRedactor(os.Environ()).Text))
+		},
+	}
+	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	c.Flags().IntVar(&limit, "limit", 20, "how many `runs` to list, newest first; 0: all")
+	return c
+}
+
+// past says how the processes of past runs are told from this one.
+func past() pipeline.PastOptions {
+	return pipeline.PastOptions{Holder: holder(), Dead: dead}
+}

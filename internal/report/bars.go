@@ -1,0 +1,275 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/story"
+)
+
+// wide is how wide drawings are in their own units; on the page as wide as that is.
+const wide = 1000
+
+// axis is the time that a drawing shows.
+type axis struct {
+	From, Middle, To time.Time
+}
+
+func newAxis(from, to time.Time) axis {
+	if !to.After(from) {
+		to = from.Add(time.Second)
+	}
+	return axis{from, from.Add(to.Sub(from) / 2), to}
+}
+
+// x is where a moment is.
+func (a axis) x(t time.Time) float64 {
+	at := wide * float64(t.Sub(a.From)) / float64(a.To.Sub(a.From))
+	return float64(int(min(max(at, 0), wide)*10)) / 10
+}
+
+// bar is a stretch of time in a drawing.
+type bar struct {
+	X, W  float64
+	Kind  string
+	Label string
+}
+
+// thinnest is how wide a bar is at least: what was there is to be seen.
+const thinnest = 2
+
+func (a axis) bar(from, to time.Time, kind, label string) bar {
+	b := bar{X: a.x(from), Kind: kind, Label: label + " " + took(to.Sub(from))}
+	b.W = max(thinnest, float64(int((a.x(to)-b.X)*10))/10)
+	b.X = min(b.X, wide-b.W)
+	return b
+}
+
+// row is one node in the drawing of the whole run.
+type row struct {
+	Node, Mood, Text string
+	Bars             []bar
+}
+
+// Label is the drawing in words.
+func (r row) Label() string { return r.Node + ": " + r.Text }
+
+// rows are the nodes in the order in which they came, each with its turns, and within
+// these when it was away.
+func (v view) rows() []row {
+	var rows []row
+	by := map[string]int{}
+	find := func(node string) *row {
+		i, known := by[node]
+		if !known {
+			i = len(rows)
+			rows, by[node] = append(rows, row{Node: node}), i
+		}
+		return &rows[i]
+	}
+	fates := map[string]string{}
+	for _, t := range v.Story.Turns {
+		if t.Began.IsZero() {
+			continue // its turn never came
+		}
+		r := find(t.Node)
+		r.Mood, fates[t.Node] = moodOf(t.Status), v.fate(t)
+		kind := "turn"
+		switch t.Status {
+		case "not started":
+			continue
+		case "failed":
+			kind = "failed"
+		}
+		r.Bars = append(r.Bars, v.Axis.bar(t.Began, t.Until(), kind, t.Strategy()))
+	}
+	for _, o := range v.Story.Outages() {
+		r := find(o.Node)
+		r.Bars = append(r.Bars, v.Axis.bar(o.From, o.To, "away", "away"))
+		text := "away " + seconds(o.Seconds())
+		if o.Open {
+			text += ", not back"
+		}
+		r.Text = strings.TrimPrefix(r.Text+", "+text, ", ")
+	}
+	for i, r := range rows {
+		rows[i].Text = cmp.Or(r.Text, "not away")
+		if fate := fates[r.Node]; moodOf(fate) != "good" {
+			rows[i].Text = fate + "; " + rows[i].Text
+		}
+	}
+	return rows
+}
+
+// fate is how a turn ended, in words.
+func (v view) fate(t *story.Turn) string {
+	switch {
+	case t.Status == "" && v.Past.Result == "running":
+		return "goes on"
+	case t.Status == "":
+		return "cut off"
+	}
+	return t.Status
+}
+
+func moodOf(status string) string {
+	switch status {
+	case "done", "skipped":
+		return "good"
+	case "failed":
+		return "bad"
+	}
+	return "open"
+}
+
+// card is one turn of a node.
+type card struct {
+	ID, Node, Title, Mood, Status, Away, Expected string
+	Took, Text                                    string
+	Began, Ended                                  time.Time
+	Bars                                          []bar
+	Stages                                        []stage
+}
+
+// Label is the drawing in words.
+func (c card) Label() string {
+	var parts []string
+	for _, s := range c.Stages {
+		if s.Shown {
+			parts = append(parts, s.Name+" "+s.Took)
+		}
+	}
+	return c.Node + ": " + strings.Join(parts, ", ")
+}
+
+// stage is one of the stages of a card.
+type stage struct {
+	*story.Stage
+	Kind, Took, Ends string
+	Shown            bool // it has a bar
+}
+
+func (v view) cards() []card {
+	var cards []card
+	for i, t := range v.Story.Turns {
+		if t.Began.IsZero() {
+			continue
+		}
+		c := card{
+			ID: fmt.Sprintf("turn-%d", i+1), Node: t.Node, Title: t.Title, Mood: moodOf(t.Status), Status: v.fate(t),
+			Began: t.Began, Ended: t.Until(), Took: took(t.Until().Sub(t.Began)), Text: t.Text,
+		}
+		if !t.AwayFrom.IsZero() {
+			c.Away = "away for " + took(cmp.Or(t.AwayTo, t.Until()).Sub(t.AwayFrom))
+			if t.AwayTo.IsZero() {
+				c.Away += ", and not back by then"
+			}
+			c.Expected = v.expected(t)
+		}
+		c.Stages, c.Bars = v.stages(t)
+		cards = append(cards, c)
+	}
+	return cards
+}
+
+// expected is what the plan had expected of an outage; "" where it knew none.
+func (v view) expected(t *story.Turn) string {
+	if v.Past.Plan == nil {
+		return ""
+	}
+	for _, n := range v.Past.Plan.Work() {
+		if n.Node == t.Node && string(n.Phase) == t.Phase && n.OutageFrom != "" {
+			return seconds(n.OutageSeconds) + " expected"
+		}
+	}
+	return ""
+}
+
+func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
+	a := newAxis(t.Began, t.Until())
+	for _, s := range t.Stages {
+		end := cmp.Or(s.Ended, t.Until())
+		g := stage{Stage: s, Kind: kindOf(s), Took: took(end.Sub(s.Began)), Ends: "cut off"}
+		if !s.Ended.IsZero() {
+			g.Ends = s.Status
+		}
+		g.Shown = s.Status != "skipped" && s.Status != "not started" && !s.Began.Before(t.Began) &&
+			(end.Sub(s.Began) >= t.Until().Sub(t.Began)/200 || s.Error != "" || s.Ended.IsZero())
+		if g.Shown {
+			bars = append(bars, a.bar(s.Began, end, g.Kind, s.Name))
+		}
+		stages = append(stages, g)
+	}
+	return stages, bars
+}
+
+// others are the steps that are about no node.
+func (v view) others() (out []stage) {
+	for _, s := range v.Story.Steps {
+		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: cmp.Or(s.Status, "cut off")}
+		out = append(out, g)
+	}
+	return out
+}
+
+// legend is a kind of stages, and what it means.
+type legend struct{ Kind, Text string }
+
+// kinds are those of stages, in the order in which a node comes to them.
+var kinds = []struct {
+	legend
+	stages []string
+}{
+	{legend{"ready", "looks first"}, []string{"ask-gates", "run-hooks", "gate", "pull", "remember", "keep-off", "unprotect"}},
+	{legend{"drain", "drain, leave etcd"}, []string{"drain", "leave-etcd"}},
+	{legend{"stop", "stop, delete"}, []string{"stop", "delete-vm", "give-up"}},
+	{legend{"disks", "disks: park, attach"}, []string{"park", "attach", "blank-disk", "restore-disk", "renew-disk", "free-blank", "hand-over", "detach"}},
+	{legend{"boot", "create, install, boot"}, []string{"create-vm", "set-up", "start", "boot", "install", "reboot", "boot-entry", "fallback"}},
+	{legend{"join", "configure, join"}, []string{"configure", "join"}},
+	{legend{"finish", "settle, finish"}, nil},
+}
+
+// kindOf is what a stage is coloured by.
+func kindOf(s *story.Stage) string {
+	if s.Status == "failed" {
+		return "failed"
+	}
+	for _, k := range kinds {
+		if slices.Contains(k.stages, s.Name) {
+			return k.Kind
+		}
+	}
+	return "finish"
+}
+
+// legendOf explains the kinds that are drawn.
+func legendOf(cards []card) []legend {
+	drawn := map[string]bool{}
+	for _, c := range cards {
+		for _, b := range c.Bars {
+			drawn[b.Kind] = true
+		}
+	}
+	var out []legend
+	for _, k := range kinds {
+		if drawn[k.Kind] {
+			out = append(out, k.legend)
+		}
+	}
+	if drawn["failed"] {
+		out = append(out, legend{"failed", "failed"})
+	}
+	return out
+}
+
+// outageOf is how long a node was expected to be away, for the plan.
+func outageOf(n cluster.NodePlan) string {
+	if n.OutageSeconds == 0 {
+		return ""
+	}
+	return seconds(n.OutageSeconds)
+}

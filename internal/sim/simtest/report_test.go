@@ -1,0 +1,222 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/report"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+var updateReports = flag.Bool("reports.update", false, "write the runs of which internal/report makes its golden files")
+
+// logged is a client whose runs have a log, as those of recast have.
+func (l *Lab) logged(c *Client) *Client {
+	l.t.Helper()
+	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "v0.0.0", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	c.Telemetry, c.Pulsed = tele, tele.Pulsed
+	return c
+}
+
+// past reads a run as recast report does, and draws it.
+func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
+	l.t.Helper()
+	p, err := l.Client().Project()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	run, err := p.PastRun(id, pipeline.PastOptions{Dead: l.isKilled})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	told, err := story.Read(os.DirFS(run.Dir))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: story.NewRedactor(nil).Text}); err != nil {
+		l.t.Fatal(err)
+	}
+	l.canary.hear(b.String())
+	return run, told, b.String()
+}
+
+// keepRun keeps what a run has left, but for secrets, and most of the requests in its log.
+func (l *Lab) keepRun(name string, run pipeline.PastRun) {
+	l.t.Helper()
+	if !*updateReports {
+		return
+	}
+	to := filepath.Join("../../report/testdata", name, run.ID)
+	must := func(err error) {
+		if err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	must(os.RemoveAll(filepath.Dir(to)))
+	must(os.MkdirAll(to, 0o755))
+	files, err := os.ReadDir(run.Dir)
+	must(err)
+	for _, f := range files {
+		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "fates.json": true, story.LogName: true}
+		if !kept[f.Name()] && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(run.Dir, f.Name()))
+		must(err)
+		var b bytes.Buffer
+		for line := range strings.Lines(string(text)) {
+			if !strings.Contains(line, `"msg":"request"`) || strings.Contains(line, "delete-vm") {
+				b.WriteString(strings.ReplaceAll(line, l.Dir, "/home/ops/cluster"))
+			}
+		}
+		must(os.WriteFile(filepath.Join(to, f.Name()), b.Bytes(), 0o644))
+	}
+}
+
+// TestReportOfARoll: what the report of a run says of its nodes is what was done to them.
+func TestReportOfARoll(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("hooks: {beforeNode: [{description: silence the alerts, command: [h]}], afterRun: [{command: [h]}]}")
+		lab.Patch(everywhere)
+		c := lab.logged(lab.Client())
+		c.Commands = &hooker{do: nil}
+		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		must(t, err)
+		c.Telemetry.End(t.Context(), 0, nil)
+		run, told, page := lab.past("")
+		lab.keepRun("roll", run)
+		if len(told.Turns) != 6 || run.Result != "done" || run.About.By.Host != "test" || len(run.Took) != 6 || len(run.Fates.Done) != 6 {
+			t.Errorf("%d turns; %+v", len(told.Turns), run)
+		}
+		for _, turn := range told.Turns {
+			requireTurn(t, turn, run)
+		}
+		requirePulse(t, told)
+		for _, want := range []string{`data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent"} {
+			if !strings.Contains(page, want) {
+				t.Errorf("the report has no %q", want)
+			}
+		}
+		lab.RequireIntact()
+	})
+}
+
+// requireTurn compares what the log tells of a node with what the journal does.
+func requireTurn(t *testing.T, turn *story.Turn, run pipeline.PastRun) {
+	t.Helper()
+	var names []string
+	for _, s := range turn.Stages {
+		if s.Status == "done" {
+			names = append(names, s.Name)
+		}
+		if s.Ended.Before(s.Began) || s.Ended.After(turn.Ended) {
+			t.Errorf("%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
+		}
+	}
+	all := " " + strings.Join(names, " ") + " "
+	for _, want := range []string{"drain", "stop", "park", "delete-vm", "create-vm", "start", "boot", "configure", "join", "settle", "finish"} {
+		if !strings.Contains(all, " "+want+" ") {
+			t.Errorf("%s has no stage %s:%s", turn.Node, want, all)
+		}
+	}
+	for _, took := range run.Took {
+		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
+		if took.Node == turn.Node && took.OutageSeconds != away {
+			t.Errorf("%s was away for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
+		}
+	}
+}
+
+// requirePulse: a control plane that is out is missed, and all is well in the end.
+func requirePulse(t *testing.T, told story.Story) {
+	t.Helper()
+	members, ready := 3, 6
+	for _, p := range told.Pulses {
+		if p.Etcd {
+			members = min(members, p.Well())
+		}
+		if p.Kubernetes {
+			ready = min(ready, p.Ready())
+		}
+	}
+	last := told.Pulses[len(told.Pulses)-1]
+	if members != 2 || ready != 5 || !last.Kubernetes || last.Ready() != 6 {
+		t.Errorf("%d looks: etcd had %d healthy members at least, Kubernetes %d Ready nodes; in the end %+v", len(told.Pulses), members, ready, last)
+	}
+}
+
+// TestReportOfAKilledRun: it says what is known, and what came of it once it was gone on with.
+func TestReportOfAKilledRun(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.logged(lab.Client())
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		log := filepath.Join(lab.Dir, ".recast/runs", c.Run, story.LogName)
+		var size int64
+		c.Emit = whenStarted("wk1/bring-up", func() {
+			c.Kill()
+			cancel()
+			info, err := os.Stat(log)
+			must(t, err)
+			size = info.Size()
+		})
+		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+			t.Fatal("it was not killed")
+		}
+		// What a process that is dead would not have written; its last line is cut off.
+		must(t, os.Truncate(log, size-10))
+		unfinish(t, filepath.Join(lab.Dir, ".recast/runs", c.Run))
+		run, told, page := lab.past(c.Run)
+		if turn := told.Turns[0]; run.Result != "killed" || turn.Status != "" || turn.AwayFrom.IsZero() || !turn.AwayTo.IsZero() {
+			t.Errorf("%s; %+v", run.Result, turn)
+		}
+		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll goes on where this one stopped") {
+			t.Errorf("outage %+v", o)
+		}
+
+		again := lab.logged(lab.second())
+		_, err := again.Roll(t.Context(), cluster.Policy{})
+		must(t, err)
+		again.Telemetry.End(t.Context(), 0, nil)
+		run, told, _ = lab.past(c.Run)
+		lab.keepRun("killed", run)
+		if len(told.Turns) != 2 || told.Turns[1].Phase != "unfinished" || told.Turns[1].Status != "done" || len(run.About.GoneOn) != 1 || run.Result != "done" {
+			t.Errorf("%d turns; %s, gone on: %v", len(told.Turns), run.Result, run.About.GoneOn)
+		}
+		outages := told.Outages()
+		if len(outages) != 1 || outages[0].Open || !outages[0].From.Equal(told.Turns[0].AwayFrom) || !outages[0].To.Equal(told.Turns[1].Ended) {
+			t.Errorf("outages %+v", outages)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// unfinish takes back what a journal says of the end, which a dead process does not write.
+func unfinish(t *testing.T, dir string) {
+	t.Helper()
+	must(t, os.Remove(filepath.Join(dir, "fates.json")))
+	info, err := os.ReadFile(filepath.Join(dir, "RUN"))
+	must(t, err)
+	began, _, found := strings.Cut(string(info), `,`+"\n")
+	if !found {
+		t.Fatalf("RUN holds %s", info)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "RUN"), []byte(began+"\n}\n"), 0o600))
+}

@@ -1,0 +1,236 @@
+package story_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/story"
+)
+
+// lines makes a log of "second msg key=value …" lines; what has a blank is in 'quotes'.
+func lines(said ...string) string {
+	var b strings.Builder
+	for _, l := range said {
+		at, rest, _ := strings.Cut(l, " ")
+		fmt.Fprintf(&b, `{"time":"2026-11-21T04:%s.000000001Z","level":"INFO",%s}`+"\n", at, rest)
+	}
+	return b.String()
+}
+
+func event(step, status string, more ...string) string {
+	return strings.Join(append([]string{fmt.Sprintf(`"msg":"step","step":"roll/workers/%s","status":"%s"`, step, status)}, more...), ",")
+}
+
+const began = `"msg":"command","status":"started","command":"recast roll","version":"v1"`
+
+// recreated is a whole turn.
+var recreated = []string{
+	"00:00 " + began,
+	"00:01 " + `"msg":"run","run":"r","status":"began"`,
+	"00:01 " + event("wk1/pull", "started"),
+	"00:02 " + event("wk1/pull", "done"),
+	"00:02 " + event("wk1", "started", `"title":"recreate wk1 (VM 9 on pve1)"`),
+	"00:02 " + event("wk1/gate", "started"), "00:03 " + event("wk1/gate", "done"),
+	"00:03 " + event("wk1/take-down", "started"),
+	"00:03 " + event("wk1/take-down/drain", "started"),
+	"00:05 " + event("wk1/take-down/drain", "note", `"text":"evicting web-1"`),
+	"00:10 " + event("wk1/take-down/drain", "done"),
+	"00:10 " + event("wk1/take-down/stop", "started"), "00:20 " + event("wk1/take-down/stop", "done"),
+	"00:20 " + event("wk1/take-down/park", "started"),
+	"00:21 " + event("wk1/take-down/park/scsi0", "started"), "00:22 " + event("wk1/take-down/park/scsi0", "note", `"text":"half"`), "00:24 " + event("wk1/take-down/park/scsi0", "done"),
+	"00:25 " + event("wk1/take-down/park", "done"), "00:25 " + event("wk1/take-down", "done"),
+	"00:25 " + event("wk1/bring-up", "started"),
+	"00:25 " + event("wk1/bring-up/create-vm", "skipped", `"text":"it is there"`),
+	"00:26 " + event("wk1/bring-up/configure", "started"),
+	"00:30 " + event("wk1/bring-up/configure", "note", `"text":"no answer"`),
+	"00:50 " + event("wk1/bring-up/configure", "note", `"text":"it is the blank machine that was made, its certificate's fingerprint ab"`),
+	"00:55 " + event("wk1/bring-up/configure", "done"),
+	"00:55 " + event("wk1/bring-up/wait-healthy", "started"),
+	"01:10 " + event("wk1/bring-up/wait-healthy", "note", `"text":"wk1 healthy for 30s: healthy, settling"`),
+	"01:40 " + event("wk1/bring-up/wait-healthy", "done"),
+	"01:40 " + event("wk1/bring-up", "done"),
+	"01:41 " + event("wk1", "done", `"title":"recreate wk1 (VM 9 on pve1)"`, `"text":"runs v1.13.9"`),
+	"01:41 " + `"msg":"pulse","kubernetes":true,"nodes":2,"notReady":["wk1"],"etcd":false`,
+	"01:42 " + `"msg":"command","status":"ended","command":"recast roll","exitCode":0,"seconds":102`,
+}
+
+func read(t *testing.T, files map[string]string) story.Story {
+	t.Helper()
+	dir := fstest.MapFS{}
+	for name, text := range files {
+		dir[name] = &fstest.MapFile{Data: []byte(text)}
+	}
+	s, err := story.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// told is a turn in short: its stages with the seconds that they took.
+func told(turn *story.Turn) string {
+	text := turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status)
+	if !turn.AwayFrom.IsZero() {
+		text += fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00")))
+	}
+	for _, g := range turn.Stages {
+		took := "?"
+		if !g.Ended.IsZero() {
+			took = fmt.Sprint(int(g.Ended.Sub(g.Began).Seconds()))
+		}
+		text += fmt.Sprintf("; %s %s %s", g.Name, took, orOpen(g.Status))
+	}
+	return text
+}
+
+func orOpen(s string) string {
+	if s == "" {
+		return "open"
+	}
+	return s
+}
+
+func TestATurn(t *testing.T) {
+	t.Parallel()
+	s := read(t, map[string]string{story.LogName: lines(recreated...)})
+	want := "wk1 recreate done away 00:10-01:41; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park 5 done; create-vm 0 skipped; boot 24 done; configure 5 done; join 15 done; settle 30 done"
+	if len(s.Turns) != 1 || told(s.Turns[0]) != want {
+		t.Errorf("turns:\n%s\n%s", told(s.Turns[0]), want)
+	}
+	stages := s.Turns[0].Stages
+	if stages[2].Noted != "evicting web-1" || stages[4].Noted != "half" || stages[6].Noted != "no answer" || stages[5].Text != "it is there" {
+		t.Errorf("what they saw last: %+v", stages)
+	}
+	if len(s.Pulses) != 1 || s.Pulses[0].Ready() != 1 || s.Pulses[0].Etcd {
+		t.Errorf("pulses %+v", s.Pulses)
+	}
+	if len(s.Sessions) != 1 || !s.Sessions[0].Ended || s.Sessions[0].Version != "v1" || !s.Begins || s.Broken != 0 {
+		t.Errorf("sessions %+v, begins %t, %d broken", s.Sessions, s.Begins, s.Broken)
+	}
+	if o, any := s.Longest(); !any || o.Node != "wk1" || o.Seconds() != 91 || o.Open {
+		t.Errorf("outage %+v", o)
+	}
+}
+
+// A process that was killed leaves the middle of a story; who goes on with it leaves the rest.
+func TestCutOffAndGoneOnWith(t *testing.T) {
+	t.Parallel()
+	whole := lines(recreated[:14]...)
+	s := read(t, map[string]string{story.LogName: whole[:len(whole)-20]})
+	if o, any := s.Longest(); !any || !o.Open || told(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
+		t.Errorf("cut off: %s, %+v", told(s.Turns[0]), o)
+	}
+	if s.Broken != 0 {
+		t.Error("a last line that was cut off is none that can't be read")
+	}
+	unfinished := func(step, status string, more ...string) string {
+		return strings.Replace(event(step, status, more...), "workers", "unfinished", 1)
+	}
+	s = read(t, map[string]string{story.LogName: whole + lines(
+		"10:00 "+began,
+		"10:01 "+unfinished("wk1", "started", `"title":"recreate wk1 (VM 9 on pve1), left unfinished by run r"`),
+		"10:02 "+unfinished("wk1/bring-up", "started"),
+		"10:03 "+unfinished("wk1", "done"),
+	)})
+	if diff := cmp.Diff([]string{
+		"wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park ? open",
+		"wk1 recreate done away 10:02-10:03",
+	}, []string{told(s.Turns[0]), told(s.Turns[1])}); diff != "" {
+		t.Errorf("turns (-want +got):\n%s", diff)
+	}
+	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
+		t.Errorf("outages %+v", s.Outages())
+	}
+	if at := s.Turns[0].Until().Format("04:05"); at != "00:20" || len(s.Sessions) != 2 || s.Sessions[0].Ended {
+		t.Errorf("the first turn was heard of until %s; sessions %+v", at, s.Sessions)
+	}
+}
+
+func TestLogsThatAreNotWhole(t *testing.T) {
+	t.Parallel()
+	later := lines(recreated[4:]...)
+	cases := map[string]struct {
+		files  map[string]string
+		turns  int
+		begins bool
+		broken int
+	}{
+		"none":           {nil, 0, true, 0},
+		"empty":          {map[string]string{story.LogName: ""}, 0, true, 0},
+		"in two":         {map[string]string{story.OlderLogName: lines(recreated[:4]...), story.LogName: later}, 1, true, 0},
+		"only the newer": {map[string]string{story.LogName: later}, 1, false, 0},
+		"garbage":        {map[string]string{story.LogName: "\x00\x00\n{\"time\":1}\n{}\n" + later + "{\"tim"}, 1, false, 3},
+		"an endless line": {
+			map[string]string{story.LogName: strings.Repeat("x", 5<<20) + "\n" + later}, 1, false, 1,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := read(t, c.files)
+			if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
+				t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
+			}
+		})
+	}
+}
+
+// Gates and hooks behind a node are no outage; a failure has its hints.
+func TestGatesBehindANode(t *testing.T) {
+	t.Parallel()
+	s := read(t, map[string]string{story.LogName: lines(
+		"00:00 "+event("wk1", "started", `"title":"in-place wk1 (VM 9 on pve1)"`),
+		"00:01 "+event("wk1/upgrade/reboot", "started"),
+		"00:31 "+event("wk1/upgrade/reboot", "done"),
+		"00:32 "+event("wk1/ask-gates-again", "started"),
+		"05:32 "+event("wk1/ask-gates-again", "failed", `"error":"ceph is not well"`, `"hints":["ceph status"]`),
+		"05:32 "+event("wk1", "failed", `"error":"ceph is not well"`),
+		"05:33 "+event("wk2", "not started", `"title":"in-place wk2 (VM 8 on pve1)"`),
+	)})
+	if got := told(s.Turns[0]); got != "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed" {
+		t.Error(got)
+	}
+	if got := s.Turns[0].Stages[1]; got.Error != "ceph is not well" || len(got.Hints) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if len(s.Turns) != 2 || s.Turns[1].Status != "not started" {
+		t.Errorf("turns %+v", s.Turns)
+	}
+}
+
+func TestRedactor(t *testing.T) {
+	t.Parallel()
+	hide := story.NewRedactor([]string{
+		"PROXMOX_VE_API_TOKEN=recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001", "GITHUB_TOKEN=plainwords", "HOME=/home/plainly", "SHORT_TOKEN=abc",
+	}).Text
+	cases := map[string]string{
+		"plain words: wk1 drained in 12s, sha256:0123456789abcdef":                   "plain words: wk1 drained in 12s, sha256:0123456789abcdef",
+		"the Proxmox token may not make VMs":                                         "the Proxmox token may not make VMs",
+		"using recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001":                 "using [redacted]",
+		"only 5ec0ffee-1ab0-4000-8000-000000000001 of it":                            "only [redacted] of it",
+		"other@pve!x=12345678-1ab0-4000-8000-000000000001":                           "other@pve!x=[redacted]",
+		"said plainwords in /home/plainly, abc":                                      "said [redacted] in /home/plainly, abc",
+		"Authorization: Bearer abcdefgh12345":                                        "Authorization: [redacted]",
+		"curl -H 'X: bearer abcdefgh12345'":                                          "curl -H 'X: bearer [redacted]'",
+		"https://user:pass@host/path":                                                "https://[redacted]@host/path",
+		"token: abcdef.0123456789abcdef\nnext":                                       "token: [redacted]\nnext",
+		"join with abcdef.0123456789abcdef":                                          "join with [redacted]",
+		"secretboxEncryptionSecret: \"aGVsbG8=\"":                                    "secretboxEncryptionSecret: [redacted]",
+		"key: LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCg==":                              "key: [redacted]",
+		"-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nafter": "[redacted]\nafter",
+		"-----BEGIN PRIVATE KEY-----\nMII cut off":                                   "[redacted]",
+		"a eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln b":                              "a [redacted] b",
+		"posted to https://hooks.slack.com/services/T0/B0/x":                         "posted to https://hooks.slack.com/services/[redacted]",
+		`{"password":"hunter2","user":"u"}`:                                          `{"password":[redacted],"user":"u"}`,
+		"DB_PASSWORD=hunter2 ./run":                                                  "DB_PASSWORD=[redacted] ./run",
+	}
+	for text, want := range cases {
+		if got := hide(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}

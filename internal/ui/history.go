@@ -1,0 +1,139 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// History is what is known of the runs that began here, newest first.
+type History struct {
+	Runs     []HistoryRun `json:"runs"`
+	Earlier  int          `json:"earlier,omitempty"` // how many more there are
+	Problems []string     `json:"problems,omitempty"`
+}
+
+// HistoryRun is one run in a line.
+type HistoryRun struct {
+	ID            string    `json:"id"`
+	Command       string    `json:"command"`
+	By            string    `json:"by,omitempty"`
+	Started       time.Time `json:"started"`
+	Finished      time.Time `json:"finished,omitzero"`
+	Seconds       int       `json:"seconds,omitempty"`
+	Result        string    `json:"result"`
+	Error         string    `json:"error,omitempty"`
+	What          string    `json:"what,omitempty"` // in words, what it brought the cluster to
+	TalosBefore   string    `json:"talosBefore,omitempty"`
+	Talos         string    `json:"talos,omitempty"`
+	LockBefore    string    `json:"lockBefore,omitempty"`
+	Lock          string    `json:"lock,omitempty"`
+	Planned       int       `json:"nodesPlanned"`
+	Done          int       `json:"nodesDone"`
+	OutageNode    string    `json:"longestOutageNode,omitempty"`
+	OutageSeconds int       `json:"longestOutageSeconds,omitempty"`
+}
+
+// HistoryOf tells runs in a line each, as many as limit; 0: all.
+func HistoryOf(runs []pipeline.PastRun, problems []string, limit int) History {
+	h := History{Runs: []HistoryRun{}, Problems: problems}
+	if limit > 0 && len(runs) > limit {
+		h.Earlier, runs = len(runs)-limit, runs[:limit]
+	}
+	for _, r := range runs {
+		h.Runs = append(h.Runs, inALine(r))
+	}
+	return h
+}
+
+func inALine(r pipeline.PastRun) HistoryRun {
+	l := HistoryRun{
+		ID: r.ID, Command: r.Command(), Started: r.Started, Finished: r.Finished, Seconds: r.Seconds(),
+		Result: r.Result, Error: r.Error, What: r.What(),
+	}
+	l.Done, l.Planned = r.Counted()
+	l.OutageNode, l.OutageSeconds = r.Longest()
+	if a := r.About; a != nil {
+		l.By, l.TalosBefore, l.Talos, l.LockBefore, l.Lock = a.By.String(), a.Was, a.Talos, a.Before, a.Lock
+	}
+	return l
+}
+
+// WriteHistory prints the runs of the past.
+func WriteHistory(w io.Writer, format string, h History) error {
+	return write(w, format, h, func(p *page) {
+		rows := [][]string{{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}}
+		for _, r := range h.Runs {
+			rows = append(rows, []string{
+				r.ID, r.Started.Local().Format("2006-01-02 15:04"), r.Command, r.Result, fmt.Sprintf("%d/%d", r.Done, r.Planned),
+				orDash(r.Seconds), orDash(r.OutageSeconds), r.What,
+			})
+		}
+		if len(h.Runs) > 0 {
+			drawColumns(p, rows, func(row, column int, text string) string {
+				switch {
+				case row == 0:
+					return p.paint(bold, text)
+				case column == 3:
+					return p.paint(colourOfResult(h.Runs[row-1].Result), text)
+				}
+				return text
+			})
+		}
+		for _, problem := range h.Problems {
+			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
+		}
+		switch {
+		case len(h.Runs) == 0:
+			p.line("no run has begun on this machine: recast status asks Proxmox for what others have left")
+		case h.Earlier > 0:
+			p.line("%s before those: recast history --limit 0", counted(h.Earlier, "run"))
+			fallthrough
+		default:
+			p.line("next: recast history RUN says more of one, recast report RUN draws it")
+		}
+	})
+}
+
+// colourOfResult is how a run's result is painted.
+func colourOfResult(result string) string {
+	switch result {
+	case "done":
+		return green
+	case "failed", "killed":
+		return red
+	}
+	return yellow
+}
+
+func orDash(seconds int) string {
+	if seconds == 0 {
+		return "-"
+	}
+	return (time.Duration(seconds) * time.Second).String()
+}
+
+// drawColumns prints rows with their columns below each other; paint is given what is padded.
+func drawColumns(p *page, rows [][]string, paint func(row, column int, text string) string) {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, text := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(text))
+		}
+	}
+	for n, row := range rows {
+		var b strings.Builder
+		for i, text := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(text)+2)
+			if i == len(row)-1 {
+				pad = ""
+			}
+			b.WriteString(paint(n, i, text) + pad)
+		}
+		p.line("%s", strings.TrimRight(b.String(), " "))
+	}
+}

@@ -1,0 +1,116 @@
+package ui
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// pastRuns are one that went well and one that was killed.
+func pastRuns() []pipeline.PastRun {
+	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.Local)
+	return []pipeline.PastRun{
+		{
+			ID: "20261122-0421-beef", Started: at.Add(24 * time.Hour), Result: "killed",
+			Plan: &cluster.Plan{Nodes: []cluster.NodePlan{{Node: "cp1", Strategy: cluster.InPlace}}},
+		},
+		{
+			ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(1871 * time.Second), Result: "done",
+			About: &pipeline.About{Command: "roll", By: cluster.Holder{Host: "ci", PID: 7}, Recast: "v0.9.0", Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
+			Plan:  &cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}},
+			Fates: &cluster.Fates{Done: []string{"wk1"}},
+			Took:  []cluster.Took{{Node: "wk1", Strategy: cluster.Recreate, OutageSeconds: 192}},
+		},
+	}
+}
+
+func TestWriteHistory(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		of   History
+		want string
+	}{
+		"two": {HistoryOf(pastRuns(), []string{"run \"x\": RUN is empty"}, 0), `
+RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY   WHAT
+20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       -
+20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s  Talos v1.13.8 → v1.13.9
+could not be read: run "x": RUN is empty
+next: recast history RUN says more of one, recast report RUN draws it
+`},
+		"one of two": {HistoryOf(pastRuns(), nil, 1), `
+RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK  AWAY  WHAT
+20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -     -
+1 run before those: recast history --limit 0
+next: recast history RUN says more of one, recast report RUN draws it
+`},
+		"none": {HistoryOf(nil, nil, 20), `
+no run has begun on this machine: recast status asks Proxmox for what others have left
+`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var b bytes.Buffer
+			if err := WriteHistory(&b, "text", c.of); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want[1:], b.String()); diff != "" {
+				t.Errorf("history (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWriteRun(t *testing.T) {
+	t.Parallel()
+	run := pastRuns()[1]
+	began := run.Started
+	run.Hooks = []cluster.HookRun{{Point: cluster.BeforeRun, Command: []string{"h"}, Output: "token=abc"}}
+	told := story.Story{Turns: []*story.Turn{
+		{
+			Node: "wk1", Phase: "workers", Title: "recreate wk1 (VM 1 on pve1)", Began: began, Ended: began.Add(200 * time.Second), Status: "failed",
+			Error: "no quorum", Hints: []string{"bring it back"}, AwayFrom: began.Add(8 * time.Second), AwayTo: began.Add(200 * time.Second),
+			Stages: []*story.Stage{
+				{Name: "gate", Began: began, Ended: began, Status: "done"},
+				{Name: "drain", Began: began, Ended: began.Add(8 * time.Second), Status: "done"},
+				{Name: "stop", Began: began.Add(8 * time.Second), Ended: began.Add(200 * time.Second), Status: "failed", Error: "no quorum"},
+			},
+		},
+		{Node: "wk2", Phase: "workers"}, // its turn never came
+	}}
+	hide := func(s string) string { return strings.ReplaceAll(s, "abc", "[redacted]") }
+	var b bytes.Buffer
+	if err := WriteRun(&b, "text", Tell(run, told, "", hide)); err != nil {
+		t.Fatal(err)
+	}
+	want := `run 20261121-0421-3f2a: done
+  roll by pid 7 on ci, recast v0.9.0
+  began ` + clock(began) + `, ended ` + clock(run.Finished) + `, after 31m11s
+  Talos v1.13.8 → v1.13.9
+  1 of 1 node done
+  wk1 recreate failed in 3m20s, away 3m12s: drain 8s, stop 3m12s (failed)
+      error: no quorum
+      hint: bring it back
+  1 hook ran, for 0s in all
+next: recast report 20261121-0421-3f2a draws it
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("run (-want +got):\n%s", diff)
+	}
+	b.Reset()
+	if err := WriteRun(&b, "json", Tell(run, told, "r.html", hide)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"output": "token=[redacted]"`, `"report": "r.html"`, `"stage": "drain"`, `"awaySeconds": 192`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %s in %s", want, b.String())
+		}
+	}
+}

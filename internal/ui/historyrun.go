@@ -1,0 +1,167 @@
+package ui
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// RunTold is one run with all that is known of it.
+type RunTold struct {
+	pipeline.PastRun
+	Turns  []TurnTold `json:"turns"`            // of its nodes, as its log tells
+	Report string     `json:"report,omitempty"` // file, if there is one
+}
+
+// TurnTold is one node's way through a run.
+type TurnTold struct {
+	Node        string      `json:"node"`
+	Phase       string      `json:"phase"`
+	Strategy    string      `json:"strategy"`
+	Status      string      `json:"status"` // "done", "failed", …; "cut off"
+	Began       time.Time   `json:"began"`
+	Seconds     int         `json:"seconds"`
+	AwaySeconds int         `json:"awaySeconds,omitempty"`
+	Error       string      `json:"error,omitempty"`
+	Hints       []string    `json:"hints,omitempty"`
+	Stages      []StageTold `json:"stages,omitempty"`
+}
+
+// StageTold is what a turn spent its time with.
+type StageTold struct {
+	Stage   string  `json:"stage"`
+	Status  string  `json:"status"`
+	Seconds float64 `json:"seconds"`
+	Noted   string  `json:"seenLast,omitempty"`
+	Error   string  `json:"error,omitempty"`
+}
+
+// Tell joins what the journal of a run says and what its log does. What others have
+// written is shown as hide leaves it.
+func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) string) RunTold {
+	told := RunTold{PastRun: r, Report: report, Turns: []TurnTold{}}
+	told.Error = hide(told.Error)
+	told.Hooks = slices.Clone(told.Hooks)
+	for i := range told.Hooks {
+		told.Hooks[i].Output, told.Hooks[i].Error = hide(told.Hooks[i].Output), hide(told.Hooks[i].Error)
+	}
+	for _, t := range s.Turns {
+		if t.Began.IsZero() {
+			continue
+		}
+		turn := TurnTold{
+			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Status: cmp.Or(t.Status, "cut off"), Began: t.Began,
+			Seconds: whole(t.Until().Sub(t.Began)), Error: hide(t.Error), Hints: t.Hints,
+		}
+		if !t.AwayFrom.IsZero() {
+			turn.AwaySeconds = whole(cmp.Or(t.AwayTo, t.Until()).Sub(t.AwayFrom))
+		}
+		for _, g := range t.Stages {
+			turn.Stages = append(turn.Stages, StageTold{
+				Stage: g.Name, Status: cmp.Or(g.Status, "cut off"), Seconds: cmp.Or(g.Ended, t.Until()).Sub(g.Began).Round(time.Millisecond).Seconds(),
+				Noted: hide(g.Noted), Error: hide(g.Error),
+			})
+		}
+		told.Turns = append(told.Turns, turn)
+	}
+	return told
+}
+
+func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
+
+// WriteRun prints one run of the past.
+func WriteRun(w io.Writer, format string, r RunTold) error {
+	return write(w, format, r, func(p *page) {
+		p.line("run %s: %s", r.ID, p.paint(colourOfResult(r.Result), r.Result))
+		drawAbout(p, r)
+		for _, t := range r.Turns {
+			drawTurn(p, t)
+		}
+		if len(r.Turns) == 0 {
+			for _, t := range r.Took {
+				p.line("  %s  %s, away %s", t.Node, t.Strategy, orDash(t.OutageSeconds))
+			}
+		}
+		if r.Error != "" {
+			p.wrapped("  "+p.paint(red, "error: "), "      ", r.Error)
+		}
+		drawHooked(p, r.Hooks)
+		for _, problem := range r.Problems {
+			p.wrapped("  "+p.paint(red, "could not be read: "), "      ", problem)
+		}
+		if r.Report != "" {
+			p.line("report: %s", r.Report)
+		} else {
+			p.line("next: recast report %s draws it", r.ID)
+		}
+	})
+}
+
+func drawAbout(p *page, r RunTold) {
+	text := r.Command()
+	if a := r.About; a != nil {
+		text += " by " + a.By.String()
+		if a.Recast != "" {
+			text += ", recast " + a.Recast
+		}
+		if a.Elsewhere {
+			text += ", which went on with what another machine had begun"
+		}
+		for _, h := range a.GoneOn {
+			text += "; went on: " + h.String()
+		}
+	}
+	p.line("  %s", text)
+	when := "began " + clock(r.Started.Local())
+	if !r.Finished.IsZero() {
+		when += ", ended " + clock(r.Finished.Local()) + ", after " + orDash(r.Seconds())
+	}
+	p.line("  %s", when)
+	if what := r.What(); what != "" {
+		p.line("  %s", what)
+	}
+	if a := r.About; a != nil {
+		for _, c := range a.Changes {
+			p.line("  schematic %s: build %s → %s", c.Schematic, orNone(short(c.OldBuild)), orNone(short(c.NewBuild)))
+			for _, reason := range c.Reasons {
+				p.wrapped("    ", "      ", reason)
+			}
+		}
+	}
+	done, planned := r.Counted()
+	p.line("  %d of %s done", done, counted(planned, "node"))
+}
+
+func drawTurn(p *page, t TurnTold) {
+	colour := map[string]string{"done": green, "skipped": green, "failed": red}[t.Status]
+	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(colour, yellow), t.Status), orDash(t.Seconds))
+	if t.AwaySeconds > 0 {
+		text += ", away " + orDash(t.AwaySeconds)
+	}
+	var parts []string
+	for _, s := range t.Stages {
+		if s.Seconds >= 1 || s.Error != "" || s.Status == "cut off" {
+			part := fmt.Sprintf("%s %s", s.Stage, orDash(int(s.Seconds+0.5)))
+			if s.Status != "done" {
+				part += " (" + s.Status + ")"
+			}
+			parts = append(parts, part)
+		}
+	}
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, ", ")
+	}
+	p.wrapped("  "+p.paint(bold, t.Node)+" ", "      ", text)
+	if t.Error != "" && t.Status == "failed" {
+		p.wrapped("      "+p.paint(red, "error: "), "        ", t.Error)
+	}
+	for _, h := range t.Hints {
+		p.wrapped("      hint: ", "        ", h)
+	}
+}

@@ -1,0 +1,70 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// keepRuns is how many finished runs stay here, with journal, log and report.
+const keepRuns = 100
+
+// pruneRuns removes what is here of the oldest finished runs. One that a parking VM
+// speaks of stays: its machine configurations may be needed for the way back. Where
+// Proxmox does not say which those are, all of them stay.
+func (w *work) pruneRuns(ctx context.Context) error {
+	return w.forgetRuns(func() (map[string]bool, error) {
+		vms, err := w.machines.Proxmox.VMs(ctx)
+		if err != nil {
+			return nil, err
+		}
+		parkings, err := cluster.Parkings(vms, w.Config.Cluster)
+		needed := map[string]bool{}
+		for _, p := range parkings {
+			needed[p.Record.Run] = true
+			for _, k := range p.Record.Kept {
+				needed[k.Run] = true
+			}
+		}
+		return needed, err
+	})
+}
+
+// forgetRuns asks which runs are needed only where there are too many.
+func (p Project) forgetRuns(needed func() (map[string]bool, error)) error {
+	runs, err := journal.Runs(p.runs())
+	if err != nil {
+		return err
+	}
+	runs = slices.DeleteFunc(runs, journal.RunInfo.Unfinished)
+	if len(runs) <= keepRuns {
+		return nil
+	}
+	keep, err := needed()
+	if err != nil {
+		return err
+	}
+	for _, r := range runs[keepRuns:] {
+		if keep[r.ID] {
+			continue
+		}
+		if err := journal.Remove(p.runs(), r.ID); err != nil {
+			return err
+		}
+		if err := os.Remove(p.Page(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Page is the file of a run's report, written or not.
+func (p Project) Page(run string) string {
+	return filepath.Join(p.State(), "reports", run+".html")
+}

@@ -1,0 +1,258 @@
+package pipeline
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// PastRun is a run as its journal on this machine tells it. What an older recast, or
+// a run that was killed, has not written is missing.
+type PastRun struct {
+	ID       string                  `json:"id"`
+	Started  time.Time               `json:"started"`
+	Finished time.Time               `json:"finished,omitzero"` // zero: it runs, or was killed
+	Result   string                  `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
+	Error    string                  `json:"error,omitempty"`
+	About    *About                  `json:"about,omitempty"`
+	Plan     *cluster.Plan           `json:"plan,omitempty"` // the last that it was begun with
+	Fates    *cluster.Fates          `json:"fates,omitempty"`
+	Took     []cluster.Took          `json:"took,omitempty"`
+	Hooks    []cluster.HookRun       `json:"hooks,omitempty"`
+	Upgrade  *cluster.KubernetesPlan `json:"upgrade,omitempty"` // of Kubernetes
+	Restored bool                    `json:"restored,omitempty"`
+	Problems []string                `json:"problems,omitempty"` // what of it could not be read
+
+	Dir string `json:"-"` // of its journal and its log
+}
+
+// PastOptions say how processes are told from each other; see RollOptions.
+type PastOptions struct {
+	Holder cluster.Holder
+	Dead   func(cluster.Holder) bool
+}
+
+// PastRuns reads every run whose journal is on this machine, newest first. What can't
+// be read is said in words.
+func (p Project) PastRuns(o PastOptions) (runs []PastRun, problems []string) {
+	infos, err := journal.Runs(p.runs())
+	if err != nil {
+		problems = strings.Split(err.Error(), "\n")
+	}
+	for _, info := range infos {
+		runs = append(runs, p.pastRun(info, o))
+	}
+	return runs, problems
+}
+
+// PastRun reads one run: by its ID, or a part of that which no other has; "" is the
+// one that was begun last.
+func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
+	infos, err := journal.Runs(p.runs())
+	if len(infos) == 0 {
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", p.runs()), err),
+			"a journal is on the machine where recast roll ran; recast status asks Proxmox for what was left")
+	}
+	if id == "" {
+		return p.pastRun(infos[0], o), nil
+	}
+	var found []journal.RunInfo
+	var ids []string
+	for _, info := range infos {
+		if info.ID == id {
+			return p.pastRun(info, o), nil
+		}
+		if strings.Contains(info.ID, id) {
+			found, ids = append(found, info), append(ids, info.ID)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return p.pastRun(found[0], o), nil
+	case 0:
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, p.runs()), err), "recast history lists them; the last one is %s", infos[0].ID)
+	}
+	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "more of the ID says which")
+}
+
+// HasRun says whether the journal of a run is here.
+func (p Project) HasRun(id string) bool {
+	infos, _ := journal.Runs(p.runs()) // of one that can't be read, nothing can be told
+	return slices.ContainsFunc(infos, func(r journal.RunInfo) bool { return r.ID == id })
+}
+
+func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
+	r := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(p.runs(), info.ID)}
+	r.Result, r.Error, _ = strings.Cut(info.Outcome, ": ")
+	j, err := journal.Open(p.runs(), journal.Options{Run: info.ID, ReadOnly: true})
+	if err != nil {
+		r.Problems = append(r.Problems, err.Error())
+		return r
+	}
+	defer j.Close()
+	r.About = read[About](&r, j, aboutKey)
+	r.Plan = read[cluster.Plan](&r, j, planKey)
+	r.Fates = read[cluster.Fates](&r, j, fatesKey)
+	r.Upgrade = read[cluster.KubernetesPlan](&r, j, upgradeKey)
+	r.Restored = read[json.RawMessage](&r, j, restoreKey) != nil
+	r.gather(j)
+	if info.Unfinished() {
+		r.Result = r.standing(o)
+	}
+	return r
+}
+
+// gather reads what there are several of.
+func (r *PastRun) gather(j *journal.Journal) {
+	keys, err := j.Keys("")
+	if err != nil {
+		r.Problems = append(r.Problems, err.Error())
+	}
+	for _, key := range keys {
+		switch {
+		case cluster.IsTookKey(key):
+			if took := read[cluster.Took](r, j, key); took != nil {
+				r.Took = append(r.Took, *took)
+			}
+		case strings.HasPrefix(key, "hooks/"), strings.Contains(key, "/hooks/"):
+			if hook := read[cluster.HookRun](r, j, key); hook != nil {
+				r.Hooks = append(r.Hooks, *hook)
+			}
+		}
+	}
+	slices.SortStableFunc(r.Hooks, func(a, b cluster.HookRun) int { return a.Started.Compare(b.Started) })
+}
+
+// standing says whether a run without an end is at work, as far as that can be told.
+func (r *PastRun) standing(o PastOptions) string {
+	switch {
+	case r.About == nil:
+	case o.Dead != nil && o.Dead(r.About.last()):
+		return "killed"
+	case o.Holder.Boot != "" && r.About.last().Boot == o.Holder.Boot:
+		return "running"
+	}
+	return "running or killed"
+}
+
+// Command is what was typed: "roll", "upgrade-k8s".
+func (r PastRun) Command() string {
+	switch {
+	case r.About != nil:
+		return r.About.Command
+	case r.Upgrade != nil:
+		return upgradeKey
+	case r.Restored:
+		return "restore"
+	}
+	return "roll"
+}
+
+// Seconds is how long it took, from its beginning to its end; 0 without an end.
+func (r PastRun) Seconds() int {
+	if r.Finished.IsZero() {
+		return 0
+	}
+	return wholeSeconds(r.Finished.Sub(r.Started))
+}
+
+// Longest is the node that was away longest of those that were done, and for how long.
+func (r PastRun) Longest() (node string, seconds int) {
+	for _, t := range r.Took {
+		if t.OutageSeconds > seconds {
+			node, seconds = t.Node, t.OutageSeconds
+		}
+	}
+	return node, seconds
+}
+
+// Counted is how many nodes were to be worked on, and how many were done.
+func (r PastRun) Counted() (done, planned int) {
+	switch {
+	case r.Plan != nil:
+		planned = len(r.Plan.Work())
+	case r.Upgrade != nil:
+		planned = len(r.Upgrade.Nodes)
+	}
+	switch {
+	case r.Fates != nil:
+		return len(r.Fates.Done), planned
+	case r.Upgrade != nil && r.Result == "done":
+		return planned, planned
+	}
+	return len(r.Took), planned
+}
+
+// What says what it brought the cluster to, in a few words.
+func (r PastRun) What() string {
+	a := r.About
+	switch {
+	case r.Upgrade != nil:
+		return "Kubernetes " + r.Upgrade.From + " → " + r.Upgrade.To
+	case r.Restored:
+		return "etcd from a snapshot"
+	case a == nil:
+		return ""
+	case a.Command != "roll":
+		return "the system from before"
+	case a.Was != "" && a.Was != a.Talos:
+		return "Talos " + a.Was + " → " + a.Talos
+	}
+	var parts []string
+	for _, c := range a.Changes {
+		for _, m := range c.Moved {
+			name := cmp.Or(m.New.Name, m.Old.Name)
+			if text := name + " " + versions(m.Old.Version, m.New.Version); !slices.Contains(parts, text) {
+				parts = append(parts, text)
+			}
+		}
+	}
+	if len(parts) == 0 {
+		return "Talos " + a.Talos
+	}
+	return strings.Join(parts, ", ")
+}
+
+// versions tells two versions of an extension apart; where they are the same, its digest moved.
+func versions(was, is string) string {
+	switch {
+	case was == "":
+		return is + " added"
+	case is == "":
+		return was + " removed"
+	case was == is:
+		return is + ", new digest"
+	}
+	return was + " → " + is
+}
+
+// fact reads a fact of a journal, which another recast may have written; nil if there is none.
+func fact[T any](j *journal.Journal, key string) (*T, error) {
+	var raw json.RawMessage
+	if found, err := j.Get(key, &raw); err != nil || !found {
+		return nil, err
+	}
+	v := new(T)
+	if err := json.Unmarshal(raw, v); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", key, err)
+	}
+	return v, nil
+}
+
+// read is fact with the error among the run's problems.
+func read[T any](r *PastRun, j *journal.Journal, key string) *T {
+	v, err := fact[T](j, key)
+	if err != nil {
+		r.Problems = append(r.Problems, err.Error())
+	}
+	return v
+}
