@@ -34,8 +34,8 @@ func TestNameSchematics(t *testing.T) {
 		"by role":               {[]plannedSchematic{of("", cp), of("a", wk)}, []string{"control-plane", "worker"}},
 		"both roles":            {[]plannedSchematic{of("", cp, wk), of("a", wk)}, []string{"default", "worker"}},
 		"by extension":          {[]plannedSchematic{of("", cp), of("a", wk), of("b", wk)}, []string{"control-plane", "worker-a", "worker-b"}},
-		"nothing tells":         {[]plannedSchematic{of("", wk), of("a", wk), of("a", wk)}, []string{"worker", "worker-a", "worker-a-2"}},
-		"an extension and none": {[]plannedSchematic{of("", wk), of("a", wk)}, []string{"worker", "worker-a"}},
+		"nothing tells":         {[]plannedSchematic{of("", wk), of("a", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent", "worker-qemu-guest-agent-2"}},
+		"an extension and none": {[]plannedSchematic{of("", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent"}},
 	} {
 		nameSchematics(c.plans)
 		var got []string
