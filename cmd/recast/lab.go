@@ -43,7 +43,13 @@ type labFlags struct {
 	console string
 	// kubernetes is a directory of a real control plane; "": none.
 	kubernetes string
-	o          sim.Options
+	// dataDisks is how many persistent disks a worker has; seabios gives every
+	// second node firmware without UEFI.
+	dataDisks int
+	seabios   bool
+	// noConfig leaves recast.yaml and what belongs to it to recast init.
+	noConfig bool
+	o        sim.Options
 }
 
 func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) {
@@ -52,6 +58,8 @@ func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) 
 	c.Flags().IntVar(&f.o.Hosts, "proxmox-nodes", 1, "nodes of the Proxmox cluster")
 	c.Flags().BoolVar(&f.o.EtcdOnData, "etcd-on-data", false, "control planes have etcd's data on a persistent disk")
 	c.Flags().BoolVar(&f.o.Holder, "holder", false, "persistent disks belong to data VMs, one per Proxmox node")
+	c.Flags().IntVar(&f.dataDisks, "data-disks", 1, "persistent disks of each worker")
+	c.Flags().BoolVar(&f.seabios, "seabios", false, "every second node has SeaBIOS instead of UEFI firmware")
 	c.Flags().DurationVar(&f.o.Latency, "latency", 0, "how much later each answer of a server arrives, in real time")
 	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one")
 }
@@ -64,9 +72,12 @@ func newLabUpCmd(s *streams) *cobra.Command {
 everything answers, and serve until interrupted.
 
 The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
-kubeconfig and env, which is to be sourced.`,
+kubeconfig and env, which is to be sourced. With --no-config it holds only the last
+three, as somebody has them who has a cluster and no recast yet: recast init makes
+the rest.`,
 		Example: `  recast lab up --dir lab
-  cd lab && . ./env && recast drift     # in another terminal`,
+  cd lab && . ./env && recast drift     # in another terminal
+  recast lab up --dir lab --no-config   # prints what recast init is to be told`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			screens, err := openConsole(f.console)
@@ -83,6 +94,9 @@ kubeconfig and env, which is to be sourced.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, lab.Close()) }()
+			if f.noConfig {
+				s.say(initHint(lab, f.dir))
+			}
 			fmt.Fprintf(s.out, "ready %s\n", f.dir)
 			<-c.Context().Done() // an interrupt is the normal end
 			return nil
@@ -93,8 +107,15 @@ kubeconfig and env, which is to be sourced.`,
 	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "what the machines run: a `version` of Talos 1.12, 1.13 or 1.14")
 	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "what the machines' configuration names at first: a `version` of Kubernetes")
 	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that runs the cluster's objects (see e2e/kubernetes)")
+	c.Flags().BoolVar(&f.noConfig, "no-config", false, "write no recast.yaml, schematics and recast.lock: recast init does")
 	f.register(c, 5, 1)
 	return c
+}
+
+// initHint is what somebody types to have recast find the lab: where its registry is,
+// no machine can tell.
+func initHint(lab *sim.Lab, dir string) string {
+	return fmt.Sprintf("next: cd %s && . ./env && recast init --extensions %s --fingerprint %s", dir, lab.Extensions(), lab.Fingerprint())
 }
 
 // readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.
@@ -168,6 +189,12 @@ func (f *labFlags) check() error {
 			return errUsage{fmt.Errorf("--kubernetes-version %s: %w", v, err)}
 		}
 	}
+	if f.dataDisks < 0 {
+		return errUsage{errors.New("--data-disks must not be less than 0")}
+	}
+	if f.dataDisks != 1 || f.seabios {
+		f.o.Layouts = []sim.Layout{{Data: f.dataDisks}, {Data: f.dataDisks, SeaBIOS: f.seabios}}
+	}
 	if f.o.Latency < 0 {
 		return errUsage{errors.New("--latency must not be less than 0: no answer comes before it is given")}
 	}
@@ -205,11 +232,40 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 	if err != nil {
 		return nil, err
 	}
+	schematics, err := lockLab(ctx, s, dir, files, f.noConfig)
+	if err != nil {
+		return nil, err
+	}
+	if err := lab.Install(ctx, schematics); err != nil {
+		return nil, err
+	}
+	fmt.Fprintln(s.err, "booting the machines")
+	if err := lab.WaitReady(ctx); err != nil {
+		return nil, err
+	}
+	return lab, lab.Announce(dir)
+}
+
+// lockLab writes the lab's files to dir, locks its schematics, and returns them. With
+// noConfig dir gets only what somebody has who has no recast yet.
+func lockLab(ctx context.Context, s *streams, dir string, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
+	if noConfig {
+		bare := map[string][]byte{}
+		for _, name := range []string{"talosconfig", "kubeconfig", "env"} {
+			bare[name] = files[name]
+		}
+		if err := writeFiles(dir, bare); err != nil {
+			return nil, err
+		}
+		if dir, err = os.MkdirTemp("", "recast-lab-"); err != nil {
+			return nil, fmt.Errorf("make a directory for the lab's own lock: %w", err)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	}
 	if err := writeFiles(dir, files); err != nil {
 		return nil, err
 	}
-	g := globals{config: filepath.Join(dir, "recast.yaml")}
-	p, err := g.open()
+	p, err := (&globals{config: filepath.Join(dir, "recast.yaml")}).open()
 	if err != nil {
 		return nil, err
 	}
@@ -227,14 +283,7 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 	for name, e := range res.Lock.Schematics {
 		schematics[name] = e.Schematic
 	}
-	if err := lab.Install(ctx, schematics); err != nil {
-		return nil, err
-	}
-	fmt.Fprintln(s.err, "booting the machines")
-	if err := lab.WaitReady(ctx); err != nil {
-		return nil, err
-	}
-	return lab, lab.Announce(dir)
+	return schematics, nil
 }
 
 // writeFiles writes a fresh working directory. What an earlier lab left there

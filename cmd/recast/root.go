@@ -16,6 +16,7 @@ ISO built, compares what they hold with the lock, puts them where nodes and VMs
 get them, and recreates each stale VM from the ISO while the persistent disks of
 the VM are carried over.
 
+  recast init        find a cluster, and write recast.yaml, schematics and recast.lock
   recast doctor      what stands between here and a roll: privileges, space, versions
   recast lock        resolve schematics to digests
   recast build       have the images built, and verify what they hold
@@ -40,6 +41,7 @@ To try all of it without hardware: recast lab demo`
 
 const envHelp = `Environment:
   PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never from a file of ours)
+  PROXMOX_VE_ENDPOINT   address of the Proxmox API, for init alone
   TALOSCONFIG           talosconfig, where recast.yaml names none
   KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
@@ -68,7 +70,7 @@ func newRootCmd(s *streams) *cobra.Command {
 		return fault.WithHint(errUsage{err}, "%s --help", c.CommandPath())
 	})
 	c.AddCommand(
-		newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
+		newInitCmd(s), newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
 		newPlanCmd(s, &g), newRollCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDriftCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newHistoryCmd(s, &g), newReportCmd(s, &g), newPruneCmd(s, &g),
 		newBackupCmd(s, &g), newRestoreCmd(s, &g), newUpgradeK8sCmd(s, &g),
 		newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),

@@ -68,6 +68,7 @@ func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 func (l *Lab) Env(dir string) map[string]string {
 	return map[string]string{
 		"PROXMOX_VE_API_TOKEN": l.Token(),
+		"PROXMOX_VE_ENDPOINT":  l.Endpoints()[0],
 		"TALOSCONFIG":          filepath.Join(dir, "talosconfig"),
 		"KUBECONFIG":           filepath.Join(dir, "kubeconfig"),
 		"POOR_TOKEN":           PoorToken,
@@ -77,19 +78,30 @@ func (l *Lab) Env(dir string) map[string]string {
 func (l *Lab) envFile(dir string) string {
 	env := l.Env(dir)
 	var b strings.Builder
-	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN"} {
+	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN"} {
 		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
 	}
 	return b.String()
 }
 
-// config is recast.yaml.
-func (l *Lab) config() string {
-	var b strings.Builder
+// Endpoints are where the nodes of the Proxmox cluster serve their API.
+func (l *Lab) Endpoints() []string {
 	var endpoints []string
 	for i := range l.o.Hosts {
 		endpoints = append(endpoints, "https://"+l.o.at(firstHost+i, proxmoxPort))
 	}
+	return endpoints
+}
+
+// Fingerprint is that of the certificate that all of them show.
+func (l *Lab) Fingerprint() string { return fingerprint(l.pveCert) }
+
+// Extensions is where the registry lists the official ones.
+func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
+
+// config is recast.yaml.
+func (l *Lab) config() string {
+	var b strings.Builder
 	fmt.Fprintf(&b, `version: 1
 cluster: %s
 talos:
@@ -97,7 +109,7 @@ talos:
   config: ./talosconfig
 images:
   factory: %s
-  extensions: %s/siderolabs
+  extensions: %s
   iso: {storage: [%s]}
 schematics:
   default: schematics/default.yaml
@@ -107,7 +119,7 @@ proxmox:
   fingerprint: "%s"
   vmids: 9000-%d
 nodes:
-`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.o.Registry, ISOStorage, strings.Join(endpoints, ", "), fingerprint(l.pveCert), max(9099, 9010+2*len(l.Nodes)))
+`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)))
 	for _, n := range l.Nodes {
 		holder := ""
 		if n.Holder != 0 && n.Persistent {

@@ -101,7 +101,10 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		disk := world.Protected{Serial: n.moreSerial(i), Media: world.NewMedia(talosapi.DataDisk(fmt.Sprintf("u-data%d", i), n.content(fmt.Sprintf(" on disk %d", i))))}
 		content[n.drive(i)], more = disk.Media, append(more, disk)
 	}
-	content[n.drive(0)], content["efidisk0"] = world.NewMedia(system), world.NewMedia(talosapi.NVRAM(img))
+	content[n.drive(0)] = world.NewMedia(system)
+	if !n.seabios {
+		content["efidisk0"] = world.NewMedia(talosapi.NVRAM(img))
+	}
 	if err := l.World.DefineVM(n.Host, n.VMID, n.config(held), content); err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ type Node struct {
 	Holder       int    // VMID of the data VM that owns the first of them; 0: the node's own VM
 	bus          string // of its disks
 	data         int    // persistent disks
+	seabios      bool   // its firmware, instead of OVMF
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -44,7 +45,7 @@ func (o Options) nodes() []Node {
 			out = append(out, Node{
 				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
-				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data,
+				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data, seabios: layout.SeaBIOS,
 			})
 		}
 	}
@@ -83,6 +84,10 @@ func (n Node) config(data string) map[string]string {
 		"net0": "virtio=" + n.MAC + ",bridge=vmbr0", "ide2": "none,media=cdrom", "boot": "order=" + n.drive(0) + ";ide2",
 		"description": "Talos node " + n.Name + " of cluster " + ClusterName,
 		"efidisk0":    DiskStorage + ":1,efitype=4m,pre-enrolled-keys=0",
+	}
+	if n.seabios {
+		c["bios"] = "seabios"
+		delete(c, "efidisk0")
 	}
 	options := map[string]string{"scsi": ",iothread=1,discard=on,ssd=1", "virtio": ",iothread=1,discard=on"}[n.bus]
 	c[n.drive(0)] = DiskStorage + ":10" + options + ",serial=sys-" + n.Name

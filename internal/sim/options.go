@@ -54,6 +54,8 @@ type Options struct {
 type Layout struct {
 	Bus  string // "" means Options.DiskBus
 	Data int    // persistent disks of a worker
+	// SeaBIOS is firmware without UEFI.
+	SeaBIOS bool
 }
 
 const (

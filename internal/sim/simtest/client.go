@@ -16,11 +16,9 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
-	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
-	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
@@ -66,6 +64,9 @@ type Client struct {
 	// Imager builds what no factory can; nil: nothing.
 	Imager images.Imager
 
+	// Asked is what init has asked so far.
+	Asked []pipeline.Question
+
 	pid int // of the process that it stands for
 
 	// JournalSync is handed to the roll.
@@ -108,7 +109,11 @@ func (l *Lab) isKilled(h cluster.Holder) bool {
 
 // Project loads the working directory's configuration.
 func (c *Client) Project() (pipeline.Project, error) {
-	conf, err := config.Load(filepath.Join(c.Dir, "recast.yaml"), config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
+	return c.load(filepath.Join(c.Dir, "recast.yaml"))
+}
+
+func (c *Client) load(file string) (pipeline.Project, error) {
+	conf, err := config.Load(file, config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	return pipeline.Project{Config: conf}, err
 }
 
@@ -142,20 +147,9 @@ func (c *Client) connect(ctx context.Context) (*session, error) {
 	return s, ctx.Err()
 }
 
-func (c *Client) connectImages(s *session) error {
-	transport := &http.Transport{DialContext: c.dialer.DialContext}
-	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: s.project.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
-	if err != nil {
-		return err
-	}
-	r, err := registry.New(registry.Options{Extensions: s.project.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.wrap("registry")})
-	if err != nil {
-		return err
-	}
-	s.close = append(s.close, func() { _ = f.Close(); _ = r.Close() }) // idle connections only
-	s.images = pipeline.Images{Factory: f, Registry: r, Imager: c.Imager, Catalog: r}
-	return nil
+func (c *Client) connectImages(s *session) (err error) {
+	s.images, err = c.imagesOf(s, s.project)
+	return err
 }
 
 func (c *Client) connectMachines(s *session) error {

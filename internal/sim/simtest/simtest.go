@@ -42,17 +42,24 @@ type content struct{ serial, sha256 string }
 // and waits until they are Ready. Everything ends with the test.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
-	return bringUp(t, o, false)
+	return bringUp(t, o, false, false)
+}
+
+// NewForeign is New with machines that a plain Image Factory has made, from the
+// schematics as they are in their files: recast has locked none of it.
+func NewForeign(t testing.TB, o sim.Options) *Lab {
+	t.Helper()
+	return bringUp(t, o, false, true)
 }
 
 // NewDirect is New without a wire between recast and servers in memory: the
 // servers' handlers are called where both sides would believe each other.
 func NewDirect(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
-	return bringUp(t, o, true)
+	return bringUp(t, o, true, false)
 }
 
-func bringUp(t testing.TB, o sim.Options, direct bool) *Lab {
+func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
 	lab, err := sim.New(t.Context(), o)
@@ -85,6 +92,9 @@ func bringUp(t testing.TB, o sim.Options, direct bool) *Lab {
 	schematics := map[string]string{}
 	for name, e := range res.Lock.Schematics {
 		schematics[name] = e.Schematic
+		if foreign {
+			schematics[name] = string(files[e.File])
+		}
 	}
 	if err := lab.Install(t.Context(), schematics); err != nil {
 		t.Fatal(err)

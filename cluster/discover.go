@@ -1,0 +1,303 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"golang.org/x/sync/errgroup"
+)
+
+// Discovery is a cluster as it is found where no configuration says what to look for.
+type Discovery struct {
+	Nodes []Discovered // control planes first, then by name
+	Left  []string     // nodes that were left out as asked, by name
+	VMs   []VM         // of the whole Proxmox cluster
+	// Cluster is what parking VMs of these nodes say that the cluster is called; "": there are none.
+	Cluster string
+}
+
+// Discovered is one node of it, with the one VM that it is.
+type Discovered struct {
+	Name    string
+	Addr    netip.Addr
+	Node    *KubeNode // nil where Kubernetes was not asked
+	Machine Machine
+	VM      VM
+	// System is the drive that Talos is proven to be installed on; zero where Unproven says why not.
+	System     Disk
+	Unproven   error
+	Persistent []Disk // every other disk of its own or of a data VM
+	Holder     VMID   // the data VM that owns some of them; 0: none
+}
+
+// DiscoverOptions say what Discover can't know.
+type DiscoverOptions struct {
+	// Addrs are where machines may be that neither discovery nor Kubernetes knows.
+	Addrs   []netip.Addr
+	Exclude []string // nodes to leave alone
+}
+
+// Discover finds every node of a cluster and its VM. It fails where one of them
+// can't be read or is not exactly one VM: what it returns is to be relied upon.
+// Every such problem is reported. Sources.Kube may be nil.
+func Discover(ctx context.Context, src Sources, o DiscoverOptions) (Discovery, error) {
+	d, members, nodes, err := discoverSources(ctx, src)
+	if err != nil {
+		return Discovery{}, err
+	}
+	found := whereabouts(members, nodes)
+	errs := discoverMachines(ctx, src.Talos, found)
+	found, errs = addSeeds(ctx, src.Talos, found, errs, o.Addrs)
+	if err := excludable(found, o.Exclude); err != nil {
+		return Discovery{}, err
+	}
+	var problems []error
+	for i, n := range found {
+		if slices.Contains(o.Exclude, n.Name) {
+			d.Left = append(d.Left, n.Name)
+			continue
+		}
+		err := errs[i]
+		if err == nil {
+			err = n.match(d.VMs)
+		}
+		if err != nil {
+			problems = append(problems, fault.WithHint(err, "or leave it out: --exclude %s", n.Name))
+			continue
+		}
+		d.Nodes = append(d.Nodes, n)
+	}
+	problems = append(problems, twice(d.Nodes)...)
+	if len(found) > 0 && len(d.Nodes) == 0 && len(problems) == 0 {
+		problems = append(problems, fault.Configf("every node was left out"))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return Discovery{}, err
+	}
+	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
+		return cmp.Or(cmp.Compare(role(a.Machine.ControlPlane), role(b.Machine.ControlPlane)), compareKeys(a.Name, b.Name))
+	})
+	return d, d.unfinished()
+}
+
+// role orders control planes before workers.
+func role(controlPlane bool) int {
+	if controlPlane {
+		return 0
+	}
+	return 1
+}
+
+// discoverSources reads what tells of all nodes at once. All of it has to be there:
+// a VM that can't be read may be one of the nodes.
+func discoverSources(ctx context.Context, src Sources) (d Discovery, members []Member, nodes []KubeNode, err error) {
+	var errVMs, errTalos, errKube error
+	g := errgroup.Group{}
+	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
+	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	if src.Kube != nil {
+		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
+	}
+	_ = g.Wait() // none of them returns an error: each is reported with its source
+	err = errors.Join(prefix("read Proxmox", errVMs), prefix("read Talos", errTalos), prefix("read Kubernetes", errKube))
+	if err == nil {
+		err = strangers(members, nodes)
+	}
+	return d, members, nodes, err
+}
+
+// strangers refuses a kubeconfig and a talosconfig of two clusters.
+func strangers(members []Member, nodes []KubeNode) error {
+	var names []string
+	for _, m := range members {
+		if slices.ContainsFunc(nodes, func(n KubeNode) bool { return n.Name == m.Nodename }) {
+			return nil
+		}
+		names = append(names, m.Nodename)
+	}
+	if len(members) == 0 || len(nodes) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(nodeNames(nodes), ", ")),
+		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
+}
+
+// whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with
+// their addresses.
+func whereabouts(members []Member, nodes []KubeNode) []Discovered {
+	var out []Discovered
+	for i, n := range nodes {
+		out = append(out, Discovered{Name: n.Name, Addr: firstAddr(n.Addresses), Node: &nodes[i]})
+	}
+	for _, m := range members {
+		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
+		switch {
+		case i < 0:
+			out = append(out, Discovered{Name: m.Nodename, Addr: firstAddr(m.Addresses)})
+		case !out[i].Addr.IsValid():
+			out[i].Addr = firstAddr(m.Addresses)
+		}
+	}
+	return out
+}
+
+// discoverMachines reads the machine of every node; errors are in their order.
+func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discovered) []error {
+	errs := make([]error, len(nodes))
+	g := errgroup.Group{}
+	g.SetLimit(observeLimit)
+	for i := range nodes {
+		g.Go(func() error {
+			n := &nodes[i]
+			if !n.Addr.IsValid() {
+				errs[i] = fmt.Errorf("node %s: no address known", n.Name)
+				return nil
+			}
+			var err error
+			if n.Machine, err = talos.Machine(ctx, n.Addr); err != nil {
+				errs[i] = fault.WithHint(fmt.Errorf("node %s: read its machine: %w", n.Name, err), "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // each keeps its error
+	return errs
+}
+
+// addSeeds adds the machines at further addresses. An address that does not answer
+// says nothing: it may be one that moves between control planes.
+func addSeeds(ctx context.Context, talos MachineReader, nodes []Discovered, errs []error, addrs []netip.Addr) ([]Discovered, []error) {
+	for _, addr := range addrs {
+		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) {
+			continue
+		}
+		m, err := talos.Machine(ctx, addr)
+		if err != nil || m.Nodename == "" || slices.ContainsFunc(nodes, func(n Discovered) bool {
+			return n.Name == m.Nodename || n.Machine.UUID == m.UUID
+		}) {
+			continue
+		}
+		nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+	}
+	return nodes, errs
+}
+
+// excludable refuses to leave out what is not there: it would be a typing error.
+func excludable(nodes []Discovered, exclude []string) error {
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	slices.SortFunc(names, compareKeys)
+	for _, name := range exclude {
+		if !slices.Contains(names, name) {
+			return fault.WithHint(fault.Configf("--exclude %s: there is no node of that name", name), "the cluster has: %s", strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// match finds the node's VM by its UUID, and says what its disks are.
+func (d *Discovered) match(vms []VM) error {
+	uuid := d.Machine.UUID
+	if uuid == "" {
+		return fault.Refusedf("node %s: the machine at %s does not say which UUID it has", d.Name, d.Addr)
+	}
+	if d.Node != nil && d.Node.UUID != uuid {
+		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
+			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
+	}
+	f := Found{Name: d.Name}
+	if err := matchVM(Wanted{Name: d.Name}, &f, &Observation{VMs: vms}, uuid); err != nil {
+		return err
+	}
+	d.VM = *f.VM
+	drives, err := d.VM.bootable()
+	if err != nil {
+		return fault.As(fault.Config, err)
+	}
+	d.System, d.Unproven = ProveSystemDisk(d.VM, d.Machine, "")
+	for _, drive := range drives {
+		if drive.Key != d.System.Key && !drive.CSI() {
+			d.Persistent = append(d.Persistent, drive)
+		}
+	}
+	return d.findHolder(vms)
+}
+
+// findHolder finds the data VM that owns disks of the node.
+func (d *Discovered) findHolder(vms []VM) error {
+	for _, drive := range d.Persistent {
+		if drive.Owner == 0 || drive.Owner == d.VM.ID {
+			continue
+		}
+		if d.Holder != 0 && d.Holder != drive.Owner {
+			return fault.WithHint(fault.Refusedf("node %s: its disks belong to VM %d and to VM %d, but a node has one data VM at most", d.Name, d.Holder, drive.Owner),
+				"move the disks of one of them to the other (qm disk move)")
+		}
+		d.Holder = drive.Owner
+	}
+	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm VM) bool { return vm.ID == d.Holder }) {
+		return fault.WithHint(fault.Refusedf("node %s: disks of it belong to VM %d, which is not there", d.Name, d.Holder),
+			"the token may not see it (VM.Audit), or it was deleted: nobody but its number says whose the disks are")
+	}
+	return nil
+}
+
+// twice finds VMs that two nodes are.
+func twice(nodes []Discovered) []error {
+	var found []Found
+	for i := range nodes {
+		found = append(found, Found{Name: nodes[i].Name, VM: &nodes[i].VM})
+	}
+	return shared(found)
+}
+
+// unfinished refuses a cluster that a run has left half done: its nodes are not what
+// they were, and its recast.yaml knows how to go on. It also learns the cluster's name.
+func (d *Discovery) unfinished() error {
+	for _, vm := range d.VMs {
+		rec, ok, err := ReadRecord(vm)
+		if err != nil || !ok {
+			continue // of a cluster that nobody can name: the record's own run minds it
+		}
+		mine := slices.ContainsFunc(d.Nodes, func(n Discovered) bool { return n.VM.UUID() == rec.UUID })
+		switch {
+		case mine && rec.Open:
+			return fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of node %s, begun by run %s of cluster %s", vm, rec.Node, rec.Run, rec.Cluster),
+				"finish it first with the recast.yaml that it was begun with: recast status says what is left")
+		case mine:
+			d.Cluster = rec.Cluster
+		}
+	}
+	return nil
+}
+
+// Found is the node as Diff takes it.
+func (d Discovered) Found() Found {
+	return Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
+}
+
+// Versions are those of Talos that the nodes run, the newest first.
+func (d Discovery) Versions() ([]string, error) {
+	var versions []kubeVersion
+	for _, n := range d.Nodes {
+		v, err := parseKubeVersion(n.Machine.TalosVersion)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
+		}
+		versions = append(versions, v)
+	}
+	slices.SortFunc(versions, func(a, b kubeVersion) int { return b.compare(a) })
+	var out []string
+	for _, v := range slices.Compact(versions) {
+		out = append(out, v.String())
+	}
+	return out, nil
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// asker puts questions to a person on a terminal.
+type asker struct {
+	s        *streams
+	yes      bool // take what is safe to take, and ask nothing
+	terminal bool // there is somebody to ask
+	lines    *bufio.Reader
+}
+
+// errNoAnswer says that the person has gone.
+var errNoAnswer = fault.As(fault.Interrupted, errors.New("no answer; nothing was written"))
+
+func newAsker(s *streams, yes bool) *asker {
+	return &asker{s: s, yes: yes, terminal: ui.IsTerminal(s.in), lines: bufio.NewReader(s.in)}
+}
+
+// ask is pipeline.InitSources' Ask.
+func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
+	switch {
+	case a.yes && q.Default != "":
+		a.s.say(q.Text + " " + q.Default + " (" + q.Flag + ")")
+		return q.Default, nil
+	case a.yes:
+		return "", fault.WithHint(fault.Configf("%s No answer is safe to take", q.Text), "%s gives it", q.Flag)
+	case !a.terminal:
+		hint := q.Flag + " gives it"
+		if q.Default != "" {
+			hint += "; --yes takes " + q.Default
+		}
+		return "", fault.WithHint(fault.Configf("%s There is no terminal to ask on", q.Text), "%s", hint)
+	}
+	for {
+		fmt.Fprintf(a.s.err, "%s ", q.Text)
+		if q.Default != "" {
+			fmt.Fprintf(a.s.err, "[%s] ", q.Default)
+		}
+		answer, err := a.line(ctx)
+		if err != nil {
+			return "", err
+		}
+		if answer == "" {
+			answer = q.Default
+		}
+		if wrong := fits(q, answer); wrong != "" {
+			fmt.Fprintln(a.s.err, wrong)
+			continue
+		}
+		return answer, nil
+	}
+}
+
+// fits says what is wrong with an answer.
+func fits(q pipeline.Question, answer string) string {
+	switch {
+	case answer == "":
+		return "an answer is needed; Ctrl-C leaves everything as it is"
+	case q.Choices != nil && !slices.Contains(q.Choices, answer):
+		return fmt.Sprintf("%q is none of them: %s", answer, strings.Join(q.Choices, ", "))
+	case q.Check != nil:
+		if err := q.Check(answer); err != nil {
+			return err.Error()
+		}
+	}
+	return ""
+}
+
+// line reads one. An end of input, and Ctrl-C, are no answer.
+func (a *asker) line(ctx context.Context) (string, error) {
+	type answer struct {
+		text string
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() { // ends with the line, or with the process
+		text, err := a.lines.ReadString('\n')
+		answers <- answer{text, err}
+	}()
+	select {
+	case got := <-answers:
+		if errors.Is(got.err, io.EOF) && got.text != "" {
+			got.err = nil
+		}
+		if got.err != nil {
+			fmt.Fprintln(a.s.err)
+			return "", errNoAnswer
+		}
+		return strings.TrimSpace(got.text), nil
+	case <-ctx.Done():
+		fmt.Fprintln(a.s.err) // the question has no end of line yet
+		return "", errNoAnswer
+	}
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// initFlags are those of recast init.
+type initFlags struct {
+	pipeline.InitOptions
+	talosconfig string
+	yes         bool
+	out         string
+}
+
+func newInitCmd(s *streams) *cobra.Command {
+	var f initFlags
+	c := &cobra.Command{
+		Use: "init", Short: "Find a cluster and write recast.yaml, its schematics and recast.lock",
+		Long: `Find a Talos cluster and its VMs, and write what recast needs to look after it:
+
+  recast.yaml        which node is which VM, where Proxmox and its storages are; with comments
+  schematics/*.yaml  what the images of the nodes are made of, one file for each kind
+  recast.lock        the same down to the digest of every extension, as registries have them now
+
+A talosconfig and a Proxmox API token are enough. Nodes are found by Talos' own
+discovery and by Kubernetes, and matched to their VMs by SMBIOS UUID. Versions,
+schematics, extensions, roles and disks are read from the nodes; the system disk is
+proven, never guessed; a data VM is told by the disks that it owns.
+
+Nothing but these files is written, all of them or none, and none that is there
+already is replaced without --force. Proxmox, Talos and Kubernetes are only read: for
+the token the role PVEAuditor will do, for the talosconfig os:reader.
+
+Asks what can't be found, on a terminal. --yes takes what is safe to take and refuses
+where nothing is; every question has a flag.`,
+		Example: `  export PROXMOX_VE_API_TOKEN='recast@pve!init=…'
+  recast init --endpoint https://pve1.example:8006
+  recast init --endpoint https://pve1.example:8006 --ca-file pve-root-ca.pem --yes`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := format(f.out, "text", "json"); err != nil {
+				return err
+			}
+			if c.Flags().Changed("config") {
+				return errUsage{errors.New("--config is for a recast.yaml that is there: --dir says where to write one")}
+			}
+			return f.run(c.Context(), s)
+		},
+	}
+	f.register(c)
+	return c
+}
+
+func (f *initFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.Dir, "dir", ".", "`directory` to write to")
+	c.Flags().BoolVar(&f.Force, "force", false, "replace files that are there")
+	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "ask nothing")
+	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
+	c.Flags().StringSliceVar(&f.Endpoints, "endpoint", nil, "`URLs` of the Proxmox API, of several nodes of one cluster perhaps (default: $PROXMOX_VE_ENDPOINT)")
+	c.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "SHA-256 `fingerprint` of the API's certificate")
+	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, such as pve-root-ca.pem")
+	c.Flags().StringVar(&f.talosconfig, "talosconfig", "", "talosconfig `file` (default: $TALOSCONFIG, else ~/.talos/config)")
+	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster (default: that of the talosconfig's context)")
+	c.Flags().StringVar(&f.Talos, "talos-version", "", "`version` of Talos that every node is to run (default: the one that they run)")
+	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: the one that the nodes were installed from)")
+	c.Flags().StringVar(&f.Extensions, "extensions", "", "`registry` that lists the official extensions (default: ghcr.io/siderolabs)")
+	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the one that takes ISOs)")
+	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for VMs of recast's own, such as 9000-9099 (default: one that is free)")
+	c.Flags().StringSliceVar(&f.Exclude, "exclude", nil, "`nodes` to leave out: they have no VM on this Proxmox cluster, say")
+}
+
+func (f *initFlags) run(ctx context.Context, s *streams) error {
+	if err := pipeline.Vacant(f.Dir, f.Force); err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	ask := newAsker(s, f.yes)
+	src := pipeline.InitSources{
+		Ask: ask.ask, Say: s.say,
+		Load:   func(file string) (pipeline.Project, error) { return (&globals{config: file}).open() },
+		Images: func(p pipeline.Project) (pipeline.Images, error) { return connectImages(s, p, &cl) },
+	}
+	p, err := f.project(ctx, ask)
+	if err != nil {
+		return err
+	}
+	t, err := connectTalos(s, p, &cl)
+	if err != nil {
+		return err
+	}
+	src.Talos, src.Addrs, f.Context = t, t.Addrs(), t.Context()
+	px, err := f.trusted(ctx, s, p, ask, &cl)
+	if err != nil {
+		return err
+	}
+	src.Proxmox = px
+	if k, err := connectKube(s, p, &cl); err == nil {
+		src.Kube = k
+	} else {
+		fmt.Fprintf(s.err, "warning: Kubernetes is not asked: %v\n", err)
+		fmt.Fprintln(s.err, "hint: nodes are found by Talos' discovery; talosctl kubeconfig writes what the other commands need")
+	}
+	if err := f.relative(p.Config.Talos.Config); err != nil {
+		return err
+	}
+	res, err := pipeline.Init(ctx, src, f.InitOptions)
+	if err != nil {
+		return err
+	}
+	return ui.WriteInit(s.out, f.out, res)
+}
+
+// project is a configuration with no more than the ways in. What is missing is said at once.
+func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, error) {
+	conf := &config.Config{}
+	conf.Talos.Config = cmp.Or(f.talosconfig, os.Getenv("TALOSCONFIG"))
+	if home, err := os.UserHomeDir(); conf.Talos.Config == "" && err == nil {
+		conf.Talos.Config = filepath.Join(home, ".talos", "config")
+	}
+	_, err := os.Stat(conf.Talos.Config)
+	problems := []error{fault.WithHint(fault.As(fault.Config, prefixed("read the talosconfig", err)), "--talosconfig or TALOSCONFIG names it: the file that talosctl uses")}
+	if os.Getenv("PROXMOX_VE_API_TOKEN") == "" {
+		problems = append(problems, fault.WithHint(fault.Configf("PROXMOX_VE_API_TOKEN is not set"),
+			"as root on a Proxmox node: pveum user add recast@pve; pveum user token add recast@pve init; "+
+				"pveum acl modify / --users recast@pve --tokens 'recast@pve!init' --roles PVEAuditor; then here: export PROXMOX_VE_API_TOKEN='recast@pve!init=…'"))
+	}
+	if f.Fingerprint != "" && f.CAFile != "" {
+		problems = append(problems, errUsage{errors.New("--fingerprint or --ca-file: choose one")})
+	}
+	if env := os.Getenv("PROXMOX_VE_ENDPOINT"); len(f.Endpoints) == 0 && env != "" {
+		f.Endpoints = []string{env}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return pipeline.Project{}, err
+	}
+	if len(f.Endpoints) == 0 {
+		url, err := ask.ask(ctx, pipeline.Question{Text: "Where is the Proxmox API, such as https://pve1.example:8006?", Flag: "--endpoint"})
+		if err != nil {
+			return pipeline.Project{}, err
+		}
+		f.Endpoints = []string{url}
+	}
+	for i, e := range f.Endpoints {
+		if !strings.Contains(e, "://") {
+			e = "https://" + e
+		}
+		f.Endpoints[i] = strings.TrimRight(e, "/")
+	}
+	conf.Proxmox.Endpoints, conf.Proxmox.Fingerprint, conf.Proxmox.CAFile = f.Endpoints, f.Fingerprint, f.CAFile
+	return pipeline.Project{Config: conf}, nil
+}
+
+// prefixed says what was being done.
+func prefixed(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// trusted connects to Proxmox. Where nobody vouches for its certificate, a person may.
+func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project, ask *asker, cl *closers) (*pve.Client, error) {
+	px, err := connectProxmox(s, p, cl)
+	if err != nil {
+		return nil, err
+	}
+	_, err = px.Permissions(ctx, "/")
+	if err == nil || !pve.Untrusted(err) || f.CAFile != "" || len(f.Endpoints) > 1 {
+		return px, err
+	}
+	seen, errSeen := pve.Fingerprint(ctx, f.Endpoints[0], nil)
+	if errSeen != nil {
+		return nil, errors.Join(err, errSeen)
+	}
+	const compare = "on the node itself, pvenode cert info shows the right one"
+	if f.yes || !ask.terminal {
+		return nil, fault.WithHint(fmt.Errorf("%s: nobody vouches for its certificate, and --yes does not either: %w", f.Endpoints[0], err),
+			"it shows the fingerprint %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
+	}
+	fmt.Fprintf(s.err, "Nobody that this machine trusts vouches for the certificate of %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], seen, compare)
+	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is that the one? Only \"yes\" goes on:", Flag: "--fingerprint"})
+	if err != nil {
+		return nil, err
+	}
+	if answer != "yes" {
+		return nil, fault.As(fault.Interrupted, errors.New("the certificate was not trusted; nothing was written"))
+	}
+	f.Fingerprint, p.Config.Proxmox.Fingerprint = seen, seen
+	if px, err = connectProxmox(s, p, cl); err != nil {
+		return nil, err
+	}
+	_, err = px.Permissions(ctx, "/")
+	return px, err
+}
+
+// relative has the file name others as they are seen from it, where they are beside
+// it, and wholly where they are not. A talosconfig that the environment names stays there.
+func (f *initFlags) relative(talosconfig string) error {
+	seen := func(path string) (string, error) {
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return "", fault.Configf("find %s: %w", path, err)
+		}
+		dir, err := filepath.Abs(f.Dir)
+		if err != nil {
+			return "", fault.Configf("find %s: %w", f.Dir, err)
+		}
+		rel, err := filepath.Rel(dir, abs)
+		if err != nil || !filepath.IsLocal(rel) {
+			return abs, nil
+		}
+		return "./" + rel, nil
+	}
+	path, err := seen(talosconfig)
+	if err != nil {
+		return err
+	}
+	if f.talosconfig != "" || strings.HasPrefix(path, "./") {
+		f.TalosConfig = path
+	}
+	if f.CAFile != "" {
+		f.CAFile, err = seen(f.CAFile)
+	}
+	return err
+}

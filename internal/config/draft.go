@@ -1,0 +1,195 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"text/template"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Draft is what init has found out for a first recast.yaml. What is left "" or
+// empty is a comment in the file, or a default that it does not mention.
+type Draft struct {
+	Cluster     string
+	Talos       string // version
+	Others      string // versions of Talos that nodes run beside that one, in words
+	TalosConfig string // "": as the environment says
+	Kubernetes  string // version; "": not all nodes run the same
+	Factory     string
+	Extensions  string
+	Platform    string
+	Arch        string
+	SecureBoot  bool
+	Mirror      string // where an installer of the nodes came from that is no factory's
+	ISOStorage  []string
+	Schematics  []DraftSchematic
+	Endpoints   []string
+	Hosts       []string // nodes of the Proxmox cluster that no endpoint is known of
+	Fingerprint string
+	CAFile      string
+	VMIDs       VMIDRange
+	Nodes       []DraftNode
+	Left        []string // nodes that were left out
+}
+
+// DraftSchematic is one entry of "schematics".
+type DraftSchematic struct {
+	Name, File string
+	Nodes      []string
+	// Unknown says which extensions the nodes have beside those of the file.
+	Unknown []string
+}
+
+// DraftNode is one entry of "nodes".
+type DraftNode struct {
+	Name      string
+	Schematic string
+	VMID      int
+	Holder    int
+	Note      string // what is known of it, for people
+}
+
+// Render writes the file. It makes sure that Parse reads it.
+func (d Draft) Render() ([]byte, error) {
+	var b bytes.Buffer
+	if err := draftFile.Execute(&b, d); err != nil {
+		return nil, fmt.Errorf("write recast.yaml: %w", err)
+	}
+	if _, err := Parse("recast.yaml", b.Bytes(), Options{}); err != nil {
+		return nil, fmt.Errorf("what was found does not make a valid recast.yaml: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// Lines are the entries of "nodes", their comments below each other.
+func (d Draft) Lines() []string {
+	width := 0
+	lines := make([]string, len(d.Nodes))
+	for i, n := range d.Nodes {
+		lines[i] = fmt.Sprintf("- {name: %s, schematic: %s, vmid: %d", scalar(n.Name), scalar(n.Schematic), n.VMID)
+		if n.Holder != 0 {
+			lines[i] += fmt.Sprintf(", holder: %d", n.Holder)
+		}
+		lines[i] += "}"
+		width = max(width, len(lines[i]))
+	}
+	for i, n := range d.Nodes {
+		lines[i] += strings.Repeat(" ", width-len(lines[i])) + "  # " + oneLine(n.Note)
+	}
+	return lines
+}
+
+// scalar is a text as YAML has it, in quotes where it would be something else.
+func scalar(s string) string {
+	b, err := yaml.Dump(s)
+	if err != nil {
+		return fmt.Sprintf("%q", s)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// flow is a list on one line.
+func flow(list []string) string {
+	var out []string
+	for _, s := range list {
+		out = append(out, scalar(s))
+	}
+	return "[" + strings.Join(out, ", ") + "]"
+}
+
+// oneLine is a text that can't end a comment.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
+	"scalar": scalar, "flow": flow, "words": func(list []string) string { return oneLine(strings.Join(list, ", ")) }, "line": oneLine,
+}).Parse(`# What you want of the cluster, by hand. recast init wrote what it found; from now
+# on this file is yours, and recast never changes it. It is strict: an unknown key or
+# a wrong value stops every command. What is a comment here is the default, unless it
+# says otherwise.
+version: 1
+cluster: {{scalar .Cluster}}
+
+talos:
+  # renovate: datasource=github-releases depName=siderolabs/talos
+  version: {{.Talos}}{{with .Others}}                   # the newest that runs; there is also {{line .}}{{end}}
+{{- if .TalosConfig}}
+  config: {{scalar .TalosConfig}}
+{{- else}}
+  # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
+{{- end}}
+  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it goes
+{{if .Kubernetes}}
+# What every node is to run, so that drift reports others. A roll never changes it:
+# recast upgrade-k8s does.
+kubernetes:
+  # renovate: datasource=github-releases depName=kubernetes/kubernetes
+  version: {{.Kubernetes}}
+{{else}}
+# kubernetes: {version: v1.35.4}     # what every node is to run, so that drift reports others; a roll never changes it
+{{end}}
+images:
+  factory: {{scalar .Factory}}
+  extensions: {{scalar .Extensions}}     # the registry that lists the official extensions, with digests
+  platform: {{.Platform}}
+  arch: {{.Arch}}
+  secureBoot: {{.SecureBoot}}
+  # A registry of your own, where every installer is copied to and nodes pull it from.
+{{- if .Mirror}}
+  # Nodes have installed from here, so it may be one:
+  # mirror: {{line .Mirror}}
+{{- else}}
+  # mirror: ghcr.io/acme/talos       # default: nodes pull from the factory
+{{- end}}
+  iso:
+    storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages that take the boot ISOs
+
+# Pure Image Factory files, so anyone can post them to a factory. They are what the
+# nodes run today.
+schematics:
+{{- range .Schematics}}
+  {{scalar .Name}}: {{scalar .File}}{{"  "}}# {{words .Nodes}}
+{{- range .Unknown}}
+  # On the nodes, {{line .}}. To keep it, name its image:
+  #   {file: …, extensions: ["registry/image:tag"]}
+{{- end}}
+{{- end}}
+
+proxmox:
+  # Several nodes of one Proxmox cluster, so that one may be down. The API token
+  # comes from PROXMOX_VE_API_TOKEN, never from this file.
+  endpoints:
+{{- range .Endpoints}}
+    - {{scalar .}}
+{{- end}}
+{{- with .Hosts}}
+  # There are more: {{words .}}
+{{- end}}
+{{- if .Fingerprint}}
+  fingerprint: {{printf "%q" .Fingerprint}}
+{{- else if .CAFile}}
+  caFile: {{scalar .CAFile}}
+{{- else}}
+  # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs decide
+{{- end}}
+  vmids: {{.VMIDs}}{{"  "}}# for VMs of recast's own (the claim, parked disks): keep others out
+
+nodes:  # VMs are found by their UUID; vmid is a cross-check
+{{- range .Lines}}
+  {{.}}
+{{- end}}
+{{- range .Left}}
+  # {{line .}} was left out: recast leaves it alone
+{{- end}}
+
+# How nodes are rolled, and the defaults.
+# roll:
+#   strategy: auto                   # the first that is possible of: recreate, reimage, in-place; or one of them
+#   order: control-planes-first      # or workers-first
+#   maxUnavailable: {workers: 1, perHost: 1}
+#   canary: true                     # one node before all others
+#   drain: {timeout: 10m, onTimeout: stop, force: false}
+#   settle: 30s                      # how long a node has to stay healthy before the next one goes
+#   keepDisks: 1                     # old system disks of a node that stay parked: the ways back
+`))

@@ -1,0 +1,95 @@
+package config_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/config"
+)
+
+func draft() config.Draft {
+	return config.Draft{
+		Cluster: "homelab", Talos: "v1.13.9", Kubernetes: "v1.35.4", Factory: "https://factory.talos.dev", Extensions: "ghcr.io/siderolabs",
+		Platform: "nocloud", Arch: "amd64", ISOStorage: []string{"isos"}, VMIDs: config.VMIDRange{First: 9000, Last: 9099},
+		Endpoints: []string{"https://pve1.example:8006"},
+		Schematics: []config.DraftSchematic{
+			{Name: "control-plane", File: "schematics/control-plane.yaml", Nodes: []string{"cp1"}},
+			{Name: "worker", File: "schematics/worker.yaml", Nodes: []string{"wk1", "wk10"}},
+		},
+		Nodes: []config.DraftNode{
+			{Name: "cp1", Schematic: "control-plane", VMID: 101, Note: "control plane on pve1, UEFI, system disk scsi0 32G"},
+			{Name: "wk1", Schematic: "worker", VMID: 111, Holder: 9201, Note: "worker on pve1, UEFI, system disk scsi0 32G, persistent scsi1 100G of VM 9201"},
+			{Name: "wk10", Schematic: "worker", VMID: 120, Note: "worker on pve2, BIOS, system disk not proven"},
+		},
+	}
+}
+
+// everything is a draft of which nothing is left to defaults.
+func everything() config.Draft {
+	d := draft()
+	d.Cluster, d.Others, d.TalosConfig, d.Kubernetes = "2024", "v1.12.1", "./talosconfig", ""
+	d.Mirror, d.SecureBoot, d.Fingerprint = "ghcr.io/acme/talos", true, strings.Repeat("AA:", 31)+"AA"
+	d.ISOStorage, d.Hosts, d.Left = []string{"on", "local"}, []string{"pve2", "pve3"}, []string{"metal1"}
+	d.Schematics[1].Unknown = []string{"extension frr 1.7.15 is not in the schematic"}
+	d.Nodes[0].Note = "a note\nwith\r\nlines: {and: more}"
+	return d
+}
+
+var updateDrafts = flag.Bool("update-drafts", false, "write the golden files of drafts anew")
+
+func TestDraft(t *testing.T) {
+	t.Parallel()
+	for name, d := range map[string]config.Draft{"draft": draft(), "draft-everything": everything()} {
+		got, err := d.Render()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, got)
+		}
+		file := filepath.Join("testdata", name+".yaml")
+		if *updateDrafts {
+			if err := os.WriteFile(file, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestDraftIsRead wants what was found back from the file.
+func TestDraftIsRead(t *testing.T) {
+	t.Parallel()
+	text, err := everything().Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("recast.yaml", text, config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Node{Name: "wk1", Schematic: "worker", VMID: 111, Holder: 9201, Strategy: "auto"}
+	if diff := cmp.Diff(want, c.Nodes[1]); diff != "" {
+		t.Errorf("wk1 (-want +got):\n%s", diff)
+	}
+	if c.Cluster != "2024" || c.Images.ISO.Storage[0] != "on" || !c.Images.SecureBoot || c.Proxmox.Fingerprint == "" || c.Images.Mirror != "" {
+		t.Errorf("it is read otherwise than it was meant: %+v", c)
+	}
+}
+
+func TestDraftThatIsNone(t *testing.T) {
+	t.Parallel()
+	d := draft()
+	d.Nodes = nil
+	if text, err := d.Render(); err == nil || !strings.Contains(err.Error(), "what was found does not make a valid recast.yaml") {
+		t.Errorf("err = %v\n%s", err, text)
+	}
+}

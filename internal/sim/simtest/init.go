@@ -1,0 +1,57 @@
+package simtest
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/factory"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// Init is recast init --yes in dir, by somebody who has the lab's talosconfig, its
+// kubeconfig and the client's token, and who trusts the certificate. Afterwards the
+// client's working directory is dir.
+func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (pipeline.InitResult, error) {
+	s := &session{project: pipeline.Project{Config: &config.Config{}}}
+	defer s.end()
+	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
+	if err := c.connectMachines(s); err != nil {
+		return pipeline.InitResult{}, err
+	}
+	c.Dir = dir
+	src := pipeline.InitSources{
+		Proxmox: s.machines.Proxmox.(pipeline.Hypervisor), Talos: s.talos, Addrs: s.talos.Addrs(), Kube: s.machines.Kube,
+		Say:  func(string) {},
+		Load: func(file string) (pipeline.Project, error) { return c.load(file) },
+		Images: func(p pipeline.Project) (pipeline.Images, error) {
+			return c.imagesOf(s, p)
+		},
+		Ask: func(_ context.Context, q pipeline.Question) (string, error) {
+			c.Asked = append(c.Asked, q)
+			return q.Default, nil
+		},
+	}
+	o.Dir, o.Context = dir, s.talos.Context()
+	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
+	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
+	return told[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
+}
+
+// imagesOf makes the clients of factory and registry for a configuration.
+func (c *Client) imagesOf(s *session, p pipeline.Project) (pipeline.Images, error) {
+	transport := &http.Transport{DialContext: c.dialer.DialContext}
+	s.close = append(s.close, transport.CloseIdleConnections)
+	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
+	if err != nil {
+		return pipeline.Images{}, err
+	}
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.wrap("registry")})
+	if err != nil {
+		return pipeline.Images{}, err
+	}
+	s.close = append(s.close, func() { _ = f.Close(); _ = r.Close() }) // idle connections only
+	return pipeline.Images{Factory: f, Registry: r, Imager: c.Imager, Catalog: r}, nil
+}

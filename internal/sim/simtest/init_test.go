@@ -1,0 +1,249 @@
+package simtest
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// TestInit finds labs of every shape: what it writes has the builds that the
+// nodes run, so that drift finds nothing and a plan has nothing to do.
+func TestInit(t *testing.T) {
+	shapes := map[string]struct {
+		o    sim.Options
+		want []pipeline.InitNode
+	}{
+		"BIOS and UEFI": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, []pipeline.InitNode{
+			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
+			{Name: "wk1", VMID: 9031, Host: "pve1", Firmware: "BIOS", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G"}},
+		}},
+		"data VMs": {sim.Options{Holder: true, Hosts: 2}, []pipeline.InitNode{
+			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
+			{Name: "wk1", VMID: 9031, Host: "pve2", Firmware: "UEFI", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G of VM 9202"}, Holder: 9202},
+			{Name: "wk2", VMID: 9032, Host: "pve1", Firmware: "UEFI", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G of VM 9201"}, Holder: 9201},
+		}},
+		"several disks": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 3}, {Bus: "virtio", Data: 3}}}, []pipeline.InitNode{
+			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
+			{Name: "wk1", VMID: 9031, Host: "pve1", Firmware: "UEFI", Schematic: "worker", SystemDisk: "virtio0 10G", Persistent: []string{"virtio1 20G", "virtio2 21G", "virtio3 22G"}},
+		}},
+		"a single control plane": {sim.Options{Workers: sim.None, EtcdOnData: true}, []pipeline.InitNode{
+			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "default", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G"}},
+		}},
+		"two schematics": {sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 3}, nil},
+	}
+	for name, shape := range shapes {
+		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "BIOS and UEFI" {
+				t.Skip("long: make stories")
+			}
+			inLab(t, shape.o, func(t *testing.T, lab *Lab) {
+				me := lab.Client()
+				res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{})
+				if err != nil {
+					t.Fatal(err, fault.Hints(err))
+				}
+				if diff := cmp.Diff(shape.want, res.Nodes); shape.want != nil && diff != "" {
+					t.Errorf("nodes (-want +got):\n%s", diff)
+				}
+				if len(res.Warnings) > 0 {
+					t.Errorf("it warns: %q", res.Warnings)
+				}
+				requireSameBuilds(t, lab, me)
+				requireInitInSync(t, me)
+			})
+		})
+	}
+}
+
+// requireSameBuilds wants the files that init wrote to stand for the very images
+// that the machines of the lab were installed from.
+func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
+	t.Helper()
+	builds := func(dir string) map[string]string {
+		conf, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock, err := schematics.ReadLock(filepath.Join(dir, "recast.lock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, n := range conf.Nodes {
+			out[n.Name] = lock.Schematics[n.Schematic].BuildID
+		}
+		return out
+	}
+	if diff := cmp.Diff(builds(lab.Dir), builds(me.Dir)); diff != "" {
+		t.Errorf("builds of the nodes (-installed +init):\n%s", diff)
+	}
+}
+
+func requireInitInSync(t *testing.T, me *Client) {
+	t.Helper()
+	drift, err := me.Drift(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !drift.InSync {
+		t.Errorf("drift: %+v", drift.Nodes)
+	}
+	plan, err := me.Plan(t.Context(), cluster.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if work := plan.Work(); len(work) > 0 {
+		t.Errorf("there is something to do: %+v", work)
+	}
+}
+
+// TestInitRefuses has a cluster that is not what it should be. Whatever is wrong,
+// nothing is written.
+func TestInitRefuses(t *testing.T) {
+	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
+		refused := func(what string, c *Client, o pipeline.InitOptions, want ...string) {
+			t.Helper()
+			dir := filepath.Join(t.TempDir(), "new")
+			_, err := c.Init(t.Context(), dir, o)
+			if err == nil {
+				t.Errorf("%s: no error", what)
+				return
+			}
+			said := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
+			for _, text := range want {
+				if !strings.Contains(said, text) {
+					t.Errorf("%s: it does not say %q, but\n%s", what, text, said)
+				}
+			}
+			if files, err := os.ReadDir(dir); err == nil && len(files) > 0 {
+				t.Errorf("%s: it has written %v", what, files)
+			}
+		}
+		poor := lab.Client()
+		poor.Token = cluster.Secret(sim.PoorToken)
+		refused("a token that sees nothing", poor, pipeline.InitOptions{}, "it lacks Sys.Audit on /, VM.Audit on /vms", "--roles PVEAuditor")
+		wrong := lab.Client()
+		wrong.Token = cluster.Secret("recast@pve!lab=5ec0ffee-1ab0-4000-8000-00000000ffff")
+		refused("a wrong token", wrong, pipeline.InitOptions{}, "does not accept the API token recast@pve!lab")
+		refused("a node that is not there", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk7"}}, "--exclude wk7: there is no node of that name", "the cluster has: cp1, wk1")
+		refused("nothing left", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk1", "cp1"}}, "every node was left out")
+		refused("VMIDs that are none", lab.Client(), pipeline.InitOptions{VMIDs: "5-7"}, "out of bounds")
+
+		lab.DefineVM(300, map[string]string{"name": "twin", "smbios1": "uuid=" + lab.Nodes[1].UUID})
+		refused("two VMs with one UUID", lab.Client(), pipeline.InitOptions{}, "node wk1: 2 VMs have its SMBIOS UUID", "or leave it out: --exclude wk1")
+		lab.EditVM(300, "smbios1", "uuid=00000000-0000-4000-8000-000000000300")
+		lab.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000301")
+		refused("a node without a VM", lab.Client(), pipeline.InitOptions{}, "node wk1: no VM has its SMBIOS UUID", "VM.Audit", "--exclude wk1")
+
+		me := lab.Client()
+		res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{Exclude: []string{"wk1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(res.Nodes) != 1 || !slices.Equal(res.Left, []string{"wk1"}) {
+			t.Errorf("without wk1 it found %+v, left %q", res.Nodes, res.Left)
+		}
+		if text := read(t, me.Dir, "recast.yaml"); !strings.Contains(text, "# wk1 was left out") {
+			t.Errorf("recast.yaml does not say who was left out:\n%s", text)
+		}
+		requireInitInSync(t, me)
+
+		before := tree(t, me.Dir)
+		_, err = lab.Client().Init(t.Context(), me.Dir, pipeline.InitOptions{Exclude: []string{"wk1"}})
+		if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "recast.yaml, recast.lock are there already") {
+			t.Errorf("a second time: %v", err)
+		}
+		if diff := cmp.Diff(before, tree(t, me.Dir)); diff != "" {
+			t.Errorf("refused, it has changed (-before +after):\n%s", diff)
+		}
+		if _, err := lab.Client().Init(t.Context(), me.Dir, pipeline.InitOptions{Exclude: []string{"wk1"}, Force: true}); err != nil {
+			t.Error(err)
+		}
+		after := tree(t, me.Dir)
+		maps.DeleteFunc(after, func(name, _ string) bool { return strings.HasPrefix(name, ".recast/locks/") })
+		if diff := cmp.Diff(before, after); diff != "" {
+			t.Errorf("forced, it has written something else (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// TestInitForeign has machines that nobody has made by a lock, as every newcomer has.
+// What init writes keeps their schematics, and drift tells the truth: nobody knows.
+func TestInitForeign(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := NewForeign(t, sim.Options{Workers: 1})
+		me := lab.Client()
+		res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{})
+		if err != nil {
+			t.Fatal(err, fault.Hints(err))
+		}
+		for _, file := range []string{"default", "storage"} {
+			ours := map[string]string{"default": "control-plane", "storage": "worker"}[file]
+			if diff := cmp.Diff(idOf(t, lab.Dir, file), idOf(t, me.Dir, ours)); diff != "" {
+				t.Errorf("schematics/%s.yaml has another schematic ID than what the nodes run:\n%s", ours, diff)
+			}
+		}
+		drift, err := me.Drift(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(drift.Nodes, res.Drift); diff != "" {
+			t.Errorf("what init said (-drift +init):\n%s", diff)
+		}
+		for _, d := range drift.Nodes {
+			if len(d.Reasons) != 1 || d.Reasons[0].Code != "unknown-build" {
+				t.Errorf("%s is stale for %+v", d.Node, d.Reasons)
+			}
+		}
+	})
+}
+
+func idOf(t *testing.T, dir, name string) string {
+	t.Helper()
+	s, err := schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.ID()
+}
+
+func read(t *testing.T, dir, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// tree is every file below a directory with its content.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		out[name] = read(t, dir, name)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

@@ -1,0 +1,103 @@
+package ui
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// WriteInit prints what was found of a cluster, what was written, and what to type next.
+func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
+	return write(w, format, res, func(p *page) {
+		kubernetes := ""
+		if res.Kubernetes != "" {
+			kubernetes = ", Kubernetes " + res.Kubernetes
+		}
+		p.line("cluster %s: %s, Talos %s (%s, %s)%s", res.Cluster, counted(len(res.Nodes), "node"), res.Talos, res.Platform, res.Arch, kubernetes)
+		drawInitNodes(p, res.Nodes)
+		for _, name := range res.Left {
+			p.line("  %s was left out: recast leaves it alone", name)
+		}
+		p.line("")
+		for _, s := range res.Schematics {
+			extensions := strings.Join(s.Extensions, ", ")
+			if extensions == "" {
+				extensions = "no extensions"
+			}
+			p.wrapped("", "  ", fmt.Sprintf("schematic %s (%s): %s", s.Name, strings.Join(s.Nodes, ", "), extensions))
+		}
+		for _, warning := range res.Warnings {
+			p.wrapped(p.paint(yellow, "note: "), "      ", warning)
+		}
+		p.line("")
+		p.line("written to %s: %s", filepath.Clean(res.Dir), strings.Join(res.Files, ", "))
+		drawInitDrift(p, res)
+		p.line("")
+		p.line("next: recast doctor says what a roll still takes: privileges, space, versions")
+		p.line("      read recast.yaml, then commit it with recast.lock and schematics/")
+	})
+}
+
+func drawInitNodes(p *page, nodes []pipeline.InitNode) {
+	var rows [][]string
+	for _, n := range nodes {
+		rows = append(rows, []string{n.Name, n.Role(), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), n.Firmware, n.Schematic, n.Disks()})
+	}
+	widths := map[int]int{}
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], columns(cell))
+		}
+	}
+	for _, row := range rows {
+		line := " "
+		for i, cell := range row {
+			line += " " + cell
+			if i < len(row)-1 {
+				line += strings.Repeat(" ", widths[i]-columns(cell)+1)
+			}
+		}
+		p.line("%s", line)
+	}
+}
+
+// drawInitDrift says what recast drift will say, and what that means to somebody
+// whose images recast has not made.
+func drawInitDrift(p *page, res pipeline.InitResult) {
+	p.line("")
+	in, unknown := 0, false
+	nodes := map[string][]string{} // by what is said of them
+	var said []string
+	for _, d := range res.Drift {
+		if !d.Stale {
+			in++
+			continue
+		}
+		var reasons []string
+		for _, r := range d.Reasons {
+			reasons = append(reasons, printable(r.Text))
+			unknown = unknown || r.Code == "unknown-build"
+		}
+		text := strings.Join(reasons, "\n")
+		if nodes[text] == nil {
+			said = append(said, text)
+		}
+		nodes[text] = append(nodes[text], d.Node)
+	}
+	for _, text := range said {
+		p.wrapped(p.paint(yellow, "stale")+"  ", "       ", strings.Join(nodes[text], ", "))
+		for reason := range strings.SplitSeq(text, "\n") {
+			p.wrapped("    ", "      ", reason)
+		}
+	}
+	if in > 0 || len(said) == 0 {
+		p.line("%d of %s run exactly what recast.lock says", in, counted(len(res.Drift), "node"))
+	}
+	if unknown {
+		p.wrapped("", "", "Everybody starts like that: a node tells its extensions by name and version, and only an image that was made from a recast.lock tells their digests, too. "+
+			"recast drift says the same until recast roll has made those nodes anew, of the same Talos and the same schematics; until then nothing happens to them.")
+	}
+}

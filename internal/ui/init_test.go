@@ -1,0 +1,42 @@
+package ui
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+func TestWriteInit(t *testing.T) {
+	t.Parallel()
+	build := strings.Repeat("3f", 32)
+	found := pipeline.InitResult{
+		Cluster: "homelab", Talos: "v1.13.9", Kubernetes: "v1.35.4", Platform: "nocloud", Arch: "amd64", Dir: ".",
+		Nodes: []pipeline.InitNode{
+			{Name: "cp1", ControlPlane: true, VMID: 101, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 32G"},
+			{Name: "wk1", VMID: 111, Host: "pve2", Firmware: "BIOS", Schematic: "worker", SystemDisk: "scsi0 32G", Persistent: []string{"scsi1 100G of VM 9201"}, Holder: 9201},
+		},
+		Schematics: []pipeline.InitSchematic{
+			{Name: "control-plane", File: "schematics/control-plane.yaml", Extensions: []string{}, Nodes: []string{"cp1"}},
+			{Name: "worker", File: "schematics/worker.yaml", Extensions: []string{"iscsi-tools", "qemu-guest-agent"}, Nodes: []string{"wk1"}},
+		},
+		Files: []string{"recast.yaml", "recast.lock", "schematics/worker.yaml", "schematics/control-plane.yaml"},
+	}
+	unknown := cluster.Reason{Code: "unknown-build", Text: "its schematic was not locked by recast: extension digests unknown"}
+	inSync, foreign := found, found
+	inSync.Drift = []cluster.Drift{{Node: "cp1", Build: build}, {Node: "wk1", Build: build}}
+	foreign.Drift = []cluster.Drift{
+		{Node: "cp1", Build: build, Stale: true, Reasons: []cluster.Reason{unknown}}, {Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{unknown}},
+	}
+	foreign.Left, foreign.Warnings = []string{"metal1"}, []string{"schematics/worker.yaml: the image of wk1 carries no schematic"}
+	half := found
+	half.Drift = []cluster.Drift{
+		{Node: "cp1", Build: build},
+		{Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-aa → sha256-bb"}}},
+	}
+	for name, res := range map[string]pipeline.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half} {
+		drawn(t, name, func(out *bytes.Buffer) error { return WriteInit(out, "text", res) })
+	}
+}

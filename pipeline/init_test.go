@@ -1,0 +1,134 @@
+package pipeline
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/schematics"
+)
+
+func TestNameSchematics(t *testing.T) {
+	t.Parallel()
+	cp, wk := cluster.Discovered{Name: "cp1", Machine: cluster.Machine{ControlPlane: true}}, cluster.Discovered{Name: "wk1"}
+	of := func(extension string, nodes ...cluster.Discovered) plannedSchematic {
+		text := "customization: {}\n"
+		if extension != "" {
+			text = "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agent\n      - siderolabs/" + extension + "\n"
+		}
+		s, err := schematics.Parse("test", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return plannedSchematic{Schematic: s, nodes: nodes}
+	}
+	for name, c := range map[string]struct {
+		plans []plannedSchematic
+		want  []string
+	}{
+		"one":                   {[]plannedSchematic{of("", cp, wk)}, []string{"default"}},
+		"one of workers":        {[]plannedSchematic{of("", wk)}, []string{"default"}},
+		"by role":               {[]plannedSchematic{of("", cp), of("a", wk)}, []string{"control-plane", "worker"}},
+		"both roles":            {[]plannedSchematic{of("", cp, wk), of("a", wk)}, []string{"default", "worker"}},
+		"by extension":          {[]plannedSchematic{of("", cp), of("a", wk), of("b", wk)}, []string{"control-plane", "worker-a", "worker-b"}},
+		"nothing tells":         {[]plannedSchematic{of("", wk), of("a", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent", "worker-qemu-guest-agent-2"}},
+		"an extension and none": {[]plannedSchematic{of("", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent"}},
+	} {
+		nameSchematics(c.plans)
+		var got []string
+		for _, p := range c.plans {
+			got = append(got, p.name)
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestCameFrom(t *testing.T) {
+	t.Parallel()
+	const id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for name, c := range map[string]struct {
+		images          []string
+		factory, mirror string
+	}{
+		"nobody says":    {nil, "https://factory.talos.dev", ""},
+		"the public one": {[]string{"factory.talos.dev/nocloud-installer/" + id + ":v1.13.9"}, "https://factory.talos.dev", ""},
+		"of before 1.10": {[]string{"factory.talos.dev/installer/" + id + ":v1.13.9"}, "https://factory.talos.dev", ""},
+		"one's own":      {[]string{"f.example:8443/metal-installer-secureboot/" + id + "@sha256:aa", "", "ghcr.io/siderolabs/installer:v1.13.9"}, "https://f.example:8443", ""},
+		"beside us":      {[]string{"127.0.0.1:8080/nocloud-installer/" + id + ":v1.13.9"}, "http://127.0.0.1:8080", ""},
+		"a mirror":       {[]string{"ghcr.io/acme/talos:v1.13.9-abc@sha256:aa", "ghcr.io/acme/talos@sha256:bb", "r.example:5000/x"}, "https://factory.talos.dev", "ghcr.io/acme/talos"},
+		"nobody's own":   {[]string{"ghcr.io/siderolabs/installer:v1.13.9"}, "https://factory.talos.dev", ""},
+	} {
+		in := initial{}
+		for _, image := range c.images {
+			in.found.Nodes = append(in.found.Nodes, cluster.Discovered{Machine: cluster.Machine{InstallImage: image}})
+		}
+		in.cameFrom()
+		if in.draft.Factory != c.factory || in.draft.Mirror != c.mirror {
+			t.Errorf("%s: factory %q, mirror %q, want %q, %q", name, in.draft.Factory, in.draft.Mirror, c.factory, c.mirror)
+		}
+	}
+}
+
+func TestClusterName(t *testing.T) {
+	t.Parallel()
+	for context, want := range map[string]string{"homelab": "homelab", "admin@homelab": "homelab", "": "talos", "my cluster!": "my-cluster", "@": "talos"} {
+		if got := clusterName(context); got != want {
+			t.Errorf("context %q makes the cluster %q, want %q", context, got, want)
+		}
+	}
+}
+
+func TestFreeRange(t *testing.T) {
+	t.Parallel()
+	for want, ids := range map[string][]cluster.VMID{"9000-9099": {101, 8999, 9100}, "9200-9299": {9099, 9100}} {
+		in := initial{}
+		for _, id := range ids {
+			in.found.VMs = append(in.found.VMs, cluster.VM{ID: id})
+		}
+		if got := in.freeRange().String(); got != want {
+			t.Errorf("beside %v: %s, want %s", ids, got, want)
+		}
+	}
+	in := initial{}
+	in.found.Nodes = make([]cluster.Discovered, 99)
+	if got := in.freeRange().String(); got != "9000-9199" {
+		t.Errorf("99 nodes have %s", got)
+	}
+}
+
+// TestMoveIn has a file that can't be put where it belongs: all is as it was.
+func TestMoveIn(t *testing.T) {
+	t.Parallel()
+	stage, dir := t.TempDir(), t.TempDir()
+	write := func(dir, name, text string) {
+		t.Helper()
+		if err := writeSynced(filepath.Join(dir, name), []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(name string) string {
+		b, _ := os.ReadFile(filepath.Join(dir, name))
+		return string(b)
+	}
+	write(dir, "a", "old a")
+	write(stage, "a", "new a")
+	write(stage, "b", "new b")
+	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err == nil {
+		t.Error("c, which is not there, was moved")
+	}
+	if a, b := read("a"), read("b"); a != "old a" || b != "" {
+		t.Errorf("after a failure a is %q, b %q", a, b)
+	}
+	write(stage, "c", "new c")
+	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err != nil {
+		t.Fatal(err)
+	}
+	if a, b, c := read("a"), read("b"), read("c"); a != "new a" || b != "new b" || c != "new c" {
+		t.Errorf("afterwards a is %q, b %q, c %q", a, b, c)
+	}
+}

@@ -1,0 +1,271 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// images finds out what kind of image the nodes run and where it came from.
+func (in *initial) images(ctx context.Context) (err error) {
+	d := &in.draft
+	versions, err := in.found.Versions()
+	if err != nil {
+		return err
+	}
+	if d.Talos = in.Talos; d.Talos == "" {
+		if d.Talos, err = in.choose(ctx, "Versions of Talos that run here", "Which one is every node to run?", "--talos-version", versions, versions[0]); err != nil {
+			return err
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == d.Talos })
+	d.Others = strings.Join(others, ", ")
+	for _, v := range others {
+		on := in.names(func(n cluster.Discovered) bool { return n.Machine.TalosVersion == v })
+		in.warn("%s: Talos %s, not %s: drift calls that stale, and a roll changes it", strings.Join(on, ", "), v, d.Talos)
+	}
+	if d.Platform, err = in.one("platform", func(m cluster.Machine) string { return m.Platform }); err != nil {
+		return err
+	}
+	if d.Arch, err = in.one("architecture", func(m cluster.Machine) string { return m.Arch }); err != nil {
+		return err
+	}
+	secure, err := in.one("Secure Boot", func(m cluster.Machine) string { return onOff(m.SecureBoot != nil && *m.SecureBoot) })
+	if err != nil {
+		return err
+	}
+	if d.Platform != "nocloud" && d.Platform != "metal" {
+		return fault.WithHint(fault.Refusedf("the nodes run images for the platform %q; recast makes those for nocloud and metal", d.Platform),
+			"a node changes its platform when it is made anew from another image: write images.platform by hand, after examples/recast.yaml")
+	}
+	d.SecureBoot = secure == "on"
+	d.Kubernetes = in.kubernetes()
+	in.cameFrom()
+	in.res.Talos, in.res.Kubernetes, in.res.Platform, in.res.Arch = d.Talos, d.Kubernetes, d.Platform, d.Arch
+	return nil
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// kubernetes is the version that all nodes run; "" where they don't, or nobody could be asked.
+func (in *initial) kubernetes() string {
+	var versions []string
+	for _, n := range in.found.Nodes {
+		if n.Node != nil {
+			versions = append(versions, n.Node.KubeletVersion)
+		}
+	}
+	slices.Sort(versions)
+	versions = slices.Compact(versions)
+	if len(versions) != 1 || cluster.CheckKubernetesVersion(versions[0]) != nil {
+		return ""
+	}
+	return versions[0]
+}
+
+// factoryInstaller is an installer of an Image Factory: host, [platform-]installer[-secureboot], schematic.
+var factoryInstaller = regexp.MustCompile(`^([^/]+)/(?:[a-z0-9]+-)?installer(?:-secureboot)?/[0-9a-f]{64}[:@]`)
+
+// officialInstaller is one that is nobody's own.
+var officialInstaller = regexp.MustCompile(`^ghcr\.io/(siderolabs|talos-systems)/installer(-base)?[:@]`)
+
+// cameFrom reads off the installers which factory the nodes' images are from.
+func (in *initial) cameFrom() {
+	d := &in.draft
+	var hosts, mirrors []string
+	for _, n := range in.found.Nodes {
+		image := n.Machine.InstallImage
+		if m := factoryInstaller.FindStringSubmatch(image); m != nil {
+			hosts = append(hosts, m[1])
+		} else if image != "" && !officialInstaller.MatchString(image) {
+			mirrors = append(mirrors, repository(image))
+		}
+	}
+	d.Factory, d.Extensions = "https://factory.talos.dev", cmp.Or(in.Extensions, "ghcr.io/siderolabs")
+	if most := mostCommon(hosts); most != "" {
+		d.Factory = "https://" + most
+		if loopback(most) { // as container tools do, see go-containerregistry's name.Registry
+			d.Factory = "http://" + most
+		}
+	}
+	if in.Factory != "" {
+		d.Factory = in.Factory
+	}
+	d.Mirror = mostCommon(mirrors)
+}
+
+// repository is an image reference without tag and digest.
+func repository(ref string) string {
+	ref, _, _ = strings.Cut(ref, "@")
+	if i := strings.LastIndex(ref, ":"); i > strings.LastIndex(ref, "/") {
+		ref = ref[:i]
+	}
+	return ref
+}
+
+func loopback(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = hostport
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// mostCommon is the first of those that are there most often; "" of none.
+func mostCommon(list []string) string {
+	best, most := "", 0
+	for _, s := range list {
+		n := 0
+		for _, o := range list {
+			if o == s {
+				n++
+			}
+		}
+		if n > most {
+			best, most = s, n
+		}
+	}
+	return best
+}
+
+// proxmox finds out what the configuration has to say of Proxmox.
+func (in *initial) proxmox(ctx context.Context) (err error) {
+	d := &in.draft
+	d.Endpoints, d.Fingerprint, d.CAFile = in.Endpoints, in.Fingerprint, in.CAFile
+	d.TalosConfig = in.TalosConfig
+	d.Cluster = cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
+	in.res.Cluster = d.Cluster
+	if len(d.Endpoints) == 1 {
+		hosts, err := in.src.Proxmox.Hosts(ctx)
+		if err != nil {
+			return fmt.Errorf("list the Proxmox nodes: %w", err)
+		}
+		for _, h := range hosts {
+			if !h.Entry {
+				d.Hosts = append(d.Hosts, h.Name)
+			}
+		}
+	}
+	if d.ISOStorage, err = in.isoStorage(ctx); err != nil {
+		return err
+	}
+	return in.vmids(ctx)
+}
+
+// clusterName makes the name of a cluster of that of a talosconfig's context, which
+// talosctl gen config names after the cluster, and others after the user too.
+func clusterName(context string) string {
+	name := context[strings.LastIndex(context, "@")+1:]
+	name = strings.Trim(regexp.MustCompile(`[^A-Za-z0-9._-]+`).ReplaceAllString(name, "-"), "-._")
+	return cmp.Or(name[:min(len(name), 63)], "talos")
+}
+
+// isoStorage finds a storage that takes ISOs on every host with nodes.
+func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
+	if len(in.ISOStorage) > 0 {
+		return in.ISOStorage, nil
+	}
+	storages, err := in.src.Proxmox.Storages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the storages: %w", err)
+	}
+	var names, shared []string
+	for _, s := range storages {
+		takes, err := in.takesISOs(ctx, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		if takes && s.Shared {
+			shared = append(shared, s.Name)
+		}
+		if takes {
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil, fault.WithHint(fault.Refusedf("no storage takes ISOs on every Proxmox node with nodes of the cluster (%s)", strings.Join(in.hosts(), ", ")),
+			"give one the content type iso: pvesm set STORAGE --content iso,…; the token needs Datastore.Audit on /storage to see it")
+	}
+	fallback := "" // a shared one gets each ISO once, for all hosts
+	if len(shared) == 1 {
+		fallback = shared[0]
+	}
+	name, err := in.choose(ctx, "Storages that take ISOs", "Where are the boot ISOs to be?", "--iso-storage", names, fallback)
+	return []string{name}, err
+}
+
+func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) {
+	for _, host := range in.hosts() {
+		info, err := in.src.Proxmox.Storage(ctx, host, storage)
+		switch {
+		case errors.Is(err, images.ErrNoStorage):
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("look at storage %s on %s: %w", storage, host, err)
+		case !info.Active || !slices.Contains(info.Content, "iso"):
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// hosts are the Proxmox nodes with nodes of the cluster.
+func (in *initial) hosts() []string {
+	var out []string
+	for _, n := range in.found.Nodes {
+		out = append(out, n.VM.Host)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// vmids finds a range in which there is no VM.
+func (in *initial) vmids(ctx context.Context) (err error) {
+	check := func(answer string) error { return new(config.VMIDRange).UnmarshalText([]byte(answer)) }
+	answer := in.VMIDs
+	if answer == "" {
+		q := Question{Text: "Which VMIDs may recast use for VMs of its own (the claim, parked disks)?", Default: in.freeRange().String(), Flag: "--vmids", Check: check}
+		if answer, err = in.src.Ask(ctx, q); err != nil {
+			return err
+		}
+	}
+	return fault.As(fault.Config, in.draft.VMIDs.UnmarshalText([]byte(answer)))
+}
+
+// freeRange is the first hundred VMIDs from 9000 on that nobody uses, or more of them
+// for more nodes.
+func (in *initial) freeRange() config.VMIDRange {
+	size := 100
+	for size < len(in.found.Nodes)+2 {
+		size += 100
+	}
+	r := config.VMIDRange{First: 9000, Last: 9000 + size - 1}
+	for slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool { return r.Contains(int(vm.ID)) }) {
+		r.First, r.Last = r.First+100, r.Last+100
+	}
+	return r
+}
+
+// choose asks which of several it is to be.
+func (in *initial) choose(ctx context.Context, what, text, flag string, choices []string, fallback string) (string, error) {
+	if len(choices) == 1 {
+		return choices[0], nil
+	}
+	return in.src.Ask(ctx, Question{Text: what + ": " + strings.Join(choices, ", ") + ". " + text, Choices: choices, Default: fallback, Flag: flag})
+}
