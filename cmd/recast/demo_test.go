@@ -85,7 +85,7 @@ func TestExitCodes(t *testing.T) {
 		exitRefused: fault.Refusedf("x"), exitClaimed: fault.As(fault.Claimed, errUnread), exitInterrupted: fault.As(fault.Interrupted, errUnread),
 	} {
 		var out bytes.Buffer
-		s := &streams{err: &out}
+		s := &streams{err: &console{Writer: &out}}
 		if got := s.exit(err); got != want {
 			t.Errorf("%v: exit code %d, want %d", err, got, want)
 		}
@@ -94,7 +94,7 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	(&streams{err: &out}).exit(fault.WithHint(fault.Configf("what"), "do that"))
+	(&streams{err: &console{Writer: &out}}).exit(fault.WithHint(fault.Configf("what"), "do that"))
 	if !strings.HasSuffix(out.String(), "error: what\nhint: do that\n") {
 		t.Errorf("printed %q", out.String())
 	}
