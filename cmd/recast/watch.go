@@ -91,6 +91,7 @@ func (w *watcher) once(ctx context.Context) (last string, err error) {
 	if w.here.ID != "" && running.ID != w.here.ID {
 		outcome, err := w.p.Ended(w.here.ID)
 		if !here || err != nil {
+			err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
 			return fmt.Sprintf("run %s: %s", w.here.ID, outcome), err
 		}
 	}

@@ -76,10 +76,11 @@ func NewBoard(title string, began time.Time) *Board {
 	return &Board{title: title, began: began, phases: map[cluster.Phase]string{}, byPath: map[string]*entry{}}
 }
 
-// Plan says what is about to be done. What was done before under another plan is
+// Plan says what is about to be done from that time on. What was done before it is
 // told of no more.
-func (b *Board) Plan(plan cluster.Plan) {
+func (b *Board) Plan(at time.Time, plan cluster.Plan) {
 	b.forget()
+	b.began = at
 	b.total = time.Duration(plan.TotalSeconds) * time.Second
 	for _, p := range plan.Work() {
 		n := b.node(p.Phase, p.Node)

@@ -34,7 +34,7 @@ func rollOf(workers int) told {
 	for i := range workers {
 		p.Nodes = append(p.Nodes, cluster.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: cluster.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
 	}
-	b.Plan(p)
+	b.Plan(begun, p)
 	return told{b}
 }
 

@@ -92,7 +92,7 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 		if title := b.phases[b.nodes[from].phase]; title != "" {
 			lines = append(lines, l.paint(bold, title))
 		} else {
-			lines = append(lines, l.paint(dim, string(b.nodes[from].phase)))
+			lines = append(lines, l.paint(dim, strings.ReplaceAll(string(b.nodes[from].phase), "-", " ")))
 		}
 		lines = append(lines, b.group(now, l, level, wide, b.nodes[from:to])...)
 		from = to

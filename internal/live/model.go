@@ -47,9 +47,13 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 // View implements tea.Model. The cursor stays to be seen, on a line of its own below
 // the frame: a process that is stopped or killed leaves a terminal as it should be.
 func (m *model) View() tea.View {
-	v := tea.NewView(m.frame + "\n ")
+	content, below := " ", 0
+	if m.frame != "" {
+		content, below = m.frame+"\n ", strings.Count(m.frame, "\n")+1
+	}
+	v := tea.NewView(content)
 	v.DisableBracketedPasteMode = true
-	v.Cursor = tea.NewCursor(0, strings.Count(m.frame, "\n")+1)
+	v.Cursor = tea.NewCursor(0, below)
 	return v
 }
 

@@ -26,7 +26,7 @@ const (
 // roll that was recorded in the lab: go test ./internal/live -run Screenshot -update.
 func TestScreenshot(t *testing.T) {
 	t.Parallel()
-	b, now := replay(t, "cp1")
+	b, now := replay(t, "cp2", "stage rebooting")
 	look := Look{Width: 96, Height: 24, Colour: true}
 	got := svg(b.Frame(now, look), look.Width)
 	if *update {
@@ -43,9 +43,8 @@ func TestScreenshot(t *testing.T) {
 	}
 }
 
-// replay is the board of the recorded roll, at the moment when a node was last seen
-// waiting to be healthy.
-func replay(t *testing.T, node string) (*Board, time.Time) {
+// replay is the board of the recorded roll, a moment after something was seen of a node.
+func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	t.Helper()
 	log, err := os.ReadFile(recorded)
 	if err != nil {
@@ -60,16 +59,21 @@ func replay(t *testing.T, node string) (*Board, time.Time) {
 		t.Fatal(err)
 	}
 	b := NewBoard("recast roll", time.Time{})
-	b.Plan(plan)
-	b.CanStop()
 	for text := range bytes.Lines(log) {
-		b.logged(text)
 		var l line
-		if json.Unmarshal(text, &l) == nil && l.Node == node && strings.HasSuffix(l.Step, "/wait-healthy") && l.Status == "note" {
+		if err := json.Unmarshal(text, &l); err != nil {
+			t.Fatal(err)
+		}
+		if b.began.IsZero() && l.Step == "roll" {
+			b.Plan(l.Time, plan)
+			b.CanStop()
+		}
+		b.logged(text)
+		if l.Node == node && strings.Contains(l.Text, seen) {
 			return b, l.Time.Add(2 * time.Second)
 		}
 	}
-	t.Fatalf("%s: %s never waits to be healthy", recorded, node)
+	t.Fatalf("%s: %s is never seen at %q", recorded, node, seen)
 	return nil, time.Time{}
 }
 

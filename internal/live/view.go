@@ -78,7 +78,7 @@ func isHook(path string) bool {
 
 func hookOf(path string) string {
 	if _, node, _ := cluster.NodeOfStep(path); node != "" {
-		return node + "  "
+		return node + ": "
 	}
 	return ""
 }
@@ -90,7 +90,10 @@ func (v *View) tell(what func(*Board)) {
 }
 
 // Plan says what is about to be done.
-func (v *View) Plan(plan cluster.Plan) { v.tell(func(b *Board) { b.Plan(plan) }) }
+func (v *View) Plan(plan cluster.Plan) {
+	at := time.Now()
+	v.tell(func(b *Board) { b.Plan(at, plan) })
+}
 
 // CanStop says that a first Ctrl-C lets the nodes that are out be finished.
 func (v *View) CanStop() { v.tell((*Board).CanStop) }
