@@ -3,6 +3,8 @@ package images
 import (
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -60,4 +62,38 @@ func (c *counted) Read(p []byte) (int, error) {
 	c.done += int64(n)
 	c.tell(c.done)
 	return n, err
+}
+
+// ReadProgress reads what a transfer has told: how much of how much is done, in
+// bytes, and what else the note says. ok is false for any other note.
+func ReadProgress(note string) (done, total int64, rest string, ok bool) {
+	amount, rest, _ := strings.Cut(note, ", ")
+	so, of, found := strings.Cut(amount, " of ")
+	if !found {
+		return 0, 0, "", false
+	}
+	done, errDone := readSize(so)
+	total, errTotal := readSize(of)
+	if errDone != nil || errTotal != nil || total == 0 {
+		return 0, 0, "", false
+	}
+	if rest == "" {
+		return done, total, amount, true
+	}
+	return done, total, amount + ", " + rest, true
+}
+
+// readSize reads what size has written.
+func readSize(text string) (int64, error) {
+	number, unit, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseInt(number, 10, 64)
+	switch {
+	case err != nil:
+		return 0, err
+	case unit == "KiB":
+		return n << 10, nil
+	case unit == "MiB":
+		return n << 20, nil
+	}
+	return 0, fmt.Errorf("%q is no size", text)
 }

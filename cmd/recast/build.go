@@ -103,9 +103,11 @@ func (g *globals) makeImages(ctx context.Context, s *streams, out string, do mak
 	if err != nil {
 		return err
 	}
-	run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+	told := s.story(ctx)
+	run := &step.Runner{Emit: told.Emit}
 	s.telemetry.Watch(run)
 	lock, err := do(ctx, p, i, &cl, run)
+	told.end()
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func TestExitCodes(t *testing.T) {
 		exitRefused: fault.Refusedf("x"), exitClaimed: fault.As(fault.Claimed, errUnread), exitInterrupted: fault.As(fault.Interrupted, errUnread),
 	} {
 		var out bytes.Buffer
-		s := &streams{err: &out}
+		s := &streams{err: &console{Writer: &out}}
 		if got := s.exit(nil, err); got != want {
 			t.Errorf("%v: exit code %d, want %d", err, got, want)
 		}
@@ -94,7 +94,7 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	(&streams{err: &out}).exit(nil, fault.WithHint(fault.Configf("what"), "do that"))
+	(&streams{err: &console{Writer: &out}}).exit(nil, fault.WithHint(fault.Configf("what"), "do that"))
 	if want := "error: what\nsafe: nothing was changed\nhint: do that\nrunbook: recast runbook config-invalid ("; !strings.HasPrefix(out.String(), want) {
 		t.Errorf("printed %q, want %q…", out.String(), want)
 	}

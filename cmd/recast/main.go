@@ -14,7 +14,7 @@ func main() {
 
 // run is the whole program as a function. It returns the exit code.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	s := &streams{in: stdin, out: stdout, err: stderr, interrupts: &interrupts{}}
+	s := &streams{in: stdin, out: stdout, err: &console{Writer: stderr}, interrupts: &interrupts{}}
 	ctx, stop := interruptible(context.Background(), s)
 	defer stop()
 	root := newRootCmd(s)

@@ -13,7 +13,11 @@ import (
 func (g *globals) observe(root *cobra.Command, s *streams) {
 	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append what happens to this `file`, in JSON lines (a run has a log beside its journal anyway)")
 	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file` at the end, for node_exporter's textfile collector")
+	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "how steps are told on stderr: `auto`, live, plain or json (auto: live on a terminal)")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if err := s.tells(c.CommandPath(), g.progress); err != nil {
+			return err
+		}
 		if s.telemetry != nil {
 			return nil // a command of the demo is part of the demo
 		}

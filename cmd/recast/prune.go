@@ -97,10 +97,15 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 				}
 			}
 			ctx := c.Context()
-			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+			told := s.story(ctx)
+			run := &step.Runner{Emit: told.Emit}
 			s.telemetry.Watch(run)
-			o.Confirm = func(rep pipeline.PruneReport) (bool, error) { return confirmPrune(ctx, s, rep, f.yes) }
+			o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
+				defer told.hold()()
+				return confirmPrune(ctx, s, rep, f.yes)
+			}
 			rep, err := pipeline.Prune(ctx, p, px, px, run, o)
+			told.end()
 			if err != nil && !removedAny(rep) {
 				return err
 			}

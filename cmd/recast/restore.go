@@ -61,13 +61,18 @@ and a talosconfig with the role os:admin.`,
 				return err
 			}
 			ctx := c.Context()
-			run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+			told := s.story(ctx)
+			run := &step.Runner{Emit: told.Emit}
 			s.telemetry.Watch(run)
 			rep, err := pipeline.Restore(ctx, p, m, t, run, pipeline.RestoreOptions{
 				File: args[0], Node: f.node, Copied: f.copied,
-				Confirm: func(rep pipeline.RestoreReport) (bool, error) { return confirmRestore(ctx, s, rep, f.copied, f.yes) },
-				Claim:   pipeline.RollOptions{Holder: holder(), Dead: dead, Began: s.telemetry.Began},
+				Confirm: func(rep pipeline.RestoreReport) (bool, error) {
+					defer told.hold()()
+					return confirmRestore(ctx, s, rep, f.copied, f.yes)
+				},
+				Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Began: s.telemetry.Began},
 			})
+			told.end()
 			if rep.Run == "" {
 				return err
 			}

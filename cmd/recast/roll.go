@@ -122,8 +122,8 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()
-		progress := ui.NewProgress(s.err)
-		run := &step.Runner{Emit: progress.Emit}
+		told := s.story(ctx)
+		run := &step.Runner{Emit: told.Emit}
 		s.telemetry.Watch(run)
 		tell, err := notifier(s, p, &cl)
 		if err != nil {
@@ -133,6 +133,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
 			Confirm: func(plan cluster.Plan) (bool, error) {
+				defer told.hold()()
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
@@ -141,16 +142,18 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 					text:    "Change these nodes?", untouched: "nothing was changed on the nodes",
 				}, f.yes)
 				if ok {
+					told.plan(plan)
 					// From here on a node may be out: the first Ctrl-C lets it be finished.
-					cl.add(s.interrupts.onFirst(run.Stop, "the node that is out is finished first"))
+					cl.add(s.interrupts.onFirst(told.stops(run), "the node that is out is finished first"))
 				}
 				return ok, err
 			},
 		})
-		s.telemetry.Rolled(rep, progress.Fared())
+		told.end()
+		s.telemetry.Rolled(rep, told.Fared())
 		rep.Pages = savePages(s, p, rep)
 		if rep.Run != "" || err == nil {
-			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, progress.Fared()))
+			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, told.Fared()))
 		}
 		return err
 	})

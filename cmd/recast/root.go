@@ -83,9 +83,10 @@ func newRootCmd(s *streams) *cobra.Command {
 
 // globals are the flags of every command.
 type globals struct {
-	config  string
-	log     string
-	metrics string
+	config   string
+	log      string
+	metrics  string
+	progress string
 }
 
 // usageErrors gives the errors of argument checks their kind, on every command.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/telemetry"
 )
 
@@ -16,9 +17,12 @@ import (
 type streams struct {
 	in  io.Reader
 	out io.Writer
-	err io.Writer
+	err *console
 
 	interrupts *interrupts
+	command    string               // that is carried out: "recast roll"
+	progress   string               // how its steps are told
+	lines      *live.Lines          // nil: not as JSON
 	telemetry  *telemetry.Telemetry // nil: of no command yet
 }
 
@@ -38,7 +42,7 @@ func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	return func() error {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		i.stop = nil
+		i.stop, i.what = nil, ""
 		return nil
 	}
 }
@@ -55,11 +59,29 @@ func (i *interrupts) first() (what string, stopped bool) {
 	return what, true
 }
 
-// interruptible turns SIGINT and SIGTERM into a stop, then a cancel.
+// hangUp is the first Ctrl-C for a roll whose terminal goes away, and nothing more:
+// nobody has asked to stop it at once. It says whether that is all there is to do.
+func (i *interrupts) hangUp() bool {
+	i.mu.Lock()
+	stop := i.stop
+	stopped := stop == nil && i.what != ""
+	i.stop = nil
+	i.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+	return stop != nil || stopped
+}
+
+// interruptible turns SIGINT and SIGTERM into a stop, then a cancel, and SIGHUP into
+// a stop, or a cancel where there is nothing to be finished.
 func interruptible(parent context.Context, s *streams) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -67,7 +89,10 @@ func interruptible(parent context.Context, s *streams) (context.Context, func())
 			select {
 			case <-done:
 				return
-			case <-signals:
+			case got := <-signals:
+				if got == syscall.SIGHUP && s.interrupts.hangUp() {
+					continue
+				}
 			}
 			if what, stopped := s.interrupts.first(); stopped {
 				fmt.Fprintf(s.err, "stopping: %s; press Ctrl-C again to stop at once (the same command again goes on)\n", what)

@@ -51,7 +51,8 @@ claim of the cluster.`,
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				var cl closers
 				defer cl.close()
-				run := &step.Runner{Emit: ui.NewProgress(s.err).Emit}
+				told := s.story(ctx)
+				run := &step.Runner{Emit: told.Emit}
 				s.telemetry.Watch(run)
 				tell, err := notifier(s, p, &cl)
 				if err != nil {
@@ -60,6 +61,7 @@ claim of the cluster.`,
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
 					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began},
 					Confirm: func(plan cluster.KubernetesPlan) (bool, error) {
+						defer told.hold()()
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {
 							return false, err
 						}
@@ -68,11 +70,12 @@ claim of the cluster.`,
 						}, f.yes)
 						if ok {
 							// From here on a component may be restarting: the first Ctrl-C lets it come up.
-							cl.add(s.interrupts.onFirst(run.Stop, "the component that was changed last comes up first"))
+							cl.add(s.interrupts.onFirst(told.stops(run), "the component that was changed last comes up first"))
 						}
 						return ok, err
 					},
 				})
+				told.end()
 				if rep.Run != "" || err == nil || f.dryRun && rep.Plan.To != "" {
 					return errors.Join(err, ui.WriteKubernetesReport(s.out, f.out, rep))
 				}

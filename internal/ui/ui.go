@@ -12,9 +12,9 @@ import (
 	"golang.org/x/term"
 )
 
-// IsTerminal says whether somebody sits at the other end.
+// IsTerminal says whether somebody sits at the other end of a file, or of what stands for one.
 func IsTerminal(f any) bool {
-	file, ok := f.(*os.File)
+	file, ok := f.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 

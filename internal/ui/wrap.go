@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"os"
 	"regexp"
 	"strings"
 	"unicode/utf8"
@@ -16,7 +15,7 @@ const readable = 110
 // columnsOf is how wide a terminal is, but no wider than is good to read; 0 for
 // anything else: whoever greps a log wants to find a sentence in one piece.
 func columnsOf(w any) int {
-	file, ok := w.(*os.File)
+	file, ok := w.(interface{ Fd() uintptr })
 	if !ok || !IsTerminal(file) {
 		return 0
 	}

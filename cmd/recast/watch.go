@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/live"
+	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+const (
+	watchHere = 500 * time.Millisecond // between two looks at a log on this machine
+	watchPace = 2 * time.Second        // for each request to Proxmox
+	watchBeat = 10 * time.Second       // between two looks at the claim
+)
+
+// watcher draws the run that is in progress: from its log where it was begun on this
+// machine, else from what Proxmox has of it.
+type watcher struct {
+	p    pipeline.Project
+	px   *pipeline.Counted
+	look func(context.Context) (pipeline.StatusResult, error)
+	view *live.View
+	now  time.Time // of the look
+
+	here   pipeline.Running // "": no run was begun here, or it has ended
+	follow *live.Follower
+	due    time.Time // when Proxmox may be asked again
+	asked  time.Time // when it was asked last
+	text   []string  // what it said
+	beat   cluster.ClaimState
+	beaten time.Time // when the claim's counter was seen to go up
+	found  bool      // the claim was there
+}
+
+// watchStatus draws until nobody is at work any more, or somebody presses Ctrl-C.
+func watchStatus(ctx context.Context, s *streams, p pipeline.Project, src pipeline.StatusSources) error {
+	out, ok := s.out.(*os.File)
+	if !ok || !ui.IsTerminal(out) || !live.Able(out, os.Getenv("TERM")) {
+		return fault.WithHint(errUsage{errors.New("--watch draws on a terminal, and standard output is none")}, "recast status -o json tells a script how things stand")
+	}
+	w := &watcher{p: p, px: &pipeline.Counted{Inventory: src.Proxmox}, view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
+	src.Proxmox = w.px
+	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
+	s.err.to(func(p []byte) bool { return w.view.Print(string(p)) })
+	defer s.err.to(nil)
+	w.view.Start()
+	last, err := w.until(ctx)
+	w.view.Close()
+	if last != "" {
+		fmt.Fprintln(s.out, last)
+	}
+	return err
+}
+
+// until watches, and returns what there is to say at the end.
+func (w *watcher) until(ctx context.Context) (last string, err error) {
+	tick := time.NewTicker(watchHere)
+	defer tick.Stop()
+	for {
+		w.now = time.Now()
+		if last, err := w.once(ctx); last != "" || err != nil {
+			if ctx.Err() != nil {
+				return "", nil // Ctrl-C is how one leaves
+			}
+			return last, err
+		}
+		select {
+		case <-ctx.Done():
+			return "", nil
+		case <-tick.C:
+		}
+	}
+}
+
+// once looks at what there is to be looked at by now.
+func (w *watcher) once(ctx context.Context) (last string, err error) {
+	running, here, err := w.p.RunningHere()
+	if err != nil {
+		return "", err
+	}
+	if w.here.ID != "" && running.ID != w.here.ID {
+		outcome, err := w.p.Ended(w.here.ID)
+		if !here || err != nil {
+			err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
+			return fmt.Sprintf("run %s: %s", w.here.ID, outcome), err
+		}
+	}
+	if !here {
+		return w.elsewhere(ctx)
+	}
+	if running.ID != w.here.ID || (running.Plan != nil && w.here.Plan == nil) {
+		w.begin(running)
+	}
+	if err := w.view.Follow(w.follow); err != nil {
+		return "", err
+	}
+	return w.pulse(ctx)
+}
+
+// begin turns to a run that was begun here.
+func (w *watcher) begin(r pipeline.Running) {
+	w.here = r
+	w.follow = &live.Follower{Path: filepath.Join(r.Dir, telemetry.LogName)}
+	w.view.Begin("recast run "+r.ID, r.Started)
+	if r.Plan != nil {
+		w.view.Plan(*r.Plan)
+	}
+}
+
+// pulse looks now and then whether the run that was begun here still lives.
+func (w *watcher) pulse(ctx context.Context) (last string, err error) {
+	if w.now.Before(w.due) {
+		return "", nil
+	}
+	claim, found, err := w.p.Claim(ctx, w.px)
+	if err != nil {
+		w.view.Say("Proxmox does not say whether that run still lives: " + err.Error())
+	} else {
+		w.heart(claim, found)
+		w.view.Say(w.heartbeat())
+	}
+	w.pace(watchBeat)
+	return "", nil
+}
+
+// heart notes whether the claim's counter went up.
+func (w *watcher) heart(claim cluster.ClaimState, found bool) {
+	if found && (!w.found || claim.Run != w.beat.Run || claim.Beat != w.beat.Beat) {
+		w.beaten = w.now
+	}
+	w.beat, w.found = claim, found
+}
+
+func (w *watcher) heartbeat() string {
+	switch since := w.now.Sub(w.beaten).Round(time.Second); {
+	case !w.found:
+		return "nobody holds the claim in Proxmox: that run was killed, or keeps it in Kubernetes; recast roll goes on where it stopped"
+	case since >= cluster.ClaimWatch:
+		return fmt.Sprintf("%s holds the claim, and its heartbeat has stood still for %s: recast roll takes over", w.beat.Holder, since)
+	default:
+		return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
+	}
+}
+
+// elsewhere draws what Proxmox has of a run that another machine began.
+func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
+	if !w.now.Before(w.due) {
+		res, err := w.look(ctx)
+		if err != nil {
+			return "", err
+		}
+		var text strings.Builder
+		if err := ui.WriteStatus(&text, "text", res); err != nil {
+			return "", err
+		}
+		had := w.found
+		var claim cluster.ClaimState
+		if res.Claim != nil {
+			claim = res.Claim.ClaimState
+		}
+		w.heart(claim, res.Claim != nil)
+		if had && !w.found {
+			return strings.TrimRight(text.String(), "\n"), nil
+		}
+		w.text, w.asked = strings.Split(strings.TrimRight(text.String(), "\n"), "\n"), w.now
+		w.pace(watchPace)
+	}
+	now := time.Now()
+	w.view.Show(w.text)
+	w.view.Say(fmt.Sprintf("looked at Proxmox %s ago, again in %s (a request every %s at most)",
+		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace))
+	return "", nil
+}
+
+// pace has the next look wait for as long as what this one has cost.
+func (w *watcher) pace(least time.Duration) {
+	w.due = w.now.Add(max(least, time.Duration(w.px.Requests())*watchPace))
+}

@@ -1,0 +1,276 @@
+package live
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// detail is how much a frame tells: the first that fits the screen is taken.
+type detail int
+
+const (
+	whole  detail = iota // a line for each node, two for one that is out
+	folded               // what is done and what waits are a line each, in each phase
+	few                  // the same over all phases; of other steps only what runs
+	lean                 // a line for each node that is out, or failed
+	levels
+)
+
+// Frame draws the board as it stands now, in no more lines than the screen has.
+func (b *Board) Frame(now time.Time, l Look) []string {
+	head, foot := b.head(now, l), b.foot(now, l)
+	var body []string
+	for level := whole; level < levels; level++ {
+		body = b.body(now, l, level)
+		if len(head)+len(body)+len(foot) <= l.Height {
+			return l.all(head, body, foot)
+		}
+	}
+	if len(foot) >= l.Height {
+		return l.all(foot[:max(0, l.Height)])
+	}
+	return l.all(body[:min(len(body), l.Height-len(foot))], foot)
+}
+
+// Final draws all that the board knows, for the scrollback.
+func (b *Board) Final(now time.Time, l Look) []string {
+	return l.all(b.body(now, l, whole), b.totals(now, l))
+}
+
+func (l Look) all(parts ...[]string) []string {
+	var lines []string
+	for _, part := range parts {
+		for _, line := range part {
+			lines = append(lines, l.fit(line))
+		}
+	}
+	return lines
+}
+
+func (b *Board) head(now time.Time, l Look) []string {
+	head := []string{l.apart(l.paint(bold, b.title), took(b.until(now).Sub(b.began)))}
+	if b.said != nil {
+		head = append(head, l.paint(dim, "  · "+b.said.text))
+	}
+	return head
+}
+
+func (b *Board) until(now time.Time) time.Time {
+	if !b.ended.IsZero() {
+		return b.ended
+	}
+	return now
+}
+
+func (b *Board) body(now time.Time, l Look, level detail) []string {
+	var lines []string
+	for _, text := range b.lines {
+		lines = append(lines, strings.Split(ansi.Wrap(text, max(1, l.Width), ""), "\n")...)
+	}
+	for _, e := range b.others {
+		lines = append(lines, b.other(now, l, level, e)...)
+	}
+	wide := 0
+	for _, n := range b.nodes {
+		wide = max(wide, len(n.name))
+	}
+	if level >= few {
+		return append(lines, b.group(now, l, level, wide, b.nodes)...)
+	}
+	for from := 0; from < len(b.nodes); {
+		to := from
+		for to < len(b.nodes) && b.nodes[to].phase == b.nodes[from].phase {
+			to++
+		}
+		if title := b.phases[b.nodes[from].phase]; title != "" {
+			lines = append(lines, l.paint(bold, title))
+		} else {
+			lines = append(lines, l.paint(dim, strings.ReplaceAll(string(b.nodes[from].phase), "-", " ")))
+		}
+		lines = append(lines, b.group(now, l, level, wide, b.nodes[from:to])...)
+		from = to
+	}
+	return lines
+}
+
+// other draws a step about no node. Of those below the second storey only what
+// runs, or has failed, is worth a line.
+func (b *Board) other(now time.Time, l Look, level detail, e *entry) []string {
+	depth := strings.Count(strings.TrimPrefix(e.path, "roll/"), "/")
+	indent := strings.Repeat("  ", depth+1)
+	switch {
+	case e.runs() && e.branch:
+		if level >= few {
+			return nil
+		}
+		return []string{indent + l.paint(yellow, "▸") + " " + e.title + "  " + l.paint(dim, took(now.Sub(e.began)))}
+	case e.runs():
+		lines := []string{indent + l.paint(yellow, "▸") + " " + e.title + "  " + l.paint(dim, took(now.Sub(e.began)))}
+		if level < lean {
+			lines = append(lines, seen(now, l, indent+"    ", e)...)
+		}
+		return lines
+	case e.status == step.Failed && !e.branch:
+		return []string{indent + l.paint(red, "✗") + " " + e.title + ": " + e.text}
+	case level > whole || depth > 1:
+		return nil
+	case e.status == step.Done || e.status == step.Skipped:
+		text := e.title
+		if e.text != "" {
+			text += ": " + e.text
+		}
+		if d := e.ended.Sub(e.began).Round(time.Second); d > 0 {
+			text += "  " + l.paint(dim, d.String())
+		}
+		return []string{indent + l.paint(green, "✓") + " " + text}
+	case e.status == step.Failed:
+		return []string{indent + l.paint(red, "✗") + " " + e.title}
+	}
+	return []string{indent + l.paint(dim, "- "+e.title+": not done")}
+}
+
+// seen is what a running step waits for and saw last, or the bar of a transfer.
+func seen(now time.Time, l Look, indent string, e *entry) []string {
+	if e.text == "" {
+		return nil
+	}
+	if done, total, rest, ok := images.ReadProgress(e.text); ok {
+		return []string{fmt.Sprintf("%s%s %3d%%  %s", indent, l.paint(yellow, bar(done, total)), 100*done/max(1, total), l.paint(dim, rest))}
+	}
+	text := e.text
+	if age := now.Sub(e.told).Round(time.Second); age >= stale {
+		text += fmt.Sprintf(" (%s ago)", age)
+	}
+	return []string{indent + l.paint(dim, text)}
+}
+
+// stale is when it is worth saying how old the last news is.
+const stale = 5 * time.Second
+
+// group draws nodes, all of one phase or all there are.
+func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*node) []string {
+	var lines, done, waiting []string
+	for _, n := range nodes {
+		switch n.stands() {
+		case isDone:
+			if level > whole {
+				done = append(done, n.name)
+				continue
+			}
+		case isWaiting:
+			if level > whole {
+				waiting = append(waiting, n.name)
+				continue
+			}
+		}
+		lines = append(lines, b.draw(now, l, level, wide, n)...)
+	}
+	if level >= lean {
+		return lines
+	}
+	if len(done) > 0 {
+		lines = append([]string{fmt.Sprintf("  %s %d done: %s", l.paint(green, "✓"), len(done), strings.Join(done, ", "))}, lines...)
+	}
+	if len(waiting) > 0 {
+		lines = append(lines, l.paint(dim, fmt.Sprintf("  · %d to go: %s", len(waiting), strings.Join(waiting, ", "))))
+	}
+	return lines
+}
+
+// standing is how a node stands.
+type standing int
+
+const (
+	isWaiting standing = iota
+	isOut
+	isDone
+	isFailed
+	isLeft // begun and not ended, or not to be begun any more
+)
+
+func (n *node) stands() standing {
+	switch {
+	case n.status == step.NotStarted, n.status == step.Stopped:
+		return isLeft
+	case !n.begun:
+		return isWaiting
+	case n.status == step.Started:
+		return isOut
+	case n.status == step.Failed:
+		return isFailed
+	}
+	return isDone
+}
+
+func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []string {
+	marks := map[standing]string{
+		isWaiting: l.paint(dim, "·"), isOut: l.paint(yellow, "▸"), isDone: l.paint(green, "✓"),
+		isFailed: l.paint(red, "✗"), isLeft: l.paint(dim, "-"),
+	}
+	state := n.stands()
+	lead := fmt.Sprintf("  %s %s  %s", marks[state], l.paint(bold, pad(n.name, wide)), pad(n.strategy, len(cluster.Recreate)))
+	at := n.current()
+	switch {
+	case state == isWaiting && at != nil: // what goes ahead of it
+		return []string{lead + "  " + l.paint(dim, at.title+"  "+took(now.Sub(at.began)))}
+	case state == isWaiting:
+		if n.takes == 0 {
+			return []string{lead}
+		}
+		return []string{lead + "  " + l.paint(dim, about(n.takes))}
+	case state == isOut:
+		return n.isOut(now, l, level, lead, at)
+	case state == isLeft:
+		return []string{lead + "  " + l.paint(dim, map[bool]string{true: "stopped before it was done", false: "not started"}[n.begun])}
+	}
+	line := lead + "  " + pad(took(n.ended.Sub(n.began)), clockCells)
+	if n.away > 0 {
+		line += "  away " + took(n.away)
+	}
+	if n.text != "" {
+		text := l.paint(dim, n.text)
+		if state == isFailed {
+			text = l.paint(red, n.text)
+		}
+		line += "  " + text
+	}
+	return []string{line}
+}
+
+// clockCells is how wide most durations are.
+const clockCells = 6
+
+func (n *node) isOut(now time.Time, l Look, level detail, lead string, at *entry) []string {
+	line := lead + "  " + pad(took(now.Sub(n.began)), clockCells)
+	if !n.awaySince.IsZero() {
+		away := "away " + took(now.Sub(n.awaySince))
+		colour := yellow
+		if n.outage > 0 {
+			away += " of ~" + strings.TrimPrefix(about(n.outage), "about ")
+			if now.Sub(n.awaySince) > n.outage {
+				colour = red
+			}
+		}
+		line += "  " + l.paint(colour, away)
+	} else if n.away > 0 {
+		line += "  away " + took(n.away)
+	}
+	if at == nil {
+		return []string{line}
+	}
+	line += "  " + at.title
+	if d := now.Sub(at.began).Round(time.Second); d > 0 {
+		line += "  " + l.paint(dim, d.String())
+	}
+	if level >= lean {
+		return []string{line}
+	}
+	return append([]string{line}, seen(now, l, "      ", at)...)
+}

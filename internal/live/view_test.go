@@ -1,0 +1,146 @@
+package live
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// What would have the terminal encode keys otherwise, or answer, is kept from it.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	for sent, want := range map[string]string{
+		"\x1b[>4;2m\x1b[=1;1u\x1b[?u\x1b[31mred\x1b[0m": "\r\x1b[31mred\x1b[0m",
+		"\x1b[?2026$p\x1b[?2027$p":                      "",
+		"\x1b[>4m\x1b[<1u":                              "",
+		"\x1b[6n\x1b[c\x1b[>0q\x1b[?25h":                "\r\x1b[?25h",
+		"up\x1b[3A\x1b[K\x1b[2L\x1b[?2026h":             "\rup\x1b[3A\x1b[K\x1b[2L\x1b[?2026h",
+	} {
+		file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &guard{File: file}
+		if n, err := g.Write([]byte(sent)); n != len(sent) || err != nil {
+			t.Errorf("%q: %d, %v", sent, n, err)
+		}
+		got, err := os.ReadFile(file.Name())
+		if err != nil || string(got) != want {
+			t.Errorf("%q became %q, want %q (%v)", sent, got, want, err)
+		}
+		file.Close()
+		if n, err := g.Write([]byte("gone")); n != 4 || err != nil || !g.dead.Load() {
+			t.Errorf("a terminal that is gone: %d, %v", n, err)
+		}
+	}
+}
+
+// A terminal that takes nothing, such as one that was stopped with Ctrl-S, does not
+// make a step wait, nor the end for longer than a moment.
+func TestTerminalThatTakesNothing(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe() // whose buffer is full soon, and nobody reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	fill := bytes.Repeat([]byte("."), 4096)
+	if err := write.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = write.Write(fill)
+	}
+	if err := write.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	v := NewView(write, "recast roll", false)
+	v.bears = 50 * time.Millisecond
+	for i := range 1000 {
+		v.Emit(step.Event{Path: "build", Title: "build images", Status: step.Started})
+		v.Print(fmt.Sprintf("line %d", i))
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The log of a run, as telemetry writes it, and the JSON lines of --progress are read alike.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	lines := NewLines(&out)
+	failed := fault.WithHint(errors.New("no\nquorum"), "wait")
+	for _, e := range []step.Event{
+		{Path: "roll", Title: "roll 2 of 2 nodes", Status: step.Started, Risk: step.Destructive},
+		{Path: "roll/workers", Title: "2 workers", Status: step.Started},
+		{Path: "roll/workers/wk1", Title: "recreate wk1", Status: step.Started},
+		{Path: "roll/workers/wk1/gate", Title: "check", Status: step.Started},
+		{Path: "roll/workers/wk1/gate", Status: step.Note, Text: "1 of 3"},
+		{Path: "roll/workers/wk1/gate", Title: "check", Status: step.Failed, Err: failed},
+		{Path: "roll/workers/wk1", Title: "recreate wk1", Status: step.Failed, Err: failed},
+	} {
+		lines.Emit(e)
+	}
+	fmt.Fprintf(lines, "warning: this\nand that\n\n")
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	f := &Follower{Path: path}
+	b := NewBoard("recast run r1", begun)
+	if err := f.Read(b); err != nil {
+		t.Errorf("a log that is not there yet: %v", err)
+	}
+	whole := out.Bytes()
+	for _, upTo := range []int{len(whole) / 2, len(whole)} { // cut within a line
+		if err := os.WriteFile(path, whole[:upTo], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Read(b); err != nil {
+			t.Error(err)
+		}
+	}
+	got := strings.Join(b.Final(time.Now(), Look{Width: 100, Height: 10}), "\n")
+	want := "2 workers\n  ✗ wk1  recreate  0s      check: no quorum\n0 of 1 nodes done, 1 failed; "
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("the board:\n%s", got)
+	}
+
+	// The same run, gone on with by another command.
+	for _, l := range []string{`{"time":"2026-11-21T05:00:00Z","msg":"command","status":"started"}`, `{"time":"2026-11-21T05:00:01Z","level":"INFO","msg":"step","step":"roll/workers/wk1","status":"started","title":"recreate wk1"}`, "torn {"} {
+		b.logged([]byte(l))
+	}
+	if n := b.nodes[0]; n.stands() != isOut || n.text != "" || !b.began.Equal(time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC)) {
+		t.Errorf("begun again: %+v", n)
+	}
+
+	// A log that grew too long is begun anew.
+	if err := os.WriteFile(path, whole[:20], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Read(b); err != nil || f.offset != 20 {
+		t.Errorf("read up to %d: %v", f.offset, err)
+	}
+
+	var texts []string
+	for text := range bytes.Lines(whole) {
+		var l line
+		if err := json.Unmarshal(text, &l); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		texts = append(texts, l.Msg+" "+l.Status+" "+l.Text)
+	}
+	if diff := cmp.Diff([]string{"step started ", "step started ", "step started ", "step started ", "step note 1 of 3", "step failed ", "step failed ", "said  warning: this", "said  and that"}, texts); diff != "" {
+		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+}
