@@ -63,6 +63,9 @@ func Diff(w Wanted, f Found, past History) Drift {
 	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
 		d.Notes = append(d.Notes, "its machine is not well: "+m.standing())
 	}
+	if f.Machine != nil && f.Machine.ConfigHidden {
+		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: the install image of its configuration, a system that waits for a reboot")
+	}
 	if why := f.pause(); why != "" {
 		d.Notes = append(d.Notes, "paused: "+why+": a roll leaves it as it is")
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -128,6 +129,19 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 		if text.String() != tc.want {
 			t.Errorf("%s: %q, want %q", name, text.String(), tc.want)
 		}
+	}
+}
+
+// TestDiffOfAHiddenConfiguration: what a talosconfig may not read is told, and is no drift.
+func TestDiffOfAHiddenConfiguration(t *testing.T) {
+	t.Parallel()
+	w, f := rolledNode()
+	f.Machine.ConfigHidden = true
+	d := Diff(w, f, past)
+	if d.Stale || len(d.Unread) > 0 || !slices.ContainsFunc(d.Notes, func(note string) bool {
+		return strings.HasPrefix(note, "not compared, for it takes a talosconfig with the role os:admin: the install image")
+	}) {
+		t.Errorf("%+v", d)
 	}
 }
 

@@ -96,6 +96,7 @@ type Machine struct {
 	SystemDisk   string           // device name ("sda"); "" in maintenance mode
 	Volumes      []Volume
 	InstallImage string // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	ConfigHidden bool   // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
 	Encryption   []Encryption
 	Fingerprint  string   // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
 	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"

@@ -169,6 +169,7 @@ type MachineReader interface {
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 	// System reads what Diff compares of a configured machine, and its UUID: Machine
 	// without names, volumes, boot ID and kernel arguments, for half the requests.
+	// With the role os:reader it says that the configuration is hidden.
 	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)

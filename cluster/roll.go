@@ -205,7 +205,7 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
 	m, err := n.Talos.System(ctx, n.plan.Addr)
-	if err != nil {
+	if err != nil || m.ConfigHidden {
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
 	k, err := n.Kube.Node(ctx, n.plan.Node)

@@ -22,7 +22,8 @@ func newDriftCmd(s *streams, g *globals) *cobra.Command {
 Boot, schematic with its lock hash, extensions, install image, a system that waits
 for a reboot, boot media and order, Kubernetes version, leftovers of an unfinished
 roll. Reads only; made for a nightly job. Exits 0 when all is in sync, 2 on drift, 1
-when a node could not be read, whatever the others say.
+when a node could not be read, whatever the others say. A talosconfig with the role
+os:reader will do, but for the install image and a system that waits for a reboot.
 
 Without --deep it compares what images say of themselves. With it, every file of
 every locked extension is read back from each node and compared with the image that

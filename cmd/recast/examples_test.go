@@ -2,12 +2,10 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -154,30 +152,4 @@ func yamlTexts(t *testing.T, name string) []string {
 		}
 	}
 	return texts
-}
-
-// TestRenovateExample lets the pattern of the example find the versions of examples/recast.yaml.
-func TestRenovateExample(t *testing.T) {
-	t.Parallel()
-	var config struct {
-		CustomManagers []struct {
-			MatchStrings []string `json:"matchStrings"`
-		} `json:"customManagers"`
-	}
-	b, err := os.ReadFile("../../examples/ci/renovate.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(b, &config); err != nil {
-		t.Fatal(err)
-	}
-	example, err := os.ReadFile("../../examples/recast.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pattern := regexp.MustCompile(config.CustomManagers[0].MatchStrings[0])
-	found := pattern.FindStringSubmatch(string(example))
-	if want := []string{"github-releases", "siderolabs/talos", "v1.13.9"}; len(found) != 4 || !slices.Equal(found[1:], want) {
-		t.Errorf("found %q, want %q", found, want)
-	}
 }

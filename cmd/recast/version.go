@@ -5,45 +5,82 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 )
 
-// version is set by the linker in releases.
-var version = "devel"
+// Set by the linker in releases (.goreleaser.yaml).
+var (
+	version = "devel"
+	commit  = ""
+	date    = "" // of the commit
+)
 
 func newVersionCmd(s *streams) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version of recast", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			commit := "unknown"
-			if info, ok := debug.ReadBuildInfo(); ok {
-				for _, setting := range info.Settings {
-					if setting.Key == "vcs.revision" {
-						commit = setting.Value
-					}
-				}
+			built := []string{"commit " + revision()}
+			if date != "" {
+				built = append(built, date)
 			}
-			_, err := fmt.Fprintf(s.out, "recast %s (commit %s, %s, %s/%s)\n", version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			built = append(built, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+			_, err := fmt.Fprintf(s.out, "recast %s (%s)\n", version, strings.Join(built, ", "))
 			return err
 		},
 	}
 }
 
-// newDocsCmd writes the reference pages of every command; make docs calls it.
+// revision is the commit that recast was built of.
+func revision() string {
+	if commit != "" {
+		return commit
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, setting := range info.Settings {
+			if setting.Key == "vcs.revision" {
+				return setting.Value
+			}
+		}
+	}
+	return "unknown"
+}
+
+// newDocsCmd writes the reference pages of every command: make docs has it write
+// those of the repository, a release the man pages of its archives.
 func newDocsCmd() *cobra.Command {
-	var dir string
+	var dir, out string
 	c := &cobra.Command{
 		Use: "docs", Short: "Write the command reference", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			c.Root().DisableAutoGenTag = true
+			if err := format(out, "markdown", "man"); err != nil {
+				return err
+			}
+			root := c.Root()
+			root.DisableAutoGenTag = true
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return fmt.Errorf("write the command reference: %w", err)
 			}
-			return doc.GenMarkdownTree(c.Root(), dir)
+			if out == "man" {
+				return writeManPages(root, dir)
+			}
+			return doc.GenMarkdownTree(root, dir)
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "docs/reference", "`directory` to write to")
+	c.Flags().StringVar(&out, "format", "markdown", "markdown or man")
 	return c
+}
+
+// writeManPages writes a page for each command. They are the same however often
+// they are made of one commit: their date is the commit's.
+func writeManPages(root *cobra.Command, dir string) error {
+	header := &doc.GenManHeader{Section: "1", Source: "recast " + version, Manual: "recast"}
+	if when, err := time.Parse(time.RFC3339, date); err == nil {
+		header.Date = &when
+	}
+	return doc.GenManTree(root, header, dir)
 }

@@ -53,6 +53,7 @@ var table = []row{
 	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // what is printed, against what is published
+	{pkg: "cmd/recast", files: tests, allow: []string{k8sAPI, "sigs.k8s.io/yaml"}},                     // the manifests among them
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
 
 	{pkg: "pipeline", allow: []string{

@@ -115,7 +115,7 @@ func hinted(err error) error {
 	case e.refused():
 		return fault.WithHint(fault.Credentials.Of(err), "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
 	case e.code == codes.PermissionDenied:
-		return fault.WithHint(fault.Credentials.Of(err), "recast needs a talosconfig with the role os:admin (recast backup: os:etcd:backup): talosctl config info shows the roles")
+		return fault.WithHint(fault.Credentials.Of(err), "recast needs a talosconfig with the role os:admin (recast drift: os:reader, recast backup: os:etcd:backup): talosctl config info shows the roles")
 	case e.code == codes.Unavailable:
 		return fault.Unreachable.Of(err)
 	}

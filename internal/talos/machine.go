@@ -121,7 +121,7 @@ func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 }
 
 func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
-	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readFromConfig)
+	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readAllowedConfig)
 }
 
 // reading fills in fields of its own, or goes on with those of readStatus.
@@ -349,6 +349,17 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
 	})
 	return nil
+}
+
+// readAllowedConfig is readFromConfig for who compares and takes nothing down: a
+// talosconfig that may not read configurations leaves the rest to be compared.
+func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error {
+	err := readFromConfig(ctx, s, m)
+	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+		m.ConfigHidden = true
+		return nil
+	}
+	return err
 }
 
 // readFromConfig leaves its fields empty where there is no configuration. One

@@ -197,6 +197,29 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 	})
 }
 
+// TestReaderComparesTheRest: a talosconfig with the role os:reader reads what drift
+// compares, but for the machine's configuration.
+func TestReaderComparesTheRest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		admin := l.client(role.Admin)
+		l.running(admin, cpAddr)
+		whole, err := admin.System(t.Context(), cpAddr)
+		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
+			t.Fatalf("as os:admin: %+v, %v", whole, err)
+		}
+		got, err := l.client(role.Reader).System(t.Context(), cpAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole.ConfigHidden, whole.InstallImage, whole.Encryption, whole.NextBoot = true, "", nil, ""
+		if diff := cmp.Diff(whole, got); diff != "" {
+			t.Errorf("as os:reader (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestReadErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
