@@ -42,7 +42,7 @@ func TestAsk(t *testing.T) {
 		"nobody, and no default": {q: unsafe, typed: "x\n", kind: fault.Config},
 	} {
 		var said bytes.Buffer
-		a := newAsker(&streams{in: strings.NewReader(c.typed), err: &said}, c.yes)
+		a := newAsker(&streams{in: strings.NewReader(c.typed), err: &console{Writer: &said}}, c.yes)
 		a.terminal = c.terminal
 		got, err := a.ask(t.Context(), c.q)
 		if c.want == "" && (err == nil || fault.KindOf(err) != c.kind) || c.want != "" && err != nil || got != c.want {

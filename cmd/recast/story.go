@@ -71,8 +71,8 @@ func (c *console) Fd() uintptr {
 	return ^uintptr(0)
 }
 
-// story tells what the steps of a command do, and remembers how each node fared.
-type story struct {
+// telling tells what the steps of a command do, and remembers how each node fared.
+type telling struct {
 	*ui.Progress
 	view  *live.View       // nil: nothing is drawn
 	lines func(step.Event) // nil: none are written
@@ -80,18 +80,18 @@ type story struct {
 }
 
 // story begins to tell of a command's steps. The caller ends it.
-func (s *streams) story(ctx context.Context) *story {
+func (s *streams) story(ctx context.Context) *telling {
 	if s.lines != nil {
-		return &story{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: func() {}}
+		return &telling{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: func() {}}
 	}
 	file, ok := s.err.Writer.(*os.File)
 	if !ok || !s.draws(file) {
-		return &story{Progress: ui.NewProgress(s.err), over: func() {}}
+		return &telling{Progress: ui.NewProgress(s.err), over: func() {}}
 	}
 	view := live.NewView(file, s.command, os.Getenv("NO_COLOR") == "")
 	s.err.to(func(p []byte) bool { return view.Print(string(p)) })
 	cancelled := context.AfterFunc(ctx, view.Broken)
-	return &story{Progress: ui.NewProgress(io.Discard), view: view, over: func() {
+	return &telling{Progress: ui.NewProgress(io.Discard), view: view, over: func() {
 		cancelled()
 		view.Close()
 		s.err.to(nil)
@@ -111,7 +111,7 @@ func (s *streams) draws(file *os.File) bool {
 }
 
 // Emit takes one event in.
-func (t *story) Emit(e step.Event) {
+func (t *telling) Emit(e step.Event) {
 	t.Progress.Emit(e)
 	if t.lines != nil {
 		t.lines(e)
@@ -122,7 +122,7 @@ func (t *story) Emit(e step.Event) {
 }
 
 // hold gives the terminal back while something is asked; the returned func goes on.
-func (t *story) hold() (goOn func()) {
+func (t *telling) hold() (goOn func()) {
 	if t.view == nil {
 		return func() {}
 	}
@@ -131,14 +131,14 @@ func (t *story) hold() (goOn func()) {
 }
 
 // plan says what is about to be done.
-func (t *story) plan(p cluster.Plan) {
+func (t *telling) plan(p cluster.Plan) {
 	if t.view != nil {
 		t.view.Plan(p)
 	}
 }
 
 // stops is what the first Ctrl-C does to a run.
-func (t *story) stops(run *step.Runner) func() {
+func (t *telling) stops(run *step.Runner) func() {
 	if t.view == nil {
 		return run.Stop
 	}
@@ -150,4 +150,4 @@ func (t *story) stops(run *step.Runner) func() {
 }
 
 // end leaves the final state, and gives the terminal back.
-func (t *story) end() { t.over() }
+func (t *telling) end() { t.over() }

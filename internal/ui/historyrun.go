@@ -81,7 +81,7 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 		p.line("run %s: %s", r.ID, p.paint(colourOfResult(r.Result), r.Result))
 		drawAbout(p, r)
 		for _, t := range r.Turns {
-			drawTurn(p, t)
+			drawTold(p, t)
 		}
 		if len(r.Turns) == 0 {
 			for _, t := range r.Took {
@@ -138,7 +138,7 @@ func drawAbout(p *page, r RunTold) {
 	p.line("  %d of %s done", done, counted(planned, "node"))
 }
 
-func drawTurn(p *page, t TurnTold) {
+func drawTold(p *page, t TurnTold) {
 	colour := map[string]string{"done": green, "skipped": green, "failed": red}[t.Status]
 	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(colour, yellow), t.Status), orDash(t.Seconds))
 	if t.AwaySeconds > 0 {

@@ -222,7 +222,7 @@ func drawSum(p *page, plan cluster.Plan) {
 	case work == "":
 		p.line("%s: nothing to do", counted(len(plan.Nodes), "node"))
 	default:
-		p.wrapped("", "  ", fmt.Sprintf("%s: %d of %s, about %s in all%s", work, len(plan.Work()), counted(len(plan.Nodes), "node"), minutes(whole(plan)), longest(plan)))
+		p.wrapped("", "  ", fmt.Sprintf("%s: %d of %s, about %s in all%s", work, len(plan.Work()), counted(len(plan.Nodes), "node"), minutes(inAll(plan)), longest(plan)))
 	}
 	if len(losing) > 0 {
 		p.wrapped("", "  ", p.paint(red, fmt.Sprintf("data will be lost on %s", together(losing))))
@@ -244,7 +244,7 @@ func longest(plan cluster.Plan) string {
 	return fmt.Sprintf(", each node away for at most %s", minutes(most))
 }
 
-func whole(plan cluster.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
+func inAll(plan cluster.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
 
 func then(s, separator string) string {
 	if s == "" {

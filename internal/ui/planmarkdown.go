@@ -69,7 +69,7 @@ func summary(plan cluster.Plan) string {
 	case work == 0:
 		return "nothing to do"
 	}
-	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(whole(plan)))
+	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(inAll(plan)))
 }
 
 // rows is the table of the nodes that something is said of; those of which the same
