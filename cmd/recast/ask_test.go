@@ -59,7 +59,7 @@ func TestAskInterrupted(t *testing.T) {
 	t.Parallel()
 	in, out := io.Pipe()
 	defer out.Close() // which ends the reader
-	a := newAsker(&streams{in: in, err: io.Discard}, false)
+	a := newAsker(&streams{in: in, err: &console{Writer: io.Discard}}, false)
 	a.terminal = true
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

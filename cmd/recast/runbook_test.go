@@ -118,7 +118,7 @@ func parses(line string) error {
 	if i := strings.IndexAny(line, "|>;&"); i >= 0 {
 		line = line[:i]
 	}
-	root := newRootCmd(&streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard})
+	root := newRootCmd(&streams{in: strings.NewReader(""), out: io.Discard, err: &console{Writer: io.Discard}})
 	c, rest, err := root.Find(strings.Fields(line)[1:])
 	if err != nil {
 		return err
