@@ -95,10 +95,15 @@ func tidy[T comparable](list *[]T, usual T) {
 }
 
 // strategies asks for nothing that is impossible for the control planes: of one
-// or two, those with etcd's data on the system disk can't get another one.
+// or two, those with etcd's data on the system disk can't get another one, and
+// before Talos 1.13 one of two refuses to be upgraded in place.
 func (c *Case) strategies(d drawer) {
 	c.Strategy = some(d, cluster.Auto, cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace)
-	if c.ControlPlanes < 3 && !c.EtcdOnData {
+	switch {
+	case c.ControlPlanes == 2 && c.Talos != "":
+		c.EtcdOnData = true
+		c.Strategy = some(d, cluster.Auto, cluster.Recreate, cluster.Reimage)
+	case c.ControlPlanes < 3 && !c.EtcdOnData:
 		c.Strategy = []cluster.Strategy{pick(d, cluster.Auto, cluster.InPlace)}
 	}
 	tidy(&c.Strategy, cluster.Auto)

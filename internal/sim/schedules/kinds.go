@@ -246,10 +246,30 @@ func (p *play) migrate(vm world.VM, target string) error {
 func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // who does it sees what came of it
 
 // startAgain starts the VM of a node that is off, unless recast is exchanging it.
+// Where its host can't, as it has no quorum, it is tried again for some time.
 func (p *play) startAgain(node int) {
-	if vm, err := p.vmOf(node); err == nil && !vm.Running && !p.inExchange(node) {
-		p.start(vm)
+	if !p.needsStart(node) {
+		return
 	}
+	p.beside.Go(func() {
+		for range 20 {
+			sleep(p.ctx, 30*time.Second)
+			if !p.needsStart(node) {
+				return
+			}
+		}
+	})
+}
+
+// needsStart tries to start the VM of a node, and says whether it is off all the same.
+func (p *play) needsStart(node int) bool {
+	vm, err := p.vmOf(node)
+	if err != nil || vm.Running || p.inExchange(node) {
+		return false
+	}
+	p.start(vm)
+	vm, err = p.vmOf(node)
+	return err == nil && !vm.Running
 }
 
 // cordon makes a node unschedulable as a person does, who does not see that it is already.
