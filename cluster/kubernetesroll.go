@@ -57,7 +57,7 @@ func (u *KubernetesUpgrade) Steps() step.Step {
 	steps = append(steps, u.proxyStep(), u.branch(Kubelet),
 		step.Step{ID: "finish", Title: "check that everything is healthy", Do: u.finish})
 	return step.Step{
-		ID: upgradeKubernetes, Title: fmt.Sprintf("bring Kubernetes from %s to %s", u.Plan.From, u.Plan.To), Risk: step.Disruptive,
+		ID: upgradeKubernetes, Code: fault.KubernetesUpgrade, Title: fmt.Sprintf("bring Kubernetes from %s to %s", u.Plan.From, u.Plan.To), Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}
 }

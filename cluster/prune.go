@@ -114,7 +114,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (VM, error) 
 	against := park.untouchable(nil)
 	switch {
 	case !is || rec.Cluster != p.Cluster || rec.Node != v.Node || vm.Name != v.Name || vm.Host != v.Host:
-		return vm, fault.Refusedf("%s is not the parking VM of node %s that was shown: it is not deleted", vm, v.Node)
+		return vm, fault.PruneRefused.Refusedf("%s is not the parking VM of node %s that was shown: it is not deleted", vm, v.Node)
 	case len(rec.Kept) > 0:
 		against = append(against, fmt.Sprintf("its record keeps %s", rec.Kept[0].Key))
 	}
@@ -131,7 +131,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (VM, error) 
 		return vm, err
 	}
 	if against = append(against, unnamed...); len(against) > 0 {
-		return vm, fault.WithHint(fault.Refusedf("%s is not deleted: %s", vm, strings.Join(against, "; ")), "recast prune shows what is there now")
+		return vm, fault.WithHint(fault.PruneRefused.Refusedf("%s is not deleted: %s", vm, strings.Join(against, "; ")), "recast prune shows what is there now")
 	}
 	return vm, nil
 }

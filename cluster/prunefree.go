@@ -33,7 +33,7 @@ func (k keptRef) find(ctx context.Context, px Inventory) (p Parking, entry KeptD
 	case err != nil:
 		return p, entry, false, err
 	case !is || rec.Cluster != k.Cluster || rec.Node != k.Node:
-		return p, entry, false, fault.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
+		return p, entry, false, fault.PruneRefused.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
 	}
 	p.Record = rec
 	i := slices.IndexFunc(rec.Kept, k.is)
@@ -62,7 +62,7 @@ func (k keptRef) free(ctx context.Context, px Proxmox, uses func(context.Context
 		return err
 	}
 	if by := namedBeside(p.VM, disk, now); len(by) > 0 {
-		return fault.WithHint(fault.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
+		return fault.WithHint(fault.PruneRefused.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
 			"detach it there; it is a system disk that recast keeps")
 	}
 	if p.VM.Config["protection"] == "1" {
@@ -92,20 +92,20 @@ func (k keptRef) look(ctx context.Context, px Proxmox) (p Parking, disk Disk, fo
 		return p, disk, false, err
 	}
 	if against := p.untouchable(nil); len(against) > 0 {
-		return p, disk, true, fault.Refusedf("nothing of it is freed: %s", strings.Join(against, "; "))
+		return p, disk, true, fault.PruneRefused.Refusedf("nothing of it is freed: %s", strings.Join(against, "; "))
 	}
 	if _, there := p.VM.Config[k.Key]; !there {
 		return p, disk, true, nil
 	}
 	if disk, err = p.keptDisk(entry); err != nil {
-		return p, disk, true, fault.Refusedf("%s of %s is not freed: %w", k.Key, p.VM, err)
+		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is not freed: %w", k.Key, p.VM, err)
 	}
 	if disk.Volid != k.Volid {
-		return p, disk, true, fault.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, cmpNone(k.Volid))
+		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, cmpNone(k.Volid))
 	}
 	ties, err := px.Ties(ctx, p.VM)
 	if err == nil && len(ties.Snapshots) > 0 {
-		err = fault.Refusedf("%s has snapshots (%s): nothing of it is freed", p.VM, strings.Join(ties.Snapshots, ", "))
+		err = fault.PruneRefused.Refusedf("%s has snapshots (%s): nothing of it is freed", p.VM, strings.Join(ties.Snapshots, ", "))
 	}
 	return p, disk, true, err
 }
@@ -117,7 +117,7 @@ func (k keptRef) forget(ctx context.Context, px Proxmox) error {
 		return err
 	}
 	if _, there := p.VM.Config[k.Key]; there || p.Record.Open {
-		return fault.Refusedf("%s of %s is there again, or its record is open: it stays in the record", k.Key, p.VM)
+		return fault.PruneRefused.Refusedf("%s of %s is there again, or its record is open: it stays in the record", k.Key, p.VM)
 	}
 	p.Record.Kept = slices.DeleteFunc(p.Record.Kept, k.is)
 	return writeRecord(ctx, px, p.VM, p.Record)

@@ -54,7 +54,7 @@ func (t *rehearsal) create(ctx context.Context) (VM, error) {
 		vm, err := t.Proxmox.VM(ctx, id)
 		return vm, prefix(fmt.Sprintf("look up VM %d", id), err)
 	}
-	return VM{}, fault.WithHint(fault.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
+	return VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
 }
 
 // scratchMiB bounds the memory of a scratch VM: enough for an image with large

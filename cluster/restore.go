@@ -113,7 +113,7 @@ func requireSingle(ctx context.Context, talos MachineReader, node string, nodes 
 		}
 	}
 	if len(unknown) > 0 {
-		return fault.WithHint(fault.Refusedf("whether %s is the only control plane can't be told: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
+		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be told: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
 			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
 	}
 	return nil

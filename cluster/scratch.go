@@ -177,7 +177,7 @@ func (p ScratchPruner) deleteStopped(ctx context.Context, id VMID, uuid string) 
 	case err != nil || s.VM.ID == 0:
 		return err
 	case s.VM.Running:
-		return fault.Refusedf("%s runs again: somebody has started it", s.VM)
+		return fault.PruneRefused.Refusedf("%s runs again: somebody has started it", s.VM)
 	}
 	err = p.Proxmox.DeleteVM(ctx, s.VM)
 	if left, look := p.read(ctx, id, uuid); err == nil || errors.Is(err, ErrLostAnswer) && look == nil && left.VM.ID == 0 {
@@ -205,7 +205,7 @@ func (p ScratchPruner) read(ctx context.Context, id VMID, uuid string) (Scratch,
 		return is[0], err
 	}
 	if len(against) > 0 {
-		return is[0], fault.Refusedf("%s is not as recast made it: %s", vm, strings.Join(against, "; "))
+		return is[0], fault.PruneRefused.Refusedf("%s is not as recast made it: %s", vm, strings.Join(against, "; "))
 	}
 	return is[0], nil
 }

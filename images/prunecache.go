@@ -158,7 +158,7 @@ func (c *Cache) remove(f CachedFile) error {
 		return fmt.Errorf("look at %s: %w", f, err)
 	}
 	if !info.ModTime().Equal(f.Changed) {
-		return again(fault.Refusedf("%s was changed meanwhile: it stays", f))
+		return again(fault.PruneRefused.Refusedf("%s was changed meanwhile: it stays", f))
 	}
 	return root.RemoveAll(f.Name)
 }

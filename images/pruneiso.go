@@ -214,7 +214,7 @@ func (p Pruner) remove(v *Verdict) step.Step {
 				return err
 			}
 			if by := usersOf(uses, v.Name); len(by) > 0 {
-				return fault.WithHint(fault.Refusedf("%s is in use by %s now: it stays", v, strings.Join(by, ", ")), "run recast prune again")
+				return fault.WithHint(fault.PruneRefused.Refusedf("%s is in use by %s now: it stays", v, strings.Join(by, ", ")), "run recast prune again")
 			}
 			return p.Shelf.DeleteISO(ctx, v.StoredISO)
 		},

@@ -220,10 +220,10 @@ func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, e
 		return nil, nil
 	}
 	if tags[at].Digest != v.Digest {
-		return nil, again(fault.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
+		return nil, again(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
 	}
 	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
-		return nil, again(fault.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
+		return nil, again(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
 	}
 	parts, err := p.beside(ctx, v, tags)
 	if err != nil {

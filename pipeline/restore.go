@@ -83,7 +83,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 			return err
 		}
 		if rep.Data && rep.Bootstrapped.IsZero() {
-			return fault.WithHint(fault.Refusedf("%s has data of etcd already: it is never overwritten", o.Node),
+			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has data of etcd already: it is never overwritten", o.Node),
 				"to go back to the snapshot on purpose, empty it first: "+cluster.EmptyEtcd+
 					"; where a restore that was begun elsewhere put it there, all that is left is to wait")
 		}
@@ -113,9 +113,9 @@ func readSnapshot(o RestoreOptions) (cluster.Snapshot, error) {
 	case isLocal(err):
 		return snap, fault.As(fault.Config, err)
 	case err != nil:
-		return snap, fault.WithHint(fault.As(fault.Refused, fmt.Errorf("%s: %w", o.File, err)), "take another one; --copied takes a copy of member/snap/db, which has no checksum")
+		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "take another one; --copied takes a copy of member/snap/db, which has no checksum")
 	case !slices.Contains(snap.Members, o.Node):
-		return snap, fault.WithHint(fault.Refusedf("%s is of an etcd whose members were %s: %s was none of them", o.File, strings.Join(snap.Members, ", "), o.Node),
+		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is of an etcd whose members were %s: %s was none of them", o.File, strings.Join(snap.Members, ", "), o.Node),
 			"is it a snapshot of another cluster? Its Kubernetes would have other keys than this one's machines")
 	}
 	return snap, nil

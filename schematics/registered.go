@@ -18,10 +18,10 @@ func (e Locked) CheckRegistered(name, id, text string) error {
 	err := fmt.Errorf("the factory gives schematic %s the ID %s, but the lock has %s", name, id, e.SchematicID)
 	line, theirs, ours := firstDifference(text, e.Schematic)
 	if line == 0 {
-		return fault.WithHint(fault.As(fault.Refused, fmt.Errorf("%w, for the same text", err)),
+		return fault.WithHint(fault.BuildFailed.Refusedf("%w, for the same text", err),
 			"an ID is the SHA-256 of the canonical text: whatever answers there is no Image Factory, or changes what it is sent")
 	}
-	err = fault.As(fault.Refused, fmt.Errorf("%w: line %d of its canonical text is %q, of ours %q", err, line, theirs, ours))
+	err = fault.BuildFailed.Refusedf("%w: line %d of its canonical text is %q, of ours %q", err, line, theirs, ours)
 	if unquoted(theirs) == unquoted(ours) {
 		return fault.WithHint(err, "both say the same, but the factory's YAML library quotes in another way, as versions of it do "+
 			"with strings such as yes, no, on, off: take such a string out of %s, or use a factory of another version", e.File)

@@ -57,6 +57,7 @@ const (
 	VolumeAmbiguous Code = "volume-ambiguous"
 	DiskMismatch    Code = "disk-mismatch"
 	NoWayBack       Code = "no-way-back"
+	PruneRefused    Code = "prune-refused"
 
 	// machines
 	UUIDMismatch       Code = "uuid-mismatch"
@@ -76,7 +77,7 @@ func AllCodes() []Code {
 	all := []Code{
 		BuildFailed, ClaimHeld, ClaimLost, ConfigInvalid, Credentials, Differs, DiskMismatch, DoctorFound, DrainBlocked,
 		EtcdSnapshot, EtcdUnhealthy, ExtensionUnknown, FailedCode, GateClosed, HookFailed, HostAway, ImageDiffers, NotPullable,
-		InterruptedCode, ISODiffers, KubernetesUpgrade, LockStale, MachineConfig, NoBoot, NoJoin, NoQuorum, NoWayBack, NotConfirmed,
+		InterruptedCode, ISODiffers, KubernetesUpgrade, LockStale, MachineConfig, NoBoot, NoJoin, NoQuorum, NoWayBack, NotConfirmed, PruneRefused,
 		ParkedHalf, PlanMoved, PlanRefused, RefusedCode, RehearsalFailed, RolledBackByItself, StorageFull, StorageUnusable,
 		SystemDiskUnproven, TaskFailed, TLS, TokenPrivileges, Unreachable, Unread, UpgradeStuck, UUIDMismatch, VMChanged, VMLocked, VolumeAmbiguous,
 	}

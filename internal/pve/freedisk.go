@@ -18,7 +18,7 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 		return fmt.Errorf("free a disk of %s: %w", vm, err)
 	}
 	if disk.Owner != vm.ID {
-		return fault.Refusedf("%s of %s: %s is not its own to be freed", key, vm, disk.Volid)
+		return fault.PruneRefused.Refusedf("%s of %s: %s is not its own to be freed", key, vm, disk.Volid)
 	}
 	params := map[string]string{"delete": key, "force": "1"}
 	if err := withDigest(params, vm); err != nil {

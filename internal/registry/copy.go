@@ -131,7 +131,7 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 	case err == nil && have.Digest == sig.Digest:
 		return nil
 	case err == nil:
-		return fault.WithHint(fault.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
 			"someone has signed the copy anew. Copy the signature by hand, or delete the tag from the registry")
 	case !notFound(err) && !errors.Is(explain(err, to), images.ErrDenied):
 		return explain(err, to)

@@ -86,7 +86,7 @@ func digestFor(m *v1.IndexManifest, ref name.Reference, arch string) (digest v1.
 		switch {
 		case d.Platform == nil || !d.Platform.Satisfies(v1.Platform{OS: "linux", Architecture: arch}) || d.Digest == digest:
 		case digest != v1.Hash{}:
-			return digest, fault.WithHint(fault.Refusedf("%s has more than one image for %s: %s and %s", ref, arch, digest, d.Digest),
+			return digest, fault.WithHint(fault.ExtensionUnknown.Refusedf("%s has more than one image for %s: %s and %s", ref, arch, digest, d.Digest),
 				"a node might run either: build and push one image for each architecture")
 		default:
 			digest = d.Digest

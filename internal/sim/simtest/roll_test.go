@@ -100,6 +100,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it booted v1.13.9 with schematic") {
 			t.Fatalf("err = %v", err)
 		}
+		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
 		lab.RequireIntact()
 		vm, err := lab.World.LookupVM("pve1", 9031)
 		if err != nil || vm.Running {
@@ -138,6 +139,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web") {
 			t.Fatalf("err = %v", err)
 		}
+		requireTrouble(t, err, fault.DrainBlocked, "every disk is where it belongs")
 		node, err := lab.Kube.Node(t.Context(), "wk1")
 		if err != nil || node.Spec.Unschedulable {
 			t.Errorf("wk1 is still cordoned (%v)", err)
