@@ -105,31 +105,18 @@ func (n NodePlan) weigh(o Observation, acceptOutage bool) []StrategyChoice {
 		return nil
 	}
 	system, systemErr := ProveSystemDisk(*n.found.VM, *n.found.Machine, n.wanted.SystemDisk)
+	against := assess(n.wanted, n.found, o, Policy{AcceptOutage: acceptOutage}).Against
 	var out []StrategyChoice
 	for _, s := range strategies {
 		w := n.wanted
 		w.Strategy = s
-		d := decide(w, n.found, o, system, systemErr)
-		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: d.Refused, WillLose: d.WillLose}
-		if n.Role == controlPlane {
-			choice.Against = append(choice.Against, n.etcdAgainst(s, o, acceptOutage)...)
-		}
+		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: against[s], WillLose: decide(w, n.found, o, system, systemErr).WillLose}
 		if s != InPlace {
 			choice.Against = append(choice.Against, o.hidden(*n.found.VM)...)
 		}
 		out = append(out, choice)
 	}
 	return out
-}
-
-// etcdAgainst is what the rules of etcd have against a strategy.
-func (n NodePlan) etcdAgainst(s Strategy, o Observation, acceptOutage bool) []string {
-	onSystem, err := etcdOnSystemDisk(*n.found.Machine)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	refused, _ := etcdRules(len(o.controlPlanes()), onSystem && s != InPlace, s, acceptOutage)
-	return refused
 }
 
 // fates says what becomes of each drive of the VM.

@@ -148,3 +148,40 @@ func TestExplainTheRest(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 }
+
+// What was begun is explained as it will be finished: by what its record says.
+func TestExplainWhatWasBegun(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config       bool
+		strategy     Strategy
+		scsi0, scsi1 Fate
+		step         string
+	}{
+		"finished": {true, Recreate, FateReplaced, FateBack, "bring-up/attach/scsi1"},
+		"put back": {false, PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
+	} {
+		e := explain(t, "wk1", func(_ []Wanted, o *Observation) {
+			packed, err := memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
+			o.Found[1].Parking = &Parking{VM: VM{ID: 9090, Host: "pve1"}, Record: Record{
+				Run: "r1", Open: true, Build: "b1", Strategy: Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []ParkedDisk{
+					{Key: "scsi0", ParkKey: "scsi30", Volid: volid(9002, 0), Options: "size=10G", System: true},
+					{Key: "scsi1", ParkKey: "scsi1", Volid: volid(9002, 1), Options: "size=20G"},
+				},
+			}}
+		})
+		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
+			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
+		}
+		if fateOf(e, "scsi0") != c.scsi0 || fateOf(e, "scsi1") != c.scsi1 {
+			t.Errorf("%s: %+v", name, e.Disks)
+		}
+		if !slices.Contains(strings.Fields(paths(e)), c.step) {
+			t.Errorf("%s: no %s in %s", name, c.step, paths(e))
+		}
+	}
+}

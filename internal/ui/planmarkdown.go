@@ -30,8 +30,14 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	batches(p, plan)
 	before(p, plan)
 	for _, l := range []struct{ label, heading string }{
-		{factRefused, "Refused"}, {factLost, "Will be lost"}, {factCarried, "Carried over"}, {factBack, "Comes back"},
-		{factSystem, "System disks"}, {factFrees, "Freed at the end"}, {factRenewed, "Proxmox gives anew"}, {factNote, "Notes"},
+		{factRefused, "Refused"},
+		{factLost, "Will be lost"},
+		{factCarried, "Carried over"},
+		{factBack, "Comes back"},
+		{factSystem, "System disks"},
+		{factFrees, "Freed at the end"},
+		{factRenewed, "Proxmox gives anew"},
+		{factNote, "Notes"},
 	} {
 		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed}, l.label) {
 			count(p, l.heading, plan.Nodes, l.label)
