@@ -56,9 +56,23 @@ are still parked; a roll that ends well removes older ones.`,
 			return ui.WriteRun(s.out, out, ui.Tell(run, told, nearby(page), story.NewRedactor(os.Environ()).Text))
 		},
 	}
+	c.ValidArgsFunction = g.completeRuns
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	c.Flags().IntVar(&limit, "limit", 20, "how many `runs` to list, newest first; 0: all")
 	return c
+}
+
+// completeRuns offers the IDs of past runs, with what they are about.
+func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids []cobra.Completion, _ cobra.ShellCompDirective) {
+	p, err := g.open()
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	runs, _ := p.PastRuns(past()) // what can't be read is not offered
+	for _, r := range runs {
+		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 }
 
 // past says how the processes of past runs are told from this one.

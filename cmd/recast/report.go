@@ -71,6 +71,7 @@ too, as far as it came. Nobody is asked, so it works while everything is down.`,
 			return nil
 		},
 	}
+	c.ValidArgsFunction = g.completeRuns
 	c.Flags().StringVar(&file, "output", "", "write to this `file`; -: to stdout (default: .recast/reports/RUN.html)")
 	c.Flags().StringVar(&open, "open", "auto", "open it in a browser: yes, no, or auto: where somebody sits at a screen")
 	return c

@@ -215,8 +215,8 @@ func (v view) missing() []string {
 	if !v.Story.Begins && !v.Story.From.IsZero() {
 		out = append(out, "its log has grown too long: what was before "+stamp(v.Story.From.In(v.Now.Location()))+" is not in it any more")
 	}
-	if v.Story.Broken > 0 {
-		out = append(out, fmt.Sprintf("%d lines of its log can't be read", v.Story.Broken))
+	if n := v.Story.Broken; n > 0 {
+		out = append(out, fmt.Sprintf("lines of its log that can't be read: %d", n))
 	}
 	if a := v.Past.About; a != nil && a.Elsewhere {
 		out = append(out, "another machine began it, and has its beginning")

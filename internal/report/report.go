@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,7 +76,7 @@ func took(d time.Duration) string {
 	case d < 100*time.Millisecond:
 		return "<0.1s"
 	case d < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
+		return strconv.FormatFloat(d.Round(100*time.Millisecond).Seconds(), 'f', -1, 64) + "s"
 	}
 	text := d.Round(time.Second).String()
 	if strings.HasSuffix(text, "h0m0s") {

@@ -2,6 +2,7 @@ package story
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -78,13 +79,24 @@ func (t *teller) read(r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		var l line
-		if err := json.Unmarshal(text, &l); err != nil || l.Time.IsZero() {
+		l, ok := parse(text)
+		if behind := bytes.LastIndex(text, []byte(firstKey)); !ok && behind > 0 {
+			l, ok = parse(text[behind:]) // of who went on where a killed process had been writing
+		}
+		if !ok {
 			t.Broken++
 			continue
 		}
 		t.hear(l)
 	}
+}
+
+// firstKey begins every line.
+const firstKey = `{"time":"`
+
+func parse(text []byte) (l line, ok bool) {
+	err := json.Unmarshal(text, &l)
+	return l, err == nil && !l.Time.IsZero()
 }
 
 // readLine returns one line; of one that is too long nothing, which is no JSON.

@@ -12,7 +12,7 @@ import (
 type Story struct {
 	From, To time.Time // of the first and the last line
 	Sessions []Session // processes that worked on it, in their order
-	Turns    []*Turn   // of nodes, in the order in which they were begun
+	Turns    []*Turn   // of nodes, in the order in which they began
 	Steps    []*Stage  // that are about no node, in the order in which they were begun
 	Said     []Said    // all that happened, in order
 	Pulses   []Pulse   // how the cluster stood

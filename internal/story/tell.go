@@ -241,5 +241,12 @@ func (t *teller) end() Story {
 		t.Requests = append(t.Requests, *t.requests[name])
 	}
 	t.Turns = slices.DeleteFunc(t.Turns, func(turn *Turn) bool { return turn.Began.IsZero() && len(turn.Stages) == 0 })
+	// What goes ahead of a turn may be done long before it; a turn that never came is the last.
+	slices.SortStableFunc(t.Turns, func(a, b *Turn) int {
+		if a.Began.IsZero() != b.Began.IsZero() {
+			return b.Began.Compare(a.Began)
+		}
+		return a.Began.Compare(b.Began)
+	})
 	return t.Story
 }

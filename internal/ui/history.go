@@ -68,9 +68,13 @@ func WriteHistory(w io.Writer, format string, h History) error {
 	return write(w, format, h, func(p *page) {
 		rows := [][]string{{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}}
 		for _, r := range h.Runs {
+			took := "-"
+			if !r.Finished.IsZero() {
+				took = inWords(r.Seconds)
+			}
 			rows = append(rows, []string{
 				r.ID, r.Started.Local().Format("2006-01-02 15:04"), r.Command, r.Result, fmt.Sprintf("%d/%d", r.Done, r.Planned),
-				orDash(r.Seconds), orDash(r.OutageSeconds), r.What,
+				took, orDash(r.OutageSeconds), r.What,
 			})
 		}
 		if len(h.Runs) > 0 {
@@ -114,8 +118,10 @@ func orDash(seconds int) string {
 	if seconds == 0 {
 		return "-"
 	}
-	return (time.Duration(seconds) * time.Second).String()
+	return inWords(seconds)
 }
+
+func inWords(seconds int) string { return (time.Duration(seconds) * time.Second).String() }
 
 // drawColumns prints rows with their columns below each other; paint is given what is padded.
 func drawColumns(p *page, rows [][]string, paint func(row, column int, text string) string) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -112,5 +113,17 @@ next: recast report 20261121-0421-3f2a draws it
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %s in %s", want, b.String())
 		}
+	}
+}
+
+// A node that only fetched its installer ahead of its turn was not come to.
+func TestFaredOfWhatIsAhead(t *testing.T) {
+	t.Parallel()
+	p := NewProgress(&bytes.Buffer{})
+	p.Emit(step.Event{Path: "roll/workers/wk2/pull", Status: step.Started, Title: "have wk2 fetch the installer"})
+	p.Emit(step.Event{Path: "roll/workers/wk2/pull", Status: step.Done})
+	p.Emit(step.Event{Path: "roll/workers/wk1", Status: step.NotStarted, Title: "recreate wk1"})
+	if got := p.Fared().Nodes; len(got) != 1 || got[0].Node != "wk1" {
+		t.Errorf("fared: %+v", got)
 	}
 }

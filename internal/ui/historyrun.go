@@ -88,7 +88,7 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 				p.line("  %s  %s, away %s", t.Node, t.Strategy, orDash(t.OutageSeconds))
 			}
 		}
-		if r.Error != "" {
+		if r.Error != "" && !slices.ContainsFunc(r.Turns, func(t TurnTold) bool { return t.Error == r.Error }) {
 			p.wrapped("  "+p.paint(red, "error: "), "      ", r.Error)
 		}
 		drawHooked(p, r.Hooks)
@@ -120,7 +120,7 @@ func drawAbout(p *page, r RunTold) {
 	p.line("  %s", text)
 	when := "began " + clock(r.Started.Local())
 	if !r.Finished.IsZero() {
-		when += ", ended " + clock(r.Finished.Local()) + ", after " + orDash(r.Seconds())
+		when += ", ended " + clock(r.Finished.Local()) + ", after " + inWords(r.Seconds())
 	}
 	p.line("  %s", when)
 	if what := r.What(); what != "" {
@@ -140,14 +140,14 @@ func drawAbout(p *page, r RunTold) {
 
 func drawTold(p *page, t TurnTold) {
 	colour := map[string]string{"done": green, "skipped": green, "failed": red}[t.Status]
-	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(colour, yellow), t.Status), orDash(t.Seconds))
+	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(colour, yellow), t.Status), inWords(t.Seconds))
 	if t.AwaySeconds > 0 {
-		text += ", away " + orDash(t.AwaySeconds)
+		text += ", away " + inWords(t.AwaySeconds)
 	}
 	var parts []string
 	for _, s := range t.Stages {
 		if s.Seconds >= 1 || s.Error != "" || s.Status == "cut off" {
-			part := fmt.Sprintf("%s %s", s.Stage, orDash(int(s.Seconds+0.5)))
+			part := fmt.Sprintf("%s %s", s.Stage, inWords(int(s.Seconds+0.5)))
 			if s.Status != "done" {
 				part += " (" + s.Status + ")"
 			}

@@ -3,6 +3,7 @@ package ui
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -32,7 +33,12 @@ func NewProgress(w io.Writer) *Progress {
 
 // Fared tells how each node fared that the run has come to, in the order in
 // which they went. Ask once the run has ended.
-func (p *Progress) Fared() Fared { return p.tally.fared }
+func (p *Progress) Fared() Fared {
+	fared := p.tally.fared
+	// What only fetched something ahead of its turn was not come to.
+	fared.Nodes = slices.DeleteFunc(slices.Clone(fared.Nodes), func(n NodeFared) bool { return n.Outcome == "" })
+	return fared
+}
 
 // Emit draws one event; the step engine calls it one event at a time.
 func (p *Progress) Emit(e step.Event) {

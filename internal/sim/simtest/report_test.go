@@ -23,7 +23,7 @@ var updateReports = flag.Bool("reports.update", false, "write the runs of which 
 // logged is a client whose runs have a log, as those of recast have.
 func (l *Lab) logged(c *Client) *Client {
 	l.t.Helper()
-	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "v0.0.0", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
+	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
 	if err != nil {
 		l.t.Fatal(err)
 	}
