@@ -25,6 +25,13 @@ func (in *initial) write(ctx context.Context) (err error) {
 		return err
 	}
 	files = append(files, "recast.lock", "recast.yaml") // that one last: with it, it is done
+	if _, errThere := os.Stat(in.Dir); errors.Is(errThere, fs.ErrNotExist) {
+		defer func() {
+			if err != nil {
+				_ = os.Remove(in.Dir) // empty, as it was made
+			}
+		}()
+	}
 	if err := os.MkdirAll(in.Dir, 0o755); err != nil {
 		return fault.Configf("make the directory: %w", err)
 	}
