@@ -159,10 +159,14 @@ func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discover
 				errs[i] = fmt.Errorf("node %s: no address known", n.Name)
 				return nil
 			}
-			var err error
-			if n.Machine, err = talos.Machine(ctx, n.Addr); err != nil {
-				errs[i] = fault.WithHint(fmt.Errorf("node %s: read its machine: %w", n.Name, err), "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+			m, err := talos.Machine(ctx, n.Addr)
+			if err != nil {
+				err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
 			}
+			if err != nil && len(fault.Hints(err)) == 0 {
+				err = fault.WithHint(err, "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+			}
+			n.Machine, errs[i] = m, err
 			return nil
 		})
 	}

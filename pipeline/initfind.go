@@ -178,6 +178,16 @@ func clusterName(context string) string {
 
 // isoStorage finds a storage that takes ISOs on every host with nodes.
 func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
+	for _, storage := range in.ISOStorage {
+		takes, err := in.takesISOs(ctx, storage)
+		switch {
+		case err != nil:
+			return nil, err
+		case !takes:
+			return nil, fault.WithHint(fault.Refusedf("storage %s does not take ISOs on every Proxmox node with nodes of the cluster (%s)", storage, strings.Join(in.hosts(), ", ")),
+				"see pvesm status there: it has to be active and to have the content type iso; the token needs Datastore.Audit on /storage/%s to see it", storage)
+		}
+	}
 	if len(in.ISOStorage) > 0 {
 		return in.ISOStorage, nil
 	}
@@ -245,7 +255,28 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return fault.As(fault.Config, in.draft.VMIDs.UnmarshalText([]byte(answer)))
+	if err := in.draft.VMIDs.UnmarshalText([]byte(answer)); err != nil {
+		return fault.As(fault.Config, err)
+	}
+	var taken []string
+	for _, vm := range in.found.VMs {
+		if in.draft.VMIDs.Contains(int(vm.ID)) && !in.known(vm.ID) {
+			taken = append(taken, vm.String())
+		}
+	}
+	if len(taken) > 0 {
+		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(taken, ", "))
+	}
+	return nil
+}
+
+// known says whether a VM is a node, one with disks of it, or recast's own.
+func (in *initial) known(id cluster.VMID) bool {
+	return slices.ContainsFunc(in.found.Nodes, func(n cluster.Discovered) bool { return n.VM.ID == id || n.Holder == id }) ||
+		slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool {
+			_, parking, _ := cluster.ReadRecord(vm)
+			return parking && vm.ID == id
+		})
 }
 
 // freeRange is the first hundred VMIDs from 9000 on that nobody uses, or more of them

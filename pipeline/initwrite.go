@@ -25,6 +25,13 @@ func (in *initial) write(ctx context.Context) (err error) {
 		return err
 	}
 	files = append(files, "recast.lock", "recast.yaml") // that one last: with it, it is done
+	if _, errThere := os.Stat(in.Dir); errors.Is(errThere, fs.ErrNotExist) {
+		defer func() {
+			if err != nil {
+				_ = os.Remove(in.Dir) // empty, as it was made
+			}
+		}()
+	}
 	if err := os.MkdirAll(in.Dir, 0o755); err != nil {
 		return fault.Configf("make the directory: %w", err)
 	}
@@ -53,7 +60,11 @@ func (in *initial) write(ctx context.Context) (err error) {
 // lockIn writes the files to stage, locks them, and compares the nodes with the lock.
 func (in *initial) lockIn(ctx context.Context, stage string) error {
 	for _, p := range in.plans {
-		if err := writeSynced(filepath.Join(stage, p.file()), []byte(p.content())); err != nil {
+		mode := fs.FileMode(0o644)
+		if p.EmbedsConfig() {
+			mode = 0o600 // it holds secrets
+		}
+		if err := writeSynced(filepath.Join(stage, p.file()), []byte(p.content()), mode); err != nil {
 			return err
 		}
 	}
@@ -129,15 +140,15 @@ func renderTo(path string, render func() ([]byte, error)) error {
 	if err != nil {
 		return err
 	}
-	return writeSynced(path, b)
+	return writeSynced(path, b, 0o644)
 }
 
 // writeSynced writes a file that is on the disk when it returns.
-func writeSynced(path string, content []byte) (err error) {
+func writeSynced(path string, content []byte, mode fs.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}

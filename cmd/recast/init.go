@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,8 +43,8 @@ schematics, extensions, roles and disks are read from the nodes; the system disk
 proven, never guessed; a data VM is told by the disks that it owns.
 
 Nothing but these files is written, all of them or none, and none that is there
-already is replaced without --force. Proxmox, Talos and Kubernetes are only read: for
-the token the role PVEAuditor will do, for the talosconfig os:reader.
+already is replaced without --force. Proxmox, Talos and Kubernetes are only read: the
+role PVEAuditor will do for the token. The talosconfig needs os:admin, as for a roll.
 
 Asks what can't be found, on a terminal. --yes takes what is safe to take and refuses
 where nothing is; every question has a flag.`,
@@ -161,8 +162,21 @@ func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, 
 		}
 		f.Endpoints[i] = strings.TrimRight(e, "/")
 	}
+	f.Fingerprint = withColons(f.Fingerprint)
 	conf.Proxmox.Endpoints, conf.Proxmox.Fingerprint, conf.Proxmox.CAFile = f.Endpoints, f.Fingerprint, f.CAFile
 	return pipeline.Project{Config: conf}, nil
+}
+
+// withColons is a fingerprint as recast.yaml has it; other tools print it as bare digits.
+func withColons(fingerprint string) string {
+	if strings.Contains(fingerprint, ":") {
+		return strings.ToUpper(fingerprint)
+	}
+	var pairs []string
+	for pair := range slices.Chunk([]byte(strings.ToUpper(fingerprint)), 2) {
+		pairs = append(pairs, string(pair))
+	}
+	return strings.Join(pairs, ":")
 }
 
 // prefixed says what was being done.

@@ -113,7 +113,7 @@ cluster: {{scalar .Cluster}}
 
 talos:
   # renovate: datasource=github-releases depName=siderolabs/talos
-  version: {{.Talos}}{{with .Others}}                   # the newest that runs; there is also {{line .}}{{end}}
+  version: {{.Talos}}{{with .Others}}                   # there are nodes with {{line .}}{{end}}
 {{- if .TalosConfig}}
   config: {{scalar .TalosConfig}}
 {{- else}}

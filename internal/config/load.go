@@ -48,7 +48,7 @@ func Parse(name string, data []byte, o Options) (*Config, error) {
 func read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fault.WithHint(fmt.Errorf("%s: no such file", path), "write one after examples/recast.yaml, or give its path with --config")
+		return nil, fault.WithHint(fmt.Errorf("%s: no such file", path), "recast init finds the cluster and writes one; or give its path with --config")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)

@@ -141,7 +141,7 @@ func TestLoadReadsNoOtherThanAFile(t *testing.T) {
 	write(t, large, strings.Repeat("#", 1<<20+1))
 	_, err := config.Load(missing, config.Options{})
 	check(t, err, missing+": no such file")
-	want := []string{"write one after examples/recast.yaml, or give its path with --config"}
+	want := []string{"recast init finds the cluster and writes one; or give its path with --config"}
 	if diff := cmp.Diff(want, fault.Hints(err)); diff != "" {
 		t.Errorf("hints: -want +got\n%s", diff)
 	}

@@ -36,7 +36,11 @@ func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
 		p.line("written to %s: %s", filepath.Clean(res.Dir), strings.Join(res.Files, ", "))
 		drawInitDrift(p, res)
 		p.line("")
-		p.line("next: recast doctor says what a roll still takes: privileges, space, versions")
+		doctor := "recast doctor"
+		if dir := filepath.Clean(res.Dir); dir != "." {
+			doctor = "cd " + dir + " && " + doctor
+		}
+		p.line("next: %s says what a roll still takes: privileges, space, versions", doctor)
 		p.line("      read recast.yaml, then commit it with recast.lock and schematics/")
 	})
 }

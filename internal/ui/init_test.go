@@ -32,6 +32,7 @@ func TestWriteInit(t *testing.T) {
 	}
 	foreign.Left, foreign.Warnings = []string{"metal1"}, []string{"schematics/worker.yaml: the image of wk1 carries no schematic"}
 	half := found
+	half.Dir = "../found/"
 	half.Drift = []cluster.Drift{
 		{Node: "cp1", Build: build},
 		{Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-aa → sha256-bb"}}},

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -63,9 +64,29 @@ func TestInit(t *testing.T) {
 				}
 				requireSameBuilds(t, lab, me)
 				requireInitInSync(t, me)
+				if !testing.Short() {
+					lab.rollFrom(t, me)
+				}
 			})
 		})
 	}
+}
+
+// rollFrom brings an extension patch onto every node, by what init has written.
+func (l *Lab) rollFrom(t *testing.T, me *Client) {
+	t.Helper()
+	if _, err := l.Lab.Patch(t.Context(), sim.CommonExtension, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := me.Lock(t.Context(), pipeline.LockOptions{Update: true}); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := me.Roll(t.Context(), cluster.Policy{})
+	if err != nil || rep.Outcome != "done" || len(rep.Plan.Work()) != len(l.Nodes) {
+		t.Errorf("a roll by what init has written: %v, %+v", err, rep.Outcome)
+	}
+	requireInitInSync(t, me)
+	l.RequireIntact()
 }
 
 // requireSameBuilds wants the files that init wrote to stand for the very images
@@ -128,8 +149,8 @@ func TestInitRefuses(t *testing.T) {
 					t.Errorf("%s: it does not say %q, but\n%s", what, text, said)
 				}
 			}
-			if files, err := os.ReadDir(dir); err == nil && len(files) > 0 {
-				t.Errorf("%s: it has written %v", what, files)
+			if files, err := os.ReadDir(dir); err == nil {
+				t.Errorf("%s: it has made a directory with %v", what, files)
 			}
 		}
 		poor := lab.Client()
@@ -141,6 +162,9 @@ func TestInitRefuses(t *testing.T) {
 		refused("a node that is not there", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk7"}}, "--exclude wk7: there is no node of that name", "the cluster has: cp1, wk1")
 		refused("nothing left", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk1", "cp1"}}, "every node was left out")
 		refused("VMIDs that are none", lab.Client(), pipeline.InitOptions{VMIDs: "5-7"}, "out of bounds")
+
+		refused("a storage without ISOs", lab.Client(), pipeline.InitOptions{ISOStorage: []string{sim.DiskStorage}}, "storage fast does not take ISOs")
+		refused("a storage that is not there", lab.Client(), pipeline.InitOptions{ISOStorage: []string{"nope"}}, "storage nope does not take ISOs")
 
 		lab.DefineVM(300, map[string]string{"name": "twin", "smbios1": "uuid=" + lab.Nodes[1].UUID})
 		refused("two VMs with one UUID", lab.Client(), pipeline.InitOptions{}, "node wk1: 2 VMs have its SMBIOS UUID", "or leave it out: --exclude wk1")
@@ -177,12 +201,24 @@ func TestInitRefuses(t *testing.T) {
 		if diff := cmp.Diff(before, after); diff != "" {
 			t.Errorf("forced, it has written something else (-before +after):\n%s", diff)
 		}
+
+		// What the role PVEAuditor gives is enough.
+		lab.World.AddRole("Auditor", "Sys.Audit", "VM.Audit", "Datastore.Audit")
+		for _, who := range []string{"poor@pve", "poor@pve!lab"} {
+			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Auditor", Propagate: true})
+		}
+		if _, err := poor.Init(t.Context(), t.TempDir(), pipeline.InitOptions{Exclude: []string{"wk1"}}); err != nil {
+			t.Error(err, fault.Hints(err))
+		}
 	})
 }
 
 // TestInitForeign has machines that nobody has made by a lock, as every newcomer has.
 // What init writes keeps their schematics, and drift tells the truth: nobody knows.
 func TestInitForeign(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		lab := NewForeign(t, sim.Options{Workers: 1})
