@@ -46,7 +46,7 @@ var table = []row{
 		"github.com/spf13/cobra/...", "golang.org/x/term",
 	}},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
-	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}},                        // as a terminal
+	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // as a terminal
 	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
