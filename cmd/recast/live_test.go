@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
+	"github.com/recast-sh/recast/internal/telemetry"
 )
 
 // TestLiveView rolls on a terminal: it is resized, Ctrl-C is typed on it, the process
@@ -24,15 +28,16 @@ func TestLiveView(t *testing.T) {
 	term.patch()
 
 	s := term.onScreen("roll", "--yes")
-	s.await("1 out", "take wk1 down", "Ctrl-C finishes what is out")
-	s.resize(20, 5)
+	s.awaitLogged("take wk1 down")
 	s.typed("\x03")
-	s.await("stopping: wk1")
+	s.await("press Ctrl-C again to stop at once")
+	s.resize(20, 5)
+	s.awaitLogged("bring wk1 up")
 	s.resize(100, 30)
 	if code := s.end(); code != exitInterrupted {
 		t.Errorf("exit code %d, want %d", code, exitInterrupted)
 	}
-	has(t, s.seen(), "press Ctrl-C again to stop at once", "✓ wk1", "- wk2  recreate  not started", "\r\nrun ", "error: stopped; not started: roll/")
+	has(t, s.seen(), "Ctrl-C finishes what is out", "  ✓ wk1  recreate", "  - wk2  recreate  not started\r\n", "1 of 3 nodes done, 2 not done", "\r\nrun ", "error: stopped; not started: roll/")
 	for _, mode := range []string{"\x1b[>", "\x1b[?u", "\x1b[=", "$p", "\x1b[?1049h"} {
 		if strings.Contains(s.seen(), mode) {
 			t.Errorf("the terminal was sent %q", mode)
@@ -43,7 +48,7 @@ func TestLiveView(t *testing.T) {
 	}
 
 	s = term.onScreen("roll", "--yes")
-	s.await("1 out")
+	s.awaitLogged("take wk2 down")
 	s.signal(syscall.SIGSTOP)
 	s.signal(syscall.SIGCONT)
 	if code := s.end(); code != exitDone {
@@ -53,7 +58,7 @@ func TestLiveView(t *testing.T) {
 
 	term.patch()
 	s = term.onScreen("roll", "--yes")
-	s.await("1 out")
+	s.awaitLogged("take wk1 down")
 	_ = s.pty.Close()
 	if code := s.end(); code == exitDone || code < 0 {
 		t.Errorf("exit code %d with its terminal away", code)
@@ -70,6 +75,8 @@ type screen struct {
 	cmd *exec.Cmd
 	pty *os.File
 
+	before []string // logs of runs before it
+
 	mu  sync.Mutex
 	got bytes.Buffer
 	eof chan struct{}
@@ -81,6 +88,9 @@ func (term *terminal) onScreen(args ...string) *screen {
 	s := &screen{t: t, cmd: term.recast(args...), eof: make(chan struct{})}
 	s.cmd.Env = append(s.cmd.Env, "TERM=xterm-kitty", "CI=", "TERM_PROGRAM=ghostty")
 	var err error
+	if s.before, err = filepath.Glob(filepath.Join(term.dir, ".recast", "runs", "*", telemetry.LogName)); err != nil {
+		t.Fatal(err)
+	}
 	if s.pty, err = pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 30, Cols: 100}); err != nil {
 		t.Fatal(err)
 	}
@@ -107,16 +117,42 @@ func (s *screen) seen() string {
 	return s.got.String()
 }
 
-func (s *screen) await(texts ...string) {
+func (s *screen) await(text string) {
 	s.t.Helper()
-	for _, text := range texts {
-		for round := 0; !strings.Contains(s.seen(), text); round++ {
-			if round == 1200 {
-				s.t.Fatalf("never showed %q:\n%s", text, s.seen())
-			}
-			<-time.After(50 * time.Millisecond)
+	s.until(text, s.seen)
+}
+
+// awaitLogged waits until the run says so in its log: of a frame only what is
+// different is drawn.
+func (s *screen) awaitLogged(text string) {
+	s.t.Helper()
+	s.until(text, func() string {
+		logs, err := filepath.Glob(filepath.Join(s.cmd.Dir, ".recast", "runs", "*", telemetry.LogName))
+		if err != nil {
+			s.t.Fatal(err)
 		}
+		for _, name := range logs {
+			if !slices.Contains(s.before, name) {
+				b, err := os.ReadFile(name)
+				if err != nil {
+					s.t.Fatal(err)
+				}
+				return string(b)
+			}
+		}
+		return ""
+	})
+}
+
+func (s *screen) until(text string, seen func() string) {
+	s.t.Helper()
+	for range 1200 {
+		if strings.Contains(seen(), text) {
+			return
+		}
+		<-time.After(50 * time.Millisecond)
 	}
+	s.t.Fatalf("never showed %q:\n%s", text, s.seen())
 }
 
 func (s *screen) typed(keys string) {

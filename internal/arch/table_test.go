@@ -49,7 +49,7 @@ var table = []row{
 	{pkg: "cmd/recast", allow: []string{"docs/runbooks"}},
 	{pkg: "docs/runbooks"},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
-	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}},                        // as a terminal
+	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // as a terminal
 	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // what is printed, against what is published

@@ -271,8 +271,15 @@ func (b *Board) Stopping() { b.end = max(b.end, stopping) }
 // Broken says that the run stops where it is.
 func (b *Board) Broken() { b.end = broken }
 
-// End says when the run ended.
-func (b *Board) End(at time.Time) { b.ended = at }
+// End says when the run ended: what has not begun by then does not begin any more.
+func (b *Board) End(at time.Time) {
+	b.ended = at
+	for _, n := range b.nodes {
+		if !n.begun {
+			n.status = step.NotStarted
+		}
+	}
+}
 
 // oneLine is a text as one line without anything that moves a cursor or colours
 // what follows, whatever somebody else's message holds.

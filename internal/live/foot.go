@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // foot is what is always there: how far the run is, and what Ctrl-C does now.
@@ -44,12 +45,17 @@ func (b *Board) totals(now time.Time, l Look) []string {
 }
 
 // left is how long the rest is expected to take: of the plan's own figure, which
-// knows what goes side by side, the share of what the nodes have left.
+// knows what goes side by side, the share of what the nodes have left; by how much
+// that is wrong the nodes that are done have shown.
 func (b *Board) left(now time.Time) time.Duration {
-	var all, rest time.Duration
+	var all, rest, expected, taken time.Duration
 	for _, n := range b.nodes {
 		all += n.takes
 		switch n.stands() {
+		case isDone:
+			if n.takes > 0 && n.status == step.Done {
+				expected, taken = expected+n.takes, taken+n.ended.Sub(n.began)
+			}
 		case isWaiting:
 			if b.end < stopping {
 				rest += n.takes
@@ -61,7 +67,11 @@ func (b *Board) left(now time.Time) time.Duration {
 	if all == 0 {
 		return 0
 	}
-	return time.Duration(float64(b.total) * float64(rest) / float64(all))
+	left := float64(b.total) * float64(rest) / float64(all)
+	if expected > 0 {
+		left *= float64(taken) / float64(expected)
+	}
+	return time.Duration(left)
 }
 
 // dialogue says what a Ctrl-C would do, or is doing.
@@ -95,4 +105,3 @@ func (b *Board) dialogue(l Look) []string {
 		l.paint(yellow, "Ctrl-C again stops at once, half way; the same command goes on from there"),
 	}
 }
-

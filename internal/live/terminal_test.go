@@ -259,4 +259,3 @@ func (s *emulated) holdsOnce(texts ...string) {
 		}
 	}
 }
-
