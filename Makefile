@@ -11,20 +11,23 @@ BOUND ?= 2000
 N ?= 200
 REPLAY ?=
 
+# Without gRPC's pages for net/trace, as talosctl is built.
+TAGS := grpcnotrace
+
 # The packages of which make test leaves something out.
 LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster images internal pipeline schematics | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
-TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary
+TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary bin/tools/sbom
 
-.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps schema bench fuzz docs clean
+.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
-	@CGO_ENABLED=0 go build -trimpath -o bin/recast ./cmd/recast
+	@CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -o bin/recast ./cmd/recast
 
 demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
 	@bin/recast lab demo
@@ -69,6 +72,12 @@ e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 	@tools/e2e deps
 	@tools/e2e-report deps
 
+release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/goreleaser ## a release that is not published, into dist, and all of it looked at (docs/notes/release.md)
+	@tools/release-snapshot
+
+release: bin/tools/sbom bin/tools/goreleaser ## publish the tag that is checked out, as a draft
+	@PATH=$(CURDIR)/bin/tools:$$PATH bin/tools/goreleaser release --clean
+
 schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
 	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(SEED) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
@@ -88,6 +97,12 @@ docs: ## write the generated documentation afresh
 
 clean: ## remove what was built
 	@rm -rf bin dist
+
+# Of a module of its own: it needs more than all the other tools.
+bin/tools/goreleaser: tools/release/go.mod tools/release/go.sum
+	@mkdir -p bin/tools
+	@go build -C tools/release -trimpath -o ../../bin/tools/ tool
+	@touch $@
 
 bin/tools/%: tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
 	@mkdir -p bin/tools

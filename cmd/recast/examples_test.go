@@ -94,9 +94,31 @@ func TestExamplesNameRealCommands(t *testing.T) {
 	}
 }
 
+// TestKitNamesRealCommands does so with the texts beside the examples.
+func TestKitNamesRealCommands(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md", "docs/notes/release.md"} {
+		var scripts []string
+		for _, code := range regexp.MustCompile("`(recast [^`]+)`").FindAllStringSubmatch(repositoryFile(t, file), -1) {
+			scripts = append(scripts, code[1])
+		}
+		lines := recastLines(scripts)
+		if len(lines) == 0 {
+			t.Errorf("%s names no command", file)
+		}
+		for _, args := range lines {
+			if err := understood(args); err != nil {
+				t.Errorf("%s: recast %s: %v", file, strings.Join(args, " "), err)
+			}
+		}
+	}
+}
+
 // understood says whether recast knows a command and its flags.
 func understood(args []string) error {
-	c, rest, err := newRootCmd(&streams{}).Find(args)
+	root := newRootCmd(&streams{})
+	root.InitDefaultCompletionCmd(args...)
+	c, rest, err := root.Find(args)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// goreleaser is what of .goreleaser.yaml must agree with other files. Whether it is
+// right besides, make release-snapshot finds out.
+type goreleaser struct {
+	Before struct{ Hooks []string }
+	Builds []struct {
+		Binary           string
+		Tags, Env, Flags []string
+		Ldflags          []string
+	}
+	Archives []struct {
+		Files []struct{ Src string }
+	}
+	SBOMs []struct {
+		Cmd  string
+		Args []string
+	} `yaml:"sboms"`
+	Images []struct {
+		Dockerfile string
+		Images     []string
+	} `yaml:"dockers_v2"`
+}
+
+// TestReleaseAgrees holds what releases are made by against what they are made of.
+func TestReleaseAgrees(t *testing.T) {
+	t.Parallel()
+	var g goreleaser
+	if err := yaml.Unmarshal([]byte(repositoryFile(t, ".goreleaser.yaml")), &g); err != nil {
+		t.Fatal(err)
+	}
+	build := g.Builds[0]
+	for _, set := range regexp.MustCompile(`-X main\.(\w+)=`).FindAllStringSubmatch(build.Ldflags[0], -1) {
+		if !strings.Contains(repositoryFile(t, "cmd/recast/version.go"), "\n\t"+set[1]+" ") {
+			t.Errorf("the linker sets %s, which is no variable of version.go", set[1])
+		}
+	}
+	makefile := repositoryFile(t, "Makefile")
+	if !strings.Contains(makefile, "TAGS := "+strings.Join(build.Tags, ",")+"\n") || !strings.Contains(makefile, build.Env[0]+" go build "+build.Flags[0]) {
+		t.Errorf("make build builds otherwise than with %q %q %q", build.Env, build.Flags, build.Tags)
+	}
+	for _, f := range g.Archives[0].Files {
+		if !strings.HasPrefix(f.Src, "bin/") { // those that a hook makes
+			repositoryFile(t, f.Src)
+		}
+	}
+	hook, _, _ := strings.Cut(g.Before.Hooks[0], " ")
+	for _, dir := range []string{"completions", "man"} {
+		if !strings.Contains(repositoryFile(t, hook), `"$out/`+dir+`"`) {
+			t.Errorf("%s makes no %s", hook, dir)
+		}
+	}
+	sbom := repositoryFile(t, "tools/cmd/"+g.SBOMs[0].Cmd+"/main.go")
+	for _, arg := range g.SBOMs[0].Args {
+		if name, ok := strings.CutPrefix(arg, "-"); ok && !strings.Contains(sbom, `"`+name+`"`) {
+			t.Errorf("%s takes no -%s", g.SBOMs[0].Cmd, name)
+		}
+	}
+	if !strings.Contains(repositoryFile(t, g.Images[0].Dockerfile), "\nCOPY ${TARGETPLATFORM}/"+build.Binary+" /usr/bin/recast\n") {
+		t.Errorf("%s does not copy the binary from where goreleaser puts it", g.Images[0].Dockerfile)
+	}
+	if !slices.Contains(g.Images[0].Images, "ghcr.io/recast-sh/recast") {
+		t.Errorf("the image is called %q; the examples and the Renovate preset call it otherwise", g.Images[0].Images)
+	}
+}
+
+func repositoryFile(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile("../../" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,296 @@
+// Package release looks at what a release of recast is made of, as make
+// release-snapshot leaves it in dist. It is a module of its own, because what
+// goreleaser needs is not what recast's other tools need.
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"debug/elf"
+	"debug/macho"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var dist = flag.String("dist", "", "where goreleaser has left a release")
+
+// platforms are those that recast is released for.
+var platforms = []string{"darwin_amd64", "darwin_arm64", "linux_amd64", "linux_arm64"}
+
+// archive is one of the release, with what is in it.
+type archive struct {
+	platform string
+	members  map[string]member
+}
+
+type member struct {
+	header *tar.Header
+	bytes  []byte
+}
+
+// released opens the archives of the release.
+func released(t *testing.T) []archive {
+	t.Helper()
+	if *dist == "" {
+		t.Skip("no -dist: make release-snapshot makes one")
+	}
+	files, err := filepath.Glob(filepath.Join(*dist, "*.tar.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := regexp.MustCompile(`^recast_\d+\.\d+\.\d+(?:-\w+)?_(\w+_\w+)\.tar\.gz$`)
+	var all []archive
+	var found []string
+	for _, file := range files {
+		parts := name.FindStringSubmatch(filepath.Base(file))
+		if parts == nil {
+			t.Fatalf("%s is no name of an archive", file)
+		}
+		found = append(found, parts[1])
+		all = append(all, archive{parts[1], unpack(t, file)})
+	}
+	if !slices.Equal(found, platforms) {
+		t.Fatalf("archives for %q, want %q", found, platforms)
+	}
+	return all
+}
+
+func unpack(t *testing.T, file string) map[string]member {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	members := map[string]member{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return members
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		members[h.Name] = member{h, text}
+	}
+}
+
+// TestArchives looks into each archive: a stripped binary of its platform, and
+// everything that a packager puts beside it.
+func TestArchives(t *testing.T) {
+	for _, a := range released(t) {
+		t.Run(a.platform, func(t *testing.T) {
+			for _, want := range []string{
+				"LICENSE", "README.md", "examples/recast.yaml", "docs/recast.schema.json",
+				"completions/recast.bash", "completions/recast.zsh", "completions/recast.fish",
+				"man/man1/recast.1.gz", "man/man1/recast-roll.1.gz", "man/man1/recast-lab-up.1.gz",
+			} {
+				if m, ok := a.members[want]; !ok || len(m.bytes) == 0 {
+					t.Errorf("%s is not in it", want)
+				}
+			}
+			bin := a.members["recast"]
+			if bin.header == nil || bin.header.Mode != 0o755 {
+				t.Fatalf("no program recast of mode 0755: %+v", bin.header)
+			}
+			for name, m := range a.members {
+				if !m.header.ModTime.Equal(bin.header.ModTime) || m.header.Uname != "root" {
+					t.Errorf("%s is of %s, %s, and the program of %s, root", name, m.header.ModTime, m.header.Uname, bin.header.ModTime)
+				}
+			}
+			requireBuilt(t, a.platform, bin.bytes)
+		})
+	}
+	t.Attr("archives", "4")
+}
+
+// requireBuilt looks at how a binary was built.
+func requireBuilt(t *testing.T, platform string, bin []byte) {
+	t.Helper()
+	goos, goarch, _ := strings.Cut(platform, "_")
+	info := infoOf(t, bin)
+	for key, want := range map[string]string{"GOOS": goos, "GOARCH": goarch, "CGO_ENABLED": "0", "-trimpath": "true"} {
+		if got := setting(info, key); got != want {
+			t.Errorf("built with %s=%s, want %s", key, got, want)
+		}
+	}
+	if goos == "darwin" {
+		f, err := macho.NewFile(bytes.NewReader(bin))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Section("__debug_info") != nil || f.Section("__zdebug_info") != nil {
+			t.Error("it has debugging information")
+		}
+		return
+	}
+	f, err := elf.NewFile(bytes.NewReader(bin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
+		t.Error("it is not stripped")
+	}
+	if f.Section(".interp") != nil {
+		t.Error("it is linked against libraries of the system")
+	}
+}
+
+func infoOf(t *testing.T, bin []byte) *debug.BuildInfo {
+	t.Helper()
+	info, err := buildinfo.Read(bytes.NewReader(bin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func setting(info *debug.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}
+
+// TestBinaryRuns has the binary for this machine say which it is.
+func TestBinaryRuns(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), native(t), "version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	built := regexp.MustCompile(`^recast v\d+\.\d+\.\d+(?:-\w+)? \(commit [0-9a-f]{40}, (\S+), go1\.\S+, ` + runtime.GOOS + "/" + runtime.GOARCH + `\)\n$`).FindSubmatch(out)
+	if built == nil {
+		t.Fatalf("recast version: %s", out)
+	}
+	if _, err := time.Parse(time.RFC3339, string(built[1])); err != nil {
+		t.Error(err)
+	}
+}
+
+// native is the binary for this machine, taken out of its archive.
+func native(t *testing.T) string {
+	t.Helper()
+	for _, a := range released(t) {
+		if a.platform == runtime.GOOS+"_"+runtime.GOARCH {
+			file := filepath.Join(t.TempDir(), "recast")
+			if err := os.WriteFile(file, a.members["recast"].bytes, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			return file
+		}
+	}
+	t.Skipf("nothing is released for %s/%s", runtime.GOOS, runtime.GOARCH)
+	return ""
+}
+
+// TestManPages has man format every page, where there is a man.
+func TestManPages(t *testing.T) {
+	pages := map[string]member{}
+	for name, m := range released(t)[0].members {
+		if strings.HasPrefix(name, "man/") {
+			pages[name] = m
+		}
+	}
+	man, err := exec.LookPath("man")
+	if err != nil {
+		t.Skip("there is no man")
+	}
+	for name, m := range pages {
+		file := filepath.Join(t.TempDir(), filepath.Base(name))
+		if err := os.WriteFile(file, m.bytes, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := exec.CommandContext(t.Context(), man, "--warnings", "--local-file", file)
+		c.Env = append(os.Environ(), "MANWIDTH=100", "LC_ALL=C.UTF-8")
+		var stderr strings.Builder
+		c.Stderr = &stderr
+		text, err := c.Output()
+		if title := strings.TrimSuffix(filepath.Base(name), ".1.gz"); err != nil || stderr.Len() > 0 || !strings.Contains(string(text), title) {
+			t.Errorf("man %s: %v\n%s", name, err, &stderr)
+		}
+	}
+}
+
+// TestChecksums adds every file up again.
+func TestChecksums(t *testing.T) {
+	released(t)
+	text, err := os.ReadFile(filepath.Join(*dist, "checksums.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	summed := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		want, name, ok := strings.Cut(strings.TrimSpace(line), "  ")
+		if !ok {
+			t.Fatalf("checksums.txt: %q", line)
+		}
+		b, err := os.ReadFile(filepath.Join(*dist, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != want {
+			t.Errorf("%s is not what checksums.txt says", name)
+		}
+		_, suffix, _ := strings.Cut(name, "64.")
+		summed[suffix]++
+	}
+	if summed["tar.gz"] != 4 || summed["cdx.json"] != 4 {
+		t.Errorf("checksums.txt has %v, want 4 archives and 4 bills of materials", summed)
+	}
+}
+
+// TestBills compares each bill of materials with the binary that it is of.
+func TestBills(t *testing.T) {
+	for _, a := range released(t) {
+		files, err := filepath.Glob(filepath.Join(*dist, "recast_*_"+a.platform+".cdx.json"))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("bills of %s: %q, %v", a.platform, files, err)
+		}
+		text, err := os.ReadFile(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var bill struct {
+			Metadata struct {
+				Component struct{ Hashes []struct{ Content string } }
+			}
+			Components []struct{ Name string }
+		}
+		if err := json.Unmarshal(text, &bill); err != nil {
+			t.Fatal(err)
+		}
+		bin := a.members["recast"].bytes
+		sum := sha256.Sum256(bin)
+		if bill.Metadata.Component.Hashes[0].Content != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s: the bill is of another binary", a.platform)
+		}
+		if got, want := len(bill.Components), len(infoOf(t, bin).Deps)+1; got != want {
+			t.Errorf("%s: the bill lists %d components, the binary is made of %d", a.platform, got, want)
+		}
+	}
+}
