@@ -141,16 +141,16 @@ func TestShows(t *testing.T) {
 		page string
 		want bool
 	}{
-		"what was printed":     {printed, true},
-		"at another time":      {"run 20270101-0000-ffff: done after 1m2s\n 1m12s  wk1  ✓ drain wk1 (18s)\n wk1 is at 127.9.9.31, build 0123456789ab\nend\n", true},
-		"another node":         {strings.ReplaceAll(printed, "wk1", "wk2"), false},
-		"a line is missing":    {strings.ReplaceAll(printed, "end\n", ""), false},
-		"elided":               {"run 20261121-0421-3f2a: done after 16m0s\n…\nend\n", true},
-		"elided twice":         {"…\n  wk1 is at 127.5.6.31, build abcdef012345\n…\nend\n", true},
-		"another story":        {"  12s  wk2  ✓ drain wk2 (8s)\n…\n", false},
-		"a failure":            {"  12s  wk1  ✗ drain wk1 (8s)\n…\n", false},
-		"elided at the end":    {"run 20261121-0421-3f2a: done after 16m0s\n…\n", true},
-		"another end":          {"…\nthe end\n", false},
+		"what was printed":  {printed, true},
+		"at another time":   {"run 20270101-0000-ffff: done after 1m2s\n 1m12s  wk1  ✓ drain wk1 (18s)\n wk1 is at 127.9.9.31, build 0123456789ab\nend\n", true},
+		"another node":      {strings.ReplaceAll(printed, "wk1", "wk2"), false},
+		"a line is missing": {strings.ReplaceAll(printed, "end\n", ""), false},
+		"elided":            {"run 20261121-0421-3f2a: done after 16m0s\n…\nend\n", true},
+		"elided twice":      {"…\n  wk1 is at 127.5.6.31, build abcdef012345\n…\nend\n", true},
+		"another story":     {"  12s  wk2  ✓ drain wk2 (8s)\n…\n", false},
+		"a failure":         {"  12s  wk1  ✗ drain wk1 (8s)\n…\n", false},
+		"elided at the end": {"run 20261121-0421-3f2a: done after 16m0s\n…\n", true},
+		"another end":       {"…\nthe end\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
