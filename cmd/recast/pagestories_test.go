@@ -1,0 +1,209 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	pagesUpdate = flag.Bool("pages.update", false, "write what the commands of the documentation print into its pages, where it has changed")
+	pagesSpeed  = flag.String("pages.speed", "40", "how many simulated seconds pass in one in the labs of the documentation")
+)
+
+// TestPages types the commands of every page as they stand there. A block that
+// begins with recast lab up is a terminal of its own, in which the lab serves until
+// the next such block; all others are typed in a second one. A command whose comment
+// names an exit code has to end with it, each other one with 0.
+func TestPages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories; the story of a roll does the same")
+	}
+	t.Parallel()
+	for _, p := range readPages(t) {
+		scenes := p.scenes(t)
+		if !p.guides() || len(scenes) == 0 {
+			continue
+		}
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			printed := map[int]string{}
+			for _, s := range scenes {
+				s.play(t, p, printed)
+			}
+			p.compare(t, printed)
+		})
+	}
+}
+
+// scene is one lab, and what is typed beside it.
+type scene struct {
+	lab    int // numbers of blocks
+	blocks []int
+}
+
+func (p page) scenes(t *testing.T) []scene {
+	t.Helper()
+	var all []scene
+	for i, b := range p.blocks {
+		switch {
+		case b.info != "sh" || !p.guides():
+		case strings.HasPrefix(b.text, "recast lab up"):
+			all = append(all, scene{lab: i})
+		case len(all) == 0:
+			t.Errorf("%s:%d: this is typed where no lab is up", p.name, b.line)
+		default:
+			all[len(all)-1].blocks = append(all[len(all)-1].blocks, i)
+		}
+	}
+	return all
+}
+
+// pageStage is a directory, and a PATH with recast in it.
+type pageStage struct {
+	t   *testing.T
+	dir string
+}
+
+func newPageStage(t *testing.T) pageStage {
+	t.Helper()
+	s := pageStage{t, t.TempDir()}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.dir, "bin"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err = os.WriteFile(filepath.Join(s.dir, "bin", "recast"), []byte("#!/bin/sh\nRECAST_TEST_MAIN=1 exec '"+self+"' \"$@\"\n"), 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s pageStage) shell(script string, said *bytes.Buffer) *exec.Cmd {
+	c := exec.CommandContext(s.t.Context(), "bash", "-euo", "pipefail", "-c", script)
+	c.Dir, c.Stdout, c.Stderr = s.dir, said, said
+	c.Env = append(os.Environ(), "PATH="+filepath.Join(s.dir, "bin")+":"+os.Getenv("PATH"), "HOME="+s.dir, "NO_COLOR=1", "GORACE="+noNap)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	return c
+}
+
+// play types a scene and adds what was printed, by the numbers of blocks.
+func (sc scene) play(t *testing.T, p page, printed map[int]string) {
+	t.Helper()
+	s := newPageStage(t)
+	command := strings.TrimSpace(p.blocks[sc.lab].text)
+	var serving bytes.Buffer
+	// Faster than a person would want it; nothing else differs.
+	lab := s.shell("exec "+command+" --speed "+*pagesSpeed, &serving)
+	if err := lab.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := lab.Process.Signal(os.Interrupt); err != nil {
+			t.Error(err)
+		}
+		if err := lab.Wait(); err != nil {
+			t.Errorf("%s, interrupted: %v\n%s", command, err, &serving)
+		}
+		printed[sc.lab] = s.anonymous(serving.String())
+	}()
+	awaitFile(t, filepath.Join(s.dir, labDir(command), "lab.json"))
+	var said bytes.Buffer
+	err := s.shell(sc.script(p), &said).Run()
+	last := sc.lab
+	for i, part := range strings.Split(said.String(), marker) {
+		if i > 0 {
+			last = sc.blocks[i-1]
+			printed[last] = s.anonymous(part)
+		}
+	}
+	if err != nil {
+		t.Fatalf("%s:%d: %v:\n%s\n%s", p.name, p.blocks[last].line, err, p.blocks[last].text, printed[last])
+	}
+}
+
+// marker is printed before a block.
+const marker = "\x1e\n"
+
+var exitComment = regexp.MustCompile(`(?m)^(recast [^#\n]*?)\s+#.*\bexit code (\d+).*$`)
+
+// script is all that a scene types, as one.
+func (sc scene) script(p page) string {
+	var b strings.Builder
+	b.WriteString("exits() { local want=$1 got=0; shift; \"$@\" || got=$?; if [ $got != $want ]; then echo \"exit code $got, want $want: $*\"; return 1; fi }\n")
+	for _, i := range sc.blocks {
+		fmt.Fprintf(&b, "printf %s\n%s\n", strconv.Quote(`\036\n`), exitComment.ReplaceAllString(p.blocks[i].text, "exits $2 $1"))
+	}
+	return b.String()
+}
+
+func labDir(command string) string {
+	fields := strings.Fields(command)
+	for i, f := range fields[:len(fields)-1] {
+		if f == "--dir" {
+			return fields[i+1]
+		}
+	}
+	return "lab"
+}
+
+// anonymous is what somebody else would have seen in their home directory.
+func (s pageStage) anonymous(text string) string { return strings.ReplaceAll(text, s.dir, "~") }
+
+// compare holds what was printed against what the page shows of it.
+func (p page) compare(t *testing.T, printed map[int]string) {
+	t.Helper()
+	text, changed := p.text, false
+	for i := len(p.blocks) - 1; i > 0; i-- { // from the end, so that places stay
+		b := p.blocks[i]
+		if !b.output || showsStill(b.text, printed[i-1]) {
+			continue
+		}
+		if !*pagesUpdate {
+			t.Errorf("%s:%d: what this prints has changed; go test ./cmd/recast -run TestPages -pages.update writes it afresh. The page:\n%s\nprinted:\n%s",
+				p.name, b.line, b.text, printed[i-1])
+		}
+		text, changed = text[:b.start]+excerpt(b.text, printed[i-1])+text[b.end:], true
+	}
+	if !changed || !*pagesUpdate {
+		return
+	}
+	if err := os.WriteFile(filepath.Join("../..", p.name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitFile waits for another process to write a file.
+func awaitFile(t testing.TB, path string) {
+	t.Helper()
+	for range 6000 {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	t.Fatalf("%s was never written", path)
+}
+
+func TestScriptOfAPage(t *testing.T) {
+	t.Parallel()
+	p := parsePage("p.md", "```sh\nrecast lab up --dir x\n```\n```sh\nrecast drift   # exit code 2: stale\nrecast plan    # all of it\n```\n")
+	sc := p.scenes(t)
+	if len(sc) != 1 || labDir(p.blocks[sc[0].lab].text) != "x" {
+		t.Fatalf("scenes %v", sc)
+	}
+	if got := sc[0].script(p); !strings.Contains(got, "\nexits 2 recast drift\nrecast plan    # all of it\n") {
+		t.Error(got)
+	}
+}
