@@ -29,7 +29,7 @@ func TestEveryCodeHasItsPage(t *testing.T) {
 	}
 	for _, code := range fault.AllCodes() {
 		var out bytes.Buffer
-		(&streams{err: &out}).exit(plan, code.Of(errors.New("what")))
+		(&streams{err: &console{Writer: &out}}).exit(plan, code.Of(errors.New("what")))
 		for _, line := range []string{"error: ", "safe: ", "hint: ", "runbook: recast runbook "} {
 			if !strings.Contains(out.String(), line) {
 				t.Errorf("%s: nothing after %q in %q", code, line, out.String())
