@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -51,9 +52,7 @@ func discovered(config map[string]string) (Discovered, VM) {
 	vm := VM{ID: 9031, Name: "wk1", Host: "pve1", Config: map[string]string{
 		"smbios1": "uuid=" + discoveredUUID, "scsihw": "virtio-scsi-single", "scsi0": "fast:vm-9031-disk-0,size=10G", "ide2": "none,media=cdrom",
 	}}
-	for key, value := range config {
-		vm.Config[key] = value
-	}
+	maps.Copy(vm.Config, config)
 	m := Machine{
 		UUID: discoveredUUID, TalosVersion: "v1.13.9", SystemDisk: "sda",
 		Disks: []MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host2/target2:0:0/2:0:0:0", SizeBytes: 10 << 30}},

@@ -218,11 +218,12 @@ func (g *gathering) tell() {
 	if len(g.problems) > 0 {
 		g.out.Text("unread.txt", []byte(strings.Join(g.problems, "\n")+"\n"))
 	}
-	text := bundleReadme + "\nFiles:\n"
+	var text strings.Builder
+	text.WriteString(bundleReadme + "\nFiles:\n")
 	for _, f := range g.out.Files() {
-		text += fmt.Sprintf("  %s (%d bytes)\n", f.Name, len(f.Data))
+		text.WriteString(fmt.Sprintf("  %s (%d bytes)\n", f.Name, len(f.Data)))
 	}
-	g.out.Text("README.txt", []byte(text))
+	g.out.Text("README.txt", []byte(text.String()))
 }
 
 const bundleReadme = `Support bundle of recast. Look through it before you hand it to anybody.

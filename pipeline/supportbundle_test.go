@@ -41,7 +41,7 @@ var planted = map[string]string{
 
 // config is a recast.yaml with what should not be in one.
 func plantedConfig() []byte {
-	return []byte(fmt.Sprintf(`# token: %s
+	return fmt.Appendf(nil, `# token: %s
 version: 1
 cluster: c1
 talos: {version: v1.13.9}
@@ -53,11 +53,11 @@ nodes: [{name: wk1, schematic: default, vmid: 9031}]
 roll:
   hooks: {beforeNode: [{command: [./silence.sh, "%s"]}]}
 notify: [{url: "https://hooks.example/%s"}]
-`, planted["another token"], planted["cipassword"], planted["another token"], planted["the token"], planted["an argument of a hook"], planted["a webhook"]))
+`, planted["another token"], planted["cipassword"], planted["another token"], planted["the token"], planted["an argument of a hook"], planted["a webhook"])
 }
 
 func plantedMachineConfig() []byte {
-	return []byte(fmt.Sprintf("machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"]))
+	return fmt.Appendf(nil, "machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"])
 }
 
 // plantRun leaves a run with secrets in its journal and log.

@@ -4,6 +4,7 @@
 package live
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -131,12 +132,7 @@ func isPhase(path string) bool {
 }
 
 func (e *entry) listed(b *Board) bool {
-	for _, o := range b.others {
-		if o == e {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(b.others, e)
 }
 
 // entry returns the step at a path, and notes that those above it are branches.

@@ -27,7 +27,7 @@ const (
 func (b *Board) Frame(now time.Time, l Look) []string {
 	head, foot := b.head(now, l), b.foot(now, l)
 	var body []string
-	for level := whole; level < levels; level++ {
+	for level := range levels {
 		body = b.body(now, l, level)
 		if len(head)+len(body)+len(foot) <= l.Height {
 			return l.all(head, body, foot)

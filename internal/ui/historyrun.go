@@ -104,20 +104,21 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 }
 
 func drawAbout(p *page, r RunTold) {
-	text := r.Command()
+	var text strings.Builder
+	text.WriteString(r.Command())
 	if a := r.About; a != nil {
-		text += " by " + a.By.String()
+		text.WriteString(" by " + a.By.String())
 		if a.Recast != "" {
-			text += ", recast " + a.Recast
+			text.WriteString(", recast " + a.Recast)
 		}
 		if a.Elsewhere {
-			text += ", which went on with what another machine had begun"
+			text.WriteString(", which went on with what another machine had begun")
 		}
 		for _, h := range a.GoneOn {
-			text += "; went on: " + h.String()
+			text.WriteString("; went on: " + h.String())
 		}
 	}
-	p.line("  %s", text)
+	p.line("  %s", text.String())
 	when := "began " + clock(r.Started.Local())
 	if !r.Finished.IsZero() {
 		when += ", ended " + clock(r.Finished.Local()) + ", after " + inWords(r.Seconds())

@@ -57,14 +57,15 @@ func drawInitNodes(p *page, nodes []pipeline.InitNode) {
 		}
 	}
 	for _, row := range rows {
-		line := " "
+		var line strings.Builder
+		line.WriteString(" ")
 		for i, cell := range row {
-			line += " " + cell
+			line.WriteString(" " + cell)
 			if i < len(row)-1 {
-				line += strings.Repeat(" ", widths[i]-columns(cell)+1)
+				line.WriteString(strings.Repeat(" ", widths[i]-columns(cell)+1))
 			}
 		}
-		p.line("%s", line)
+		p.line("%s", line.String())
 	}
 }
 

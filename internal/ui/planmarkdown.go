@@ -207,16 +207,17 @@ func idle(p *page, plan cluster.Plan) {
 		if acts(n) || n.Paused != "" {
 			continue
 		}
-		text := idleWhy(n)
+		var text strings.Builder
+		text.WriteString(idleWhy(n))
 		for _, f := range factsOf(n) {
 			if f.label != factNote {
-				text += "; " + f.label + ": " + f.text
+				text.WriteString("; " + f.label + ": " + f.text)
 			}
 		}
-		if names[text] == nil {
-			order = append(order, text)
+		if names[text.String()] == nil {
+			order = append(order, text.String())
 		}
-		names[text] = append(names[text], n.Node)
+		names[text.String()] = append(names[text.String()], n.Node)
 	}
 	var lines []string
 	for _, text := range order {
