@@ -176,7 +176,7 @@ func drawSteps(p *page, e cluster.Explanation) {
 		p.row(columns, "  ", row...)
 	}
 	if from != "" {
-		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second.")
+		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second, or was not among theirs.")
 	} else {
 		p.wrapped("  ", "    ", "How long each takes is known once something of the kind was rolled from here.")
 	}

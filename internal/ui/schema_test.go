@@ -2,11 +2,17 @@ package ui
 
 import (
 	"bytes"
+	gocmp "cmp"
 	"encoding/json"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,6 +48,7 @@ func TestSchemasAreUpToDate(t *testing.T) {
 	for name, answer := range answers {
 		s := r.Reflect(answer.of)
 		s.Title = answer.title
+		emptyLists(s)
 		var got bytes.Buffer
 		e := json.NewEncoder(&got)
 		e.SetIndent("", "  ")
@@ -68,13 +75,67 @@ func TestSchemasAreUpToDate(t *testing.T) {
 // reason to refuse it, so that other properties are allowed.
 func reflector(t *testing.T) *jsonschema.Reflector {
 	t.Helper()
-	r := &jsonschema.Reflector{Anonymous: true, AllowAdditionalProperties: true, Mapper: wordSchema}
-	for _, dir := range []string{"../../cluster", "../../pipeline", "./"} {
-		if err := r.AddGoComments("github.com/recast-sh/recast/internal/ui", dir); err != nil {
+	r := &jsonschema.Reflector{Anonymous: true, AllowAdditionalProperties: true, Mapper: wordSchema, CommentMap: map[string]string{}}
+	for _, pkg := range []string{"cluster", "pipeline", "internal/ui"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", pkg, "*.go"))
+		if err != nil {
 			t.Fatal(err)
+		}
+		for _, file := range files {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(file, "_test.go") || !bytes.Contains(b, []byte("`json:")) {
+				continue // parsing all of them takes a second
+			}
+			parsed, err := parser.ParseFile(token.NewFileSet(), file, b, parser.ParseComments|parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			comments(parsed, "github.com/recast-sh/recast/"+pkg, r.CommentMap)
 		}
 	}
 	return r
+}
+
+// comments gathers what a file says of its structs and their fields, as the reflector looks for it.
+func comments(f *ast.File, pkg string, into map[string]string) {
+	for _, decl := range f.Decls {
+		gen, ok := decl.(*ast.GenDecl)
+		if !ok {
+			continue
+		}
+		for _, spec := range gen.Specs {
+			named, ok := spec.(*ast.TypeSpec)
+			if !ok {
+				continue
+			}
+			of, ok := named.Type.(*ast.StructType)
+			if !ok {
+				continue
+			}
+			key := pkg + "." + named.Name.Name
+			into[key] = new(doc.Package).Synopsis(gen.Doc.Text())
+			for _, field := range of.Fields.List {
+				text := gocmp.Or(field.Doc.Text(), field.Comment.Text())
+				for _, name := range field.Names {
+					into[key+"."+name.Name] = strings.TrimSpace(text)
+				}
+			}
+		}
+	}
+}
+
+// emptyLists lets lists that are always there be null: that is an empty one.
+func emptyLists(s *jsonschema.Schema) {
+	for _, def := range s.Definitions {
+		for pair := def.Properties.Oldest(); pair != nil; pair = pair.Next() {
+			if list := pair.Value; list.Type == "array" && slices.Contains(def.Required, pair.Key) {
+				pair.Value = &jsonschema.Schema{AnyOf: []*jsonschema.Schema{{Type: "array", Items: list.Items}, {Type: "null"}}, Description: list.Description}
+			}
+		}
+	}
 }
 
 // wordSchema describes the types whose values are words, or written as text.
@@ -104,8 +165,15 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 		"plan":    {everyPhase(), many(3, 2), refused},
 		"explain": {explained()},
 		"drift":   {manyDrifts(3, 1)},
-		"status":  {pipeline.StatusResult{Open: []pipeline.Half{}, Marked: []pipeline.Marked{}, Kept: []pipeline.Kept{}}},
-		"report":  {Report{pipeline.Report{Plan: many(3, 2)}, Fared{Nodes: []NodeFared{{Node: "wk1", Outcome: NodeDone}}}}},
+		"status": {
+			pipeline.StatusResult{Open: []pipeline.Half{}, Marked: []pipeline.Marked{}, Kept: []pipeline.Kept{}},
+			pipeline.StatusResult{
+				Claim: &pipeline.ClaimHeld{VMID: 9089, ClaimState: cluster.ClaimState{Run: "r1"}}, LastRun: &pipeline.RunStatus{ID: "r1", Took: []cluster.Took{{Node: "wk1", Steps: map[string]int{"pull": 1}}}},
+				Open: []pipeline.Half{{Node: "wk1", Strategy: cluster.Recreate, VMState: pipeline.VMDeleted}}, Marked: []pipeline.Marked{{Node: "wk2", Next: []pipeline.Advice{{Command: "recast roll", Does: "x"}}}},
+				Kept: []pipeline.Kept{{Node: "wk1", SizeBytes: 1 << 40}},
+			},
+		},
+		"report": {Report{pipeline.Report{Plan: many(3, 2)}, Fared{Nodes: []NodeFared{{Node: "wk1", Outcome: NodeDone}}}}},
 	} {
 		schema, err := validator.NewCompiler().Compile(schemaFile(name))
 		if err != nil {
