@@ -50,7 +50,7 @@ seconds on average. It needs a terminal.`,
 			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
 			src.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
 			if watch {
-				return watchStatus(c.Context(), s, p, src)
+				return watchStatus(c.Context(), s, p, px, src)
 			}
 			res, err := pipeline.Status(c.Context(), p, src)
 			if err != nil {

@@ -27,7 +27,7 @@ const (
 // machine, else from what Proxmox has of it.
 type watcher struct {
 	p    pipeline.Project
-	px   *pipeline.Counted
+	px   *pipeline.Watched
 	look func(context.Context) (pipeline.StatusResult, error)
 	view *live.View
 	now  time.Time // of the look
@@ -43,12 +43,12 @@ type watcher struct {
 }
 
 // watchStatus draws until nobody is at work any more, or somebody presses Ctrl-C.
-func watchStatus(ctx context.Context, s *streams, p pipeline.Project, src pipeline.StatusSources) error {
+func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources) error {
 	out, ok := s.out.(*os.File)
 	if !ok || !ui.IsTerminal(out) || !live.Able(out, os.Getenv("TERM")) {
 		return fault.WithHint(errUsage{errors.New("--watch draws on a terminal, and standard output is none")}, "recast status -o json tells a script how things stand")
 	}
-	w := &watcher{p: p, px: &pipeline.Counted{Inventory: src.Proxmox}, view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
+	w := &watcher{p: p, px: p.Watched(px), view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
 	src.Proxmox = w.px
 	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
 	s.err.to(func(p []byte) bool { return w.view.Print(string(p)) })
@@ -155,10 +155,19 @@ func (w *watcher) heartbeat() string {
 // elsewhere draws what Proxmox has of a run that another machine began.
 func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 	if !w.now.Before(w.due) {
+		first := w.asked.IsZero()
 		res, err := w.look(ctx)
-		if err != nil {
+		switch {
+		case err != nil && first:
 			return "", err
+		case err != nil:
+			w.view.Say("Proxmox does not say how things stand: " + err.Error())
+			w.pace(watchBeat)
+			return "", nil
+		case first:
+			w.px.Requests() // as recast status would have sent them
 		}
+		res.Kept = nil // they are there before, and after
 		var text strings.Builder
 		if err := ui.WriteStatus(&text, "text", res); err != nil {
 			return "", err
