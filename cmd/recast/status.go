@@ -37,6 +37,11 @@ seconds on average. It needs a terminal.`,
 			if watch && c.Flags().Changed("output") {
 				return errUsage{errors.New("--watch draws, --output writes once: choose one")}
 			}
+			if watch {
+				if err := canWatch(s); err != nil {
+					return err
+				}
+			}
 			p, err := g.open()
 			if err != nil {
 				return err
