@@ -1,10 +1,11 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path/filepath"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -63,42 +64,113 @@ func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.Cla
 	return cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
 }
 
-// Counted is an Inventory that counts what it costs: about as many requests.
-type Counted struct {
+// Listing is what Watched needs of Proxmox beside an Inventory.
+type Listing interface {
 	cluster.Inventory
-	n atomic.Int64
+	// Listed lists every VM by one request: without configurations, and about 10 s late.
+	Listed(ctx context.Context) ([]cluster.VM, error)
 }
 
-// Requests is how many there were since it was asked last.
-func (c *Counted) Requests() int { return int(c.n.Swap(0)) }
+// Watched is an Inventory for who looks again and again, for people: it reads only
+// those VMs afresh that are new or whose row in the list has changed, the claim, and
+// both VMs of what is unfinished. It counts the requests that it costs.
+type Watched struct {
+	Listing
+	claim cluster.VMID
 
-// VMs implements cluster.Inventory: two lists, and each VM's configuration.
-func (c *Counted) VMs(ctx context.Context) ([]cluster.VM, error) {
-	vms, err := c.Inventory.VMs(ctx)
-	c.n.Add(int64(2 + len(vms)))
+	rows     map[cluster.VMID]cluster.VM // as they were listed last
+	known    map[cluster.VMID]cluster.VM // as they were read last
+	requests int
+}
+
+// Watched is an Inventory for looking at a run from beside.
+func (p Project) Watched(px Listing) *Watched { return &Watched{Listing: px, claim: p.claimID()} }
+
+// Requests is about how many there were since it was asked last.
+func (w *Watched) Requests() int {
+	n := w.requests
+	w.requests = 0
+	return n
+}
+
+// VMs implements cluster.Inventory. Where it does not get by with a few of them, it
+// reads all.
+func (w *Watched) VMs(ctx context.Context) ([]cluster.VM, error) {
+	listed, err := w.Listed(ctx)
+	w.requests++
+	if err != nil {
+		return nil, err
+	}
+	rows := map[cluster.VMID]cluster.VM{}
+	for _, row := range listed {
+		rows[row.ID] = row
+	}
+	was, known := w.rows, w.known
+	w.rows, w.known = rows, map[cluster.VMID]cluster.VM{}
+	if known == nil {
+		return w.all(ctx)
+	}
+	var vms []cluster.VM
+	worked := w.workedOn(known)
+	for _, row := range listed {
+		vm, ok := known[row.ID]
+		if old := was[row.ID]; !ok || worked[row.ID] || old.Name != row.Name || old.Host != row.Host || old.Running != row.Running {
+			vm, err = w.Listing.VMConfig(ctx, row.ID)
+			w.requests++
+		}
+		switch {
+		case errors.Is(err, cluster.ErrNotFound):
+			err = nil
+			continue
+		case err != nil:
+			return w.all(ctx)
+		}
+		vm.Pool, vm.Running, vm.HA = row.Pool, row.Running, row.HA
+		w.known[vm.ID] = vm
+		vms = append(vms, vm)
+	}
+	slices.SortFunc(vms, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
+	return vms, nil
+}
+
+func (w *Watched) all(ctx context.Context) ([]cluster.VM, error) {
+	vms, err := w.Listing.VMs(ctx)
+	w.requests += 2 + len(vms)
+	w.known = nil
+	if err == nil {
+		w.known = map[cluster.VMID]cluster.VM{}
+		for _, vm := range vms {
+			w.known[vm.ID] = vm
+		}
+	}
 	return vms, err
 }
 
+// workedOn are the claim, and the VMs and parking VMs of unfinished replacements.
+func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]bool {
+	worked := map[cluster.VMID]bool{w.claim: true}
+	for _, vm := range known {
+		if rec, ok, err := cluster.ReadRecord(vm); ok && (err != nil || rec.Open) {
+			worked[vm.ID], worked[rec.VMID] = true, true
+		}
+	}
+	return worked
+}
+
 // VM implements cluster.Inventory.
-func (c *Counted) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	c.n.Add(3)
-	return c.Inventory.VM(ctx, id)
+func (w *Watched) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	w.requests += 2
+	return w.Listing.VM(ctx, id)
 }
 
 // VMConfig implements cluster.Inventory.
-func (c *Counted) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	c.n.Add(2)
-	return c.Inventory.VMConfig(ctx, id)
-}
-
-// VMState implements cluster.Inventory.
-func (c *Counted) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	c.n.Add(2)
-	return c.Inventory.VMState(ctx, id)
+func (w *Watched) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	w.requests++
+	return w.Listing.VMConfig(ctx, id)
 }
 
 // OwnedVolumes implements cluster.Inventory.
-func (c *Counted) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
-	c.n.Add(1)
-	return c.Inventory.OwnedVolumes(ctx, host, storage, owner)
+func (w *Watched) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
+	w.requests++
+	return w.Listing.OwnedVolumes(ctx, host, storage, owner)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,6 +48,8 @@ func TestLiveView(t *testing.T) {
 		t.Errorf("status afterwards:\n%s", said)
 	}
 
+	beside := term.onScreen("status", "--watch")
+	beside.await("nobody holds it")
 	s = term.onScreen("roll", "--yes")
 	s.awaitLogged("take wk2 down")
 	s.signal(syscall.SIGSTOP)
@@ -54,6 +57,10 @@ func TestLiveView(t *testing.T) {
 	if code := s.end(); code != exitDone {
 		t.Errorf("exit code %d, stopped and continued:\n%s", code, s.seen())
 	}
+	if code := beside.end(); code != exitDone {
+		t.Errorf("exit code %d of who watched:\n%s", code, beside.seen())
+	}
+	has(t, beside.seen(), "✓ wk2  recreate", "\nrun ", ": done\r\n")
 	term.typed(exitDone, "drift")
 
 	term.patch()
@@ -66,6 +73,14 @@ func TestLiveView(t *testing.T) {
 	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
 		t.Errorf("status afterwards:\n%s", said)
 	}
+
+	_, story := term.typed(exitDone, "roll", "--yes", "--progress", "json")
+	for text := range strings.Lines(story) {
+		if !json.Valid([]byte(text)) {
+			t.Errorf("no JSON: %s", text)
+		}
+	}
+	has(t, story, `"msg":"step","step":"roll/workers/wk2","status":"started","node":"wk2"`)
 	term.typed(exitDone, "lab", "check", "--dir", ".")
 }
 

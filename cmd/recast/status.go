@@ -37,6 +37,11 @@ seconds on average. It needs a terminal.`,
 			if watch && c.Flags().Changed("output") {
 				return errUsage{errors.New("--watch draws, --output writes once: choose one")}
 			}
+			if watch {
+				if err := canWatch(s); err != nil {
+					return err
+				}
+			}
 			p, err := g.open()
 			if err != nil {
 				return err
@@ -50,7 +55,7 @@ seconds on average. It needs a terminal.`,
 			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
 			src.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
 			if watch {
-				return watchStatus(c.Context(), s, p, src)
+				return watchStatus(c.Context(), s, p, px, src)
 			}
 			res, err := pipeline.Status(c.Context(), p, src)
 			if err != nil {

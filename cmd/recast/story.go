@@ -23,8 +23,10 @@ const (
 
 // tells notes which command is carried out, and how its steps are to be told.
 func (s *streams) tells(command, progress string) error {
-	if err := format(progress, progressAuto, progressLive, progressPlain, progressJSON); err != nil {
-		return errUsage{fmt.Errorf("--progress: %w", err)}
+	switch progress {
+	case progressAuto, progressLive, progressPlain, progressJSON:
+	default:
+		return errUsage{fmt.Errorf("--progress %q: it is auto, live, plain or json", progress)}
 	}
 	s.command, s.progress = command, progress
 	if progress == progressJSON {

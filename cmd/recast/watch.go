@@ -27,12 +27,13 @@ const (
 // machine, else from what Proxmox has of it.
 type watcher struct {
 	p    pipeline.Project
-	px   *pipeline.Counted
+	px   *pipeline.Watched
 	look func(context.Context) (pipeline.StatusResult, error)
 	view *live.View
 	now  time.Time // of the look
 
-	here   pipeline.Running // "": no run was begun here, or it has ended
+	here   pipeline.Running // zero: no run was begun here, or it has ended
+	ended  string           // how the one before it did
 	follow *live.Follower
 	due    time.Time // when Proxmox may be asked again
 	asked  time.Time // when it was asked last
@@ -42,13 +43,18 @@ type watcher struct {
 	found  bool      // the claim was there
 }
 
-// watchStatus draws until nobody is at work any more, or somebody presses Ctrl-C.
-func watchStatus(ctx context.Context, s *streams, p pipeline.Project, src pipeline.StatusSources) error {
-	out, ok := s.out.(*os.File)
-	if !ok || !ui.IsTerminal(out) || !live.Able(out, os.Getenv("TERM")) {
-		return fault.WithHint(errUsage{errors.New("--watch draws on a terminal, and standard output is none")}, "recast status -o json tells a script how things stand")
+// canWatch says why status can't be drawn; nil: it can.
+func canWatch(s *streams) error {
+	if out, ok := s.out.(*os.File); ok && ui.IsTerminal(out) && live.Able(out, os.Getenv("TERM")) {
+		return nil
 	}
-	w := &watcher{p: p, px: &pipeline.Counted{Inventory: src.Proxmox}, view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
+	return fault.WithHint(errUsage{errors.New("--watch draws on a terminal, and standard output is none")}, "recast status -o json tells a script how things stand")
+}
+
+// watchStatus draws until nobody is at work any more, or somebody presses Ctrl-C.
+func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources) error {
+	out := s.out.(*os.File) // as canWatch has seen
+	w := &watcher{p: p, px: p.Watched(px), view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
 	src.Proxmox = w.px
 	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
 	s.err.to(func(p []byte) bool { return w.view.Print(string(p)) })
@@ -89,13 +95,14 @@ func (w *watcher) once(ctx context.Context) (last string, err error) {
 		return "", err
 	}
 	if w.here.ID != "" && running.ID != w.here.ID {
-		outcome, err := w.p.Ended(w.here.ID)
-		if !here || err != nil {
-			err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
-			return fmt.Sprintf("run %s: %s", w.here.ID, outcome), err
+		if err := w.over(); err != nil {
+			return "", err
 		}
 	}
-	if !here {
+	switch {
+	case !here && w.ended != "":
+		return w.afterwards(ctx)
+	case !here:
 		return w.elsewhere(ctx)
 	}
 	if running.ID != w.here.ID || (running.Plan != nil && w.here.Plan == nil) {
@@ -105,6 +112,28 @@ func (w *watcher) once(ctx context.Context) (last string, err error) {
 		return "", err
 	}
 	return w.pulse(ctx)
+}
+
+// over notes how the run ended that was begun here.
+func (w *watcher) over() error {
+	outcome, err := w.p.Ended(w.here.ID)
+	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
+	err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
+	w.here, w.due = pipeline.Running{}, w.now
+	return err
+}
+
+// afterwards waits until nobody holds the claim: a roll that has finished what an
+// earlier run left begins one of its own.
+func (w *watcher) afterwards(ctx context.Context) (last string, err error) {
+	if w.now.Before(w.due) {
+		return "", nil
+	}
+	if _, found, err := w.p.Claim(ctx, w.px); !found || err != nil {
+		return w.ended, err
+	}
+	w.pace(watchPace)
+	return "", nil
 }
 
 // begin turns to a run that was begun here.
@@ -155,10 +184,19 @@ func (w *watcher) heartbeat() string {
 // elsewhere draws what Proxmox has of a run that another machine began.
 func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 	if !w.now.Before(w.due) {
+		first := w.asked.IsZero()
 		res, err := w.look(ctx)
-		if err != nil {
+		switch {
+		case err != nil && first:
 			return "", err
+		case err != nil:
+			w.view.Say("Proxmox does not say how things stand: " + err.Error())
+			w.pace(watchBeat)
+			return "", nil
+		case first:
+			w.px.Requests() // as recast status would have sent them
 		}
+		res.Kept = nil // they are there before, and after
 		var text strings.Builder
 		if err := ui.WriteStatus(&text, "text", res); err != nil {
 			return "", err

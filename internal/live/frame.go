@@ -33,10 +33,13 @@ func (b *Board) Frame(now time.Time, l Look) []string {
 			return l.all(head, body, foot)
 		}
 	}
+	if len(b.lines) > 0 {
+		body, foot = append(head, body...), nil
+	}
 	if len(foot) >= l.Height {
 		return l.all(foot[:max(0, l.Height)])
 	}
-	return l.all(body[:min(len(body), l.Height-len(foot))], foot)
+	return l.all(body[:max(0, min(len(body), l.Height-len(foot)))], foot)
 }
 
 // Final draws all that the board knows, for the scrollback.

@@ -122,6 +122,20 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	return found, away.err()
 }
 
+// Listed lists every VM as the cluster's list has it: without configurations, and
+// about 10 s late.
+func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	vms := make([]cluster.VM, len(rows))
+	for i, row := range rows {
+		vms[i] = fromResource(row)
+	}
+	return vms, nil
+}
+
 // reading fills in what is wanted of a VM whose host is known.
 type reading func(ctx context.Context, vm *cluster.VM) error
 
