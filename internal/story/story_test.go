@@ -133,6 +133,7 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	// The next one writes right behind the line that was cut off.
 	s = read(t, map[string]string{story.LogName: whole + `{"time":"2026-11-21T04:00:21Z","level":"IN` + lines(
 		"10:00 "+began,
+		`10:00 "msg":"step","step":"roll","status":"note","text":"taking the claim over"`,
 		"10:01 "+unfinished("wk1", "started", `"title":"recreate wk1 (VM 9 on pve1), left unfinished by run r"`),
 		"10:02 "+unfinished("wk1/bring-up", "started"),
 		"10:03 "+unfinished("wk1", "done"),
@@ -145,6 +146,9 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	}
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
 		t.Errorf("outages %+v", s.Outages())
+	}
+	if len(s.Notes) != 1 || s.Notes[0].Text != "taking the claim over" {
+		t.Errorf("notes %+v", s.Notes)
 	}
 	if at := s.Turns[0].Until().Format("04:05"); at != "00:20" || len(s.Sessions) != 2 || s.Sessions[0].Ended || s.Broken != 0 {
 		t.Errorf("the first turn was heard of until %s; sessions %+v", at, s.Sessions)
