@@ -73,18 +73,19 @@ func read(t *testing.T, files map[string]string) story.Story {
 
 // told is a turn in short: its stages with the seconds that they took.
 func told(turn *story.Turn) string {
-	text := turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status)
+	head := turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status)
 	if !turn.AwayFrom.IsZero() {
-		text += fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00")))
+		head += fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00")))
 	}
+	parts := []string{head}
 	for _, g := range turn.Stages {
 		took := "?"
 		if !g.Ended.IsZero() {
 			took = fmt.Sprint(int(g.Ended.Sub(g.Began).Seconds()))
 		}
-		text += fmt.Sprintf("; %s %s %s", g.Name, took, orOpen(g.Status))
+		parts = append(parts, fmt.Sprintf("%s %s %s", g.Name, took, orOpen(g.Status)))
 	}
-	return text
+	return strings.Join(parts, "; ")
 }
 
 func orOpen(s string) string {
