@@ -22,9 +22,10 @@ has, say all of that one: who ran it, what changed in the lock, each node with i
 stages, errors with what to do, hooks.
 
 It is read from .recast/runs and asks nobody, so it works while everything is down.
-Runs of other machines are on those: in CI, keep .recast or its reports as an
-artefact. The last 100 runs that have ended stay, and those whose old system disks
-are still parked; a roll that ends well removes older ones.`,
+Runs of other machines are on those: in CI, keep .recast/reports as an artefact, and
+not .recast as a whole, for journals hold machine configurations. The last 100 runs that have ended
+stay, and those whose old system disks are still parked; a roll that ends well
+removes older ones.`,
 		Example: `  recast history
   recast history 3f2a          # the run whose ID ends so
   recast history -o json | jq '.runs[] | select(.result != "done")'`,

@@ -27,6 +27,7 @@ type view struct {
 	Others              []stage  // steps that are about no node
 	Charts              []chart
 	Work, Idle          []cluster.NodePlan
+	Notes               []story.Said
 	Said                []story.Said
 	Unsaid              int // lines that are left out
 	Missing             []string
@@ -40,8 +41,12 @@ type trouble struct {
 	Hints       []string
 }
 
-// mostSaid is how many lines of what happened are shown: the newest.
-const mostSaid = 3000
+// mostSaid is how many lines of what happened are shown, and mostNotes how many of
+// what is about the run as a whole: the newest.
+const (
+	mostSaid  = 3000
+	mostNotes = 50
+)
 
 func look(r Run) view {
 	v := view{Run: r, Result: r.Past.Result, Mood: mood(r.Past.Result)}
@@ -60,6 +65,7 @@ func look(r Run) view {
 	}
 	v.Unsaid = max(0, len(r.Story.Said)-mostSaid)
 	v.Said = r.Story.Said[v.Unsaid:]
+	v.Notes = r.Story.Notes[max(0, len(r.Story.Notes)-mostNotes):]
 	v.Missing = v.missing()
 	return v
 }

@@ -151,6 +151,9 @@ func TestResults(t *testing.T) {
 
 // TestLargeRuns: two hundred nodes make a page that a phone can load.
 func TestLargeRuns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	r := fixed(t, "roll")
 	turns := r.Story.Turns

@@ -15,6 +15,7 @@ type Story struct {
 	Turns    []*Turn   // of nodes, in the order in which they began
 	Steps    []*Stage  // that are about no node, in the order in which they were begun
 	Said     []Said    // all that happened, in order
+	Notes    []Said    // of that, what is about the run as a whole: claims taken over, servers waited for
 	Pulses   []Pulse   // how the cluster stood
 	Requests []Requests
 	Begins   bool // the log has its beginning; else it grew too long

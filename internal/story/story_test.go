@@ -73,19 +73,19 @@ func read(t *testing.T, files map[string]string) story.Story {
 
 // told is a turn in short: its stages with the seconds that they took.
 func told(turn *story.Turn) string {
-	var text strings.Builder
-	text.WriteString(turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status))
+	head := turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status)
 	if !turn.AwayFrom.IsZero() {
-		text.WriteString(fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00"))))
+		head += fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00")))
 	}
+	parts := []string{head}
 	for _, g := range turn.Stages {
 		took := "?"
 		if !g.Ended.IsZero() {
 			took = fmt.Sprint(int(g.Ended.Sub(g.Began).Seconds()))
 		}
-		text.WriteString(fmt.Sprintf("; %s %s %s", g.Name, took, orOpen(g.Status)))
+		parts = append(parts, fmt.Sprintf("%s %s %s", g.Name, took, orOpen(g.Status)))
 	}
-	return text.String()
+	return strings.Join(parts, "; ")
 }
 
 func orOpen(s string) string {
@@ -134,6 +134,7 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	// The next one writes right behind the line that was cut off.
 	s = read(t, map[string]string{story.LogName: whole + `{"time":"2026-11-21T04:00:21Z","level":"IN` + lines(
 		"10:00 "+began,
+		`10:00 "msg":"step","step":"roll","status":"note","text":"taking the claim over"`,
 		"10:01 "+unfinished("wk1", "started", `"title":"recreate wk1 (VM 9 on pve1), left unfinished by run r"`),
 		"10:02 "+unfinished("wk1/bring-up", "started"),
 		"10:03 "+unfinished("wk1", "done"),
@@ -146,6 +147,9 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	}
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
 		t.Errorf("outages %+v", s.Outages())
+	}
+	if len(s.Notes) != 1 || s.Notes[0].Text != "taking the claim over" {
+		t.Errorf("notes %+v", s.Notes)
 	}
 	if at := s.Turns[0].Until().Format("04:05"); at != "00:20" || len(s.Sessions) != 2 || s.Sessions[0].Ended || s.Broken != 0 {
 		t.Errorf("the first turn was heard of until %s; sessions %+v", at, s.Sessions)

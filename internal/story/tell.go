@@ -181,6 +181,9 @@ func stageName(below []string) string {
 }
 
 func (t *teller) other(l line) {
+	if l.Step == "roll" && l.Status == step.Note.String() {
+		t.Notes = append(t.Notes, Said{At: l.Time, Mark: l.Status, Text: l.Text})
+	}
 	if l.Step == "roll" || strings.Count(l.Step, "/") == 1 && isPhase(l.Step) {
 		return
 	}
