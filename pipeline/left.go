@@ -85,7 +85,7 @@ func (w *work) safe(ctx context.Context, l left) []string {
 			return slices.ContainsFunc(l.open, func(p cluster.Parking) bool { return p.Record.Node == node })
 		})
 		if sure := l.unread == nil && l.away == nil; len(names) > 0 && sure {
-			lines = append(lines, strings.Join(names, ", ")+": "+group.say)
+			lines = append(lines, strings.TrimSpace(named("", names))+": "+group.say)
 		}
 	}
 	if l.away != nil {
