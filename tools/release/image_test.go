@@ -81,7 +81,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("recast version: %s, %v", out, err)
 	}
 	askLab(t, root, bin)
-	t.Attr("image", "1")
+	t.Attr("images", "1")
 }
 
 func requireConfig(t *testing.T, inspected string) {
