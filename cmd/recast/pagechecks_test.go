@@ -26,7 +26,7 @@ func TestPagesNameRealCommands(t *testing.T) {
 	for _, p := range readPages(t) {
 		for _, b := range p.shell() {
 			for _, args := range recastLines([]string{quoted.ReplaceAllString(b.text, "QUOTED")}) {
-				if err := understood(args); err != nil {
+				if err := understood(args); err != nil && !strings.HasSuffix(err.Error(), "help requested") {
 					t.Errorf("%s:%d: recast %s: %v", p.name, b.line, strings.Join(args, " "), err)
 				}
 			}
@@ -45,17 +45,25 @@ var (
 )
 
 // commandKnown is understood of a command that may lack arguments, as one in a
-// sentence does; the last flag may lack its own.
+// sentence does.
 func commandKnown(args []string) error {
-	c, rest, err := newRootCmd(&streams{}).Find(args)
+	root := newRootCmd(&streams{})
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	c, rest, err := root.Find(args)
 	if err != nil {
 		return err
 	}
-	err = c.ParseFlags(rest)
-	if err != nil && strings.HasPrefix(err.Error(), "flag needs an argument") {
-		return nil
+	if err := c.ParseFlags(rest); err != nil && !lacking(err) {
+		return err
 	}
-	return err
+	return nil
+}
+
+// lacking says whether a command line is well so far: it asks for help, or its last
+// flag has no argument.
+func lacking(err error) bool {
+	return strings.HasSuffix(err.Error(), "help requested") || strings.HasPrefix(err.Error(), "flag needs an argument")
 }
 
 // prose is a page without its blocks.
@@ -209,6 +217,9 @@ func TestPagesLinks(t *testing.T) {
 		}
 	}
 	index := slices.IndexFunc(pages, func(p page) bool { return p.name == "docs/README.md" })
+	if index < 0 {
+		t.Fatal("there is no docs/README.md")
+	}
 	listed := pageLinks(pages[index])
 	for _, p := range pages {
 		name, below := strings.CutPrefix(p.name, "docs/")

@@ -76,13 +76,14 @@ func constantLines(text string) (answer []string, story map[string]bool) {
 }
 
 // excerpt is what of a transcript a page gets that has shown an earlier one: of the
-// story, what that told; without one, all of it.
+// story what that told, and all of it where it was neither told nor left out.
 func excerpt(earlier, printed string) string {
-	_, story := constantLines(earlier)
+	answer, story := constantLines(earlier)
+	some := len(story) > 0 || slices.Contains(answer, elided)
 	var b strings.Builder
 	for line := range strings.Lines(strings.TrimRight(printed, "\n") + "\n") {
 		what, of := told(strings.TrimRight(line, " \n"))
-		if of && (what == "" || len(story) > 0 && !story[what]) {
+		if of && (what == "" || some && !story[what]) {
 			continue
 		}
 		b.WriteString(line)
@@ -165,8 +166,9 @@ func TestExcerpt(t *testing.T) {
 	t.Parallel()
 	const printed = "starting\n   1s  wk1  ▸ drain wk1\n   1s  wk1  · evicting\n   3s  wk1  ▸ stop wk1\n   9s  wk1  ✓ stop wk1 (6s)\nrun: done after 9s\n\n"
 	for name, c := range map[string]struct{ earlier, want string }{
-		"a new page":    {"\n", "starting\n   1s  wk1  ▸ drain wk1\n   3s  wk1  ▸ stop wk1\n   9s  wk1  ✓ stop wk1 (6s)\nrun: done after 9s\n"},
-		"a chosen page": {"  12s  wk1    ▸ drain wk1\nrun: failed\n", "starting\n   1s  wk1  ▸ drain wk1\nrun: done after 9s\n"},
+		"a new page":     {"\n", "starting\n   1s  wk1  ▸ drain wk1\n   3s  wk1  ▸ stop wk1\n   9s  wk1  ✓ stop wk1 (6s)\nrun: done after 9s\n"},
+		"an elided page": {"…\nrun: done after 9s\n", "starting\nrun: done after 9s\n"},
+		"a chosen page":  {"  12s  wk1    ▸ drain wk1\nrun: failed\n", "starting\n   1s  wk1  ▸ drain wk1\nrun: done after 9s\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
