@@ -70,7 +70,11 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 	}
 	here := in.draft // its files are looked for from where it is
 	if here.CAFile != "" && !filepath.IsAbs(here.CAFile) {
-		here.CAFile = filepath.Join(in.Dir, here.CAFile)
+		dir, err := filepath.Abs(in.Dir)
+		if err != nil {
+			return fault.Configf("find %s: %w", in.Dir, err)
+		}
+		here.CAFile = filepath.Join(dir, here.CAFile)
 	}
 	if err := renderTo(filepath.Join(stage, "recast.yaml"), here.Render); err != nil {
 		return err
