@@ -80,6 +80,7 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 docs: ## write the generated documentation afresh
 	@go run ./cmd/recast docs --dir docs/reference
 	@go test ./internal/config -run Schema -update
+	@go test ./internal/live -run Screenshot -update
 
 clean: ## remove what was built
 	@rm -rf bin dist

@@ -74,6 +74,12 @@ var table = []row{
 		"pipeline", "internal/step", "internal/fault", "cluster", "images", "schematics", "golang.org/x/term",
 	}},
 
+	// the only one that knows the drawing library
+	{pkg: "internal/live", allow: []string{
+		"pipeline", "internal/step", "internal/fault", "cluster", "images",
+		"charm.land/bubbletea/v2", "github.com/charmbracelet/colorprofile", "github.com/charmbracelet/x/ansi", "golang.org/x/sys/unix",
+	}},
+
 	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
 		"pipeline", "cluster", "internal/ui", "internal/step", "internal/fault", otel, grpc, prometheus,
