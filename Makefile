@@ -94,6 +94,7 @@ docs: ## write the generated documentation afresh
 	@go run ./cmd/recast docs --dir docs/reference
 	@go test ./internal/config -run Schema -update
 	@go test ./internal/ui -run SchemasAreUpToDate -update
+	@go test ./internal/live -run Screenshot -update
 
 clean: ## remove what was built
 	@rm -rf bin dist

@@ -86,6 +86,12 @@ var table = []row{
 
 	{pkg: "internal/ui", files: tests, allow: []string{"github.com/invopop/jsonschema", jsonschema}},
 
+	// the only one that knows the drawing library
+	{pkg: "internal/live", allow: []string{
+		"pipeline", "internal/step", "internal/fault", "cluster", "images",
+		"charm.land/bubbletea/v2", "github.com/charmbracelet/colorprofile", "github.com/charmbracelet/x/ansi", "golang.org/x/sys/unix",
+	}},
+
 	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
 		"pipeline", "cluster", "internal/ui", "internal/story", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
