@@ -95,7 +95,7 @@ the rest.`,
 			}
 			defer func() { err = errors.Join(err, lab.Close()) }()
 			if f.noConfig {
-				s.say(initHint(lab, f.dir))
+				s.say(initHint(f.dir))
 			}
 			fmt.Fprintf(s.out, "ready %s\n", f.dir)
 			<-c.Context().Done() // an interrupt is the normal end
@@ -114,8 +114,8 @@ the rest.`,
 
 // initHint is what somebody types to have recast find the lab: where its registry is,
 // no machine can tell.
-func initHint(lab *sim.Lab, dir string) string {
-	return fmt.Sprintf("next: cd %s && . ./env && recast init --extensions %s --fingerprint %s", dir, lab.Extensions(), lab.Fingerprint())
+func initHint(dir string) string {
+	return fmt.Sprintf(`next: cd %s && . ./env && recast init --extensions "$LAB_EXTENSIONS" --fingerprint "$LAB_FINGERPRINT"`, dir)
 }
 
 // readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.

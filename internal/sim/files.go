@@ -72,13 +72,15 @@ func (l *Lab) Env(dir string) map[string]string {
 		"TALOSCONFIG":          filepath.Join(dir, "talosconfig"),
 		"KUBECONFIG":           filepath.Join(dir, "kubeconfig"),
 		"POOR_TOKEN":           PoorToken,
+		"LAB_EXTENSIONS":       l.Extensions(),
+		"LAB_FINGERPRINT":      l.Fingerprint(),
 	}
 }
 
 func (l *Lab) envFile(dir string) string {
 	env := l.Env(dir)
 	var b strings.Builder
-	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN"} {
+	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN", "LAB_EXTENSIONS", "LAB_FINGERPRINT"} {
 		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
 	}
 	return b.String()
