@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -215,7 +216,7 @@ func (src BundleSources) secrets(p *Project) []string {
 	}
 	for _, file := range files {
 		if b, err := os.ReadFile(file); err == nil { // none of it gets in anyway
-			out = append(out, bundle.SecretsIn(b)...)
+			out = append(out, redact.YAML(b)...)
 		}
 	}
 	return out

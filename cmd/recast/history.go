@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -54,7 +55,7 @@ removes older ones.`,
 			if _, err := os.Stat(page); err != nil {
 				page = "" // recast report makes one
 			}
-			return ui.WriteRun(s.out, out, ui.Tell(run, told, nearby(page), story.NewRedactor(os.Environ()).Text))
+			return ui.WriteRun(s.out, out, ui.Tell(run, told, nearby(page), redact.New(secretsHere()).Text))
 		},
 	}
 	c.ValidArgsFunction = g.completeRuns

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
@@ -84,7 +85,7 @@ func drawn(run pipeline.PastRun) report.Run {
 	if err != nil {
 		run.Problems = append(run.Problems, err.Error())
 	}
-	return report.Run{Past: run, Story: told, Now: time.Now(), Version: version, Hide: story.NewRedactor(os.Environ()).Text}
+	return report.Run{Past: run, Story: told, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
 }
 
 // savePages writes the reports of the runs that a command has worked on, and returns

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -97,7 +96,7 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 		return nil, src
 	}
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
-		src.Secrets = append(src.Secrets, bundle.SecretsIn(b)...)
+		src.Secrets = append(src.Secrets, redact.YAML(b)...)
 	}
 	src.Doctor = func(ctx context.Context) pipeline.DoctorResult {
 		return pipeline.Doctor(ctx, p, doctorSources(s, p, cl))
@@ -119,22 +118,9 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 	return &p, src
 }
 
-// secretName is how a variable is called whose value is secret.
-var secretName = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
-
 // secretsHere are those of the environment and of the files that it names.
 func secretsHere() []string {
-	var out []string
-	for _, pair := range os.Environ() {
-		name, value, _ := strings.Cut(pair, "=")
-		if !secretName.MatchString(name) {
-			continue
-		}
-		out = append(out, value)
-		if _, secret, found := strings.Cut(value, "="); found {
-			out = append(out, secret) // of user@realm!id=secret
-		}
-	}
+	out := redact.Environ(os.Environ())
 	files := []string{filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json")}
 	if path, err := kubeconfigFile(); err == nil {
 		files = append(files, path)
@@ -144,7 +130,7 @@ func secretsHere() []string {
 	}
 	for _, file := range files {
 		if b, err := os.ReadFile(file); err == nil { // nothing of it gets in anyway
-			out = append(out, bundle.SecretsIn(b)...)
+			out = append(out, redact.YAML(b)...)
 		}
 	}
 	return out

@@ -1,5 +1,5 @@
 // Package bundle packs what somebody who helps needs to see: of every source only
-// what a list allows, and all of it once more through a scrubber that knows the
+// what a list allows, and all of it once more through a redactor that knows the
 // secrets at hand and what others look like.
 package bundle
 
@@ -11,15 +11,18 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"regexp"
 	"slices"
 	"time"
+
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 // Bundle is the files of an archive in the making.
 type Bundle struct {
 	Dir   string    // in which everything is: "recast-support-homelab"
 	Made  time.Time // of all files
-	scrub Scrubber
+	hide  redact.Redactor
 	files []File
 }
 
@@ -31,13 +34,18 @@ type File struct {
 
 // New begins a bundle that holds none of these secrets.
 func New(dir string, made time.Time, secrets []string) *Bundle {
-	return &Bundle{Dir: dir, Made: made, scrub: NewScrubber(secrets)}
+	return &Bundle{Dir: dir, Made: made, hide: redact.New(secrets)}
 }
+
+// saidByPrograms is what a hook has printed, in the error that ends with it: reports
+// show it, a bundle goes to strangers.
+var saidByPrograms = regexp.MustCompile(`( ended with -?\d+: )(?:[^\r\n"\\]|\\.)+`)
 
 // Text adds a file; blank ones are left out.
 func (b *Bundle) Text(name string, data []byte) {
 	if len(bytes.TrimSpace(data)) > 0 {
-		b.files = append(b.files, File{b.scrub.String(name), b.scrub.Bytes(data)})
+		text := saidByPrograms.ReplaceAllString(b.hide.Text(string(data)), "${1}"+LeftOut)
+		b.files = append(b.files, File{b.hide.Text(name), []byte(text)})
 	}
 }
 

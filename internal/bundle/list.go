@@ -136,16 +136,3 @@ func (l List) ends(at []string) bool {
 		return List{p}.allows(at)
 	})
 }
-
-// documents are those of a YAML stream that can be read.
-func documents(data []byte) []any {
-	var out []any
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	for {
-		var doc any
-		if err := d.Decode(&doc); err != nil {
-			return out
-		}
-		out = append(out, doc)
-	}
-}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
@@ -38,7 +39,7 @@ func fixed(t *testing.T, name string) report.Run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return report.Run{Past: run, Story: told, Now: time.Date(2026, 11, 21, 6, 0, 0, 0, time.UTC), Version: "v0.0.0", Hide: story.NewRedactor(nil).Text}
+	return report.Run{Past: run, Story: told, Now: time.Date(2026, 11, 21, 6, 0, 0, 0, time.UTC), Version: "v0.0.0", Hide: redact.New(nil).Text}
 }
 
 func draw(t *testing.T, r report.Run) string {
@@ -116,7 +117,7 @@ func failed(text string) report.Run {
 			}},
 			Said: []story.Said{{At: at, Text: text}},
 		},
-		Now: at, Version: "v0.0.0", Hide: story.NewRedactor(nil).Text,
+		Now: at, Version: "v0.0.0", Hide: redact.New(nil).Text,
 	}
 }
 

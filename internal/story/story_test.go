@@ -207,36 +207,3 @@ func TestGatesBehindANode(t *testing.T) {
 		t.Errorf("turns %+v", s.Turns)
 	}
 }
-
-func TestRedactor(t *testing.T) {
-	t.Parallel()
-	hide := story.NewRedactor([]string{
-		"PROXMOX_VE_API_TOKEN=recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001", "GITHUB_TOKEN=plainwords", "HOME=/home/plainly", "SHORT_TOKEN=abc",
-	}).Text
-	cases := map[string]string{
-		"plain words: wk1 drained in 12s, sha256:0123456789abcdef":                   "plain words: wk1 drained in 12s, sha256:0123456789abcdef",
-		"the Proxmox token may not make VMs":                                         "the Proxmox token may not make VMs",
-		"using recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001":                 "using [redacted]",
-		"only 5ec0ffee-1ab0-4000-8000-000000000001 of it":                            "only [redacted] of it",
-		"other@pve!x=12345678-1ab0-4000-8000-000000000001":                           "other@pve!x=[redacted]",
-		"said plainwords in /home/plainly, abc":                                      "said [redacted] in /home/plainly, abc",
-		"Authorization: Bearer abcdefgh12345":                                        "Authorization: [redacted]",
-		"curl -H 'X: bearer abcdefgh12345'":                                          "curl -H 'X: bearer [redacted]'",
-		"https://user:pass@host/path":                                                "https://[redacted]@host/path",
-		"token: abcdef.0123456789abcdef\nnext":                                       "token: [redacted]\nnext",
-		"join with abcdef.0123456789abcdef":                                          "join with [redacted]",
-		"secretboxEncryptionSecret: \"aGVsbG8=\"":                                    "secretboxEncryptionSecret: [redacted]",
-		"key: LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCg==":                              "key: [redacted]",
-		"-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nafter": "[redacted]\nafter",
-		"-----BEGIN PRIVATE KEY-----\nMII cut off":                                   "[redacted]",
-		"a eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln b":                              "a [redacted] b",
-		"posted to https://hooks.slack.com/services/T0/B0/x":                         "posted to https://hooks.slack.com/services/[redacted]",
-		`{"password":"hunter2","user":"u"}`:                                          `{"password":[redacted],"user":"u"}`,
-		"DB_PASSWORD=hunter2 ./run":                                                  "DB_PASSWORD=[redacted] ./run",
-	}
-	for text, want := range cases {
-		if got := hide(text); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
-	}
-}

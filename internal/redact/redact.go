@@ -1,0 +1,179 @@
+// Package redact takes secrets out of texts that others have written: what a hook
+// has printed, what a server has answered.
+package redact
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Mark stands where a secret was.
+const Mark = "[redacted]"
+
+// shortest is how long a secret is at least: shorter ones are words.
+const shortest = 8
+
+// Redactor takes out the secrets that it was told, however they are written, and
+// what looks like one.
+type Redactor struct{ known *strings.Replacer }
+
+// New knows these secrets.
+func New(secrets []string) Redactor {
+	var forms []string
+	for _, secret := range secrets {
+		secret = strings.TrimSpace(secret)
+		if len(secret) < shortest {
+			continue
+		}
+		forms = append(forms, formsOf(secret)...)
+	}
+	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // the longest first: one may be part of another
+	var pairs []string
+	for _, form := range slices.Compact(forms) {
+		pairs = append(pairs, form, Mark)
+	}
+	return Redactor{strings.NewReplacer(pairs...)}
+}
+
+// formsOf is a secret as it may be written: as it is, in JSON, in a URL, in
+// base64, and each line of it.
+func formsOf(secret string) []string {
+	forms := []string{secret, url.QueryEscape(secret), url.PathEscape(secret), base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret))}
+	if quoted, err := json.Marshal(secret); err == nil {
+		forms = append(forms, strings.Trim(string(quoted), `"`))
+	}
+	if plain, err := base64.StdEncoding.DecodeString(secret); err == nil && len(plain) >= shortest {
+		forms = append(forms, string(plain))
+		forms = append(forms, linesIn(string(plain))...)
+	}
+	return append(forms, linesIn(secret)...)
+}
+
+func linesIn(text string) []string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); len(line) >= 2*shortest && !strings.HasPrefix(line, "-----") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// looks are what secrets look like, and what stays of them: tokens of Proxmox,
+// Kubernetes and forges, keys, what a machine configuration names so, passwords in URLs.
+var looks = []struct {
+	like  *regexp.Regexp
+	stays string
+}{
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[^"]*?-----END [A-Z0-9 ]+-----`), ""},
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[^"]*`), ""}, // cut off
+	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), ""},   // "-----BEGIN" in base64
+	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), ""},
+	{regexp.MustCompile(`(?i)(PVEAPIToken=)[^\s"',;]+`), "${1}"},
+	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)[^\s"',;]+`), "${1}"},
+	{regexp.MustCompile(`(?i)\b((?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
+	{regexp.MustCompile(`(?i)((?:PVEAuthCookie|CSRFPreventionToken|set-cookie|cookie|authorization|x-[a-z-]*(?:token|key))\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}"},
+	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}"}, // JSON within JSON
+	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}"},
+	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}"},
+	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}"},
+	{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), ""},
+	{regexp.MustCompile(`\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), ""},
+	{regexp.MustCompile(`(hooks\.slack\.com/services/)[^\s"']+`), "${1}"},
+	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)[^\s/@"']+@`), "${1}" + Mark + "@"},
+	{regexp.MustCompile(`(https?://[^\s"'?#]+\?)[^\s"']+`), "${1}"},
+	{regexp.MustCompile(`\b(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), ""},
+	{regexp.MustCompile(`\b[A-Za-z0-9+/]{90,}={0,2}`), ""},    // base64 longer than any digest
+	{regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`), ""}, // a bootstrap token of Kubernetes, or of Talos
+}
+
+// secretName is what comes before a secret, as a group that is still open.
+const secretName = `(?i)([\w.-]*(?:password|passwd|passphrase|secret|api_?key|access_?key|private_?key|sshkeys|client-key-data|credentials?|token)\\?["']?\s*[:=]\s*`
+
+// Text is a text without secrets.
+func (r Redactor) Text(text string) string {
+	text = r.known.Replace(text)
+	for _, look := range looks {
+		stays := look.stays
+		if !strings.Contains(stays, Mark) {
+			stays += Mark
+		}
+		text = look.like.ReplaceAllString(text, stays)
+	}
+	return text
+}
+
+// variable is how one of the environment is called whose value is secret.
+var variable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
+
+// Environ lists the secrets of an environment ("NAME=value").
+func Environ(environ []string) []string {
+	var out []string
+	for _, pair := range environ {
+		name, value, _ := strings.Cut(pair, "=")
+		if !variable.MatchString(name) {
+			continue
+		}
+		out = append(out, value)
+		if _, secret, found := strings.Cut(value, "="); found {
+			out = append(out, secret) // of user@realm!id=secret
+		}
+	}
+	return out
+}
+
+// YAML lists the values in a YAML document that are secret by their keys, as
+// machine configurations, talosconfigs and kubeconfigs have them. What can't be
+// read has none that are known.
+func YAML(data []byte) []string {
+	var out []string
+	for _, doc := range documents(data) {
+		collect(doc, false, &out)
+	}
+	return out
+}
+
+var secretKey = regexp.MustCompile(`(?i)^(?:token|secret|password|passphrase|auth|identitytoken|bootstraptoken|aescbcencryptionsecret|secretboxencryptionsecret|.*-(?:key-data|data)|id-token|refresh-token|presharedkey|privatekey|.*secret|.*token|.*password)$`)
+
+// longKey is a key below which long values are secret: a short one is that of a label.
+var longKey = regexp.MustCompile(`(?i)^(?:key|crt)$`)
+
+const longValue = 40
+
+func collect(v any, secret bool, out *[]string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			text, _ := value.(string)
+			collect(value, secretKey.MatchString(key) || longKey.MatchString(key) && len(text) >= longValue, out)
+		}
+	case []any:
+		for _, value := range v {
+			collect(value, secret, out)
+		}
+	case string:
+		if secret {
+			*out = append(*out, v)
+		}
+	}
+}
+
+// documents are those of a YAML stream that can be read.
+func documents(data []byte) []any {
+	var out []any
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		var doc any
+		if err := d.Decode(&doc); err != nil {
+			return out
+		}
+		out = append(out, doc)
+	}
+}

@@ -1,0 +1,111 @@
+package redact_test
+
+import (
+	"encoding/base64"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/redact"
+)
+
+const secret = "6f1d3c58-aaaa-bbbb-cccc-0123456789ab"
+
+func TestRedactor(t *testing.T) {
+	t.Parallel()
+	s := redact.New([]string{secret, "hunter2!\"<quoted>", "short"})
+	for _, text := range []string{
+		secret, base64.StdEncoding.EncodeToString([]byte(secret)), `{"error":"hunter2!\"\u003cquoted\u003e"}`, "hunter2%21%22%3Cquoted%3E",
+	} {
+		if got := s.Text("before " + text + " after"); strings.Contains(got, text) || !strings.HasPrefix(got, "before ") || !strings.HasSuffix(got, " after") {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+	if got := s.Text("a short word stays"); got != "a short word stays" {
+		t.Errorf("a word became %q", got)
+	}
+}
+
+func TestTheLookOfSecrets(t *testing.T) {
+	t.Parallel()
+	s := redact.New(nil)
+	for text, want := range map[string]string{
+		"Authorization: PVEAPIToken=root@pam!x=abc-def":                             "Authorization: [redacted]",
+		"token root@pam!x=abc-def, refused":                                         "token root@pam!x=[redacted], refused",
+		"sent Bearer abcdef0123456789 to it":                                        "sent Bearer [redacted] to it",
+		"GET https://u:pw@h.example/a?sig=abc failed":                               "GET https://[redacted]@h.example/a?[redacted] failed",
+		`{"cipassword":"hush","cores":2}`:                                           `{"cipassword":"[redacted]","cores":2}`,
+		`{"line":"{\"password\":\"hush hush\"}"}`:                                   `{"line":"{\"password\":\"[redacted]\"}"}`,
+		`{"password":"hu\"sh","a":1}`:                                               `{"password":"[redacted]","a":1}`,
+		`--password='hush hush' x`:                                                  `--password='[redacted]' x`,
+		"password: hush":                                                            "password: [redacted]",
+		"-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\nrest":         "[redacted]\nrest",
+		`{"a":"-----BEGIN KEY-----\nMII","b":1}`:                                    `{"a":"[redacted]","b":1}`,
+		"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKz me@here":                           "[redacted] me@here",
+		"join with abcdef.0123456789abcdef":                                         "join with [redacted]",
+		strings.Repeat("Ab1/", 30) + "==":                                           "[redacted]",
+		"sha256-" + strings.Repeat("ab", 32):                                        "sha256-" + strings.Repeat("ab", 32),
+		"roll/workers/wk1/take-down/drain: gave up after 10m0s; last seen: pod a/b": "roll/workers/wk1/take-down/drain: gave up after 10m0s; last seen: pod a/b",
+	} {
+		if got := s.Text(text); got != want {
+			t.Errorf("%q became\n%q, want\n%q", text, got, want)
+		}
+	}
+}
+
+func TestYAML(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a1B2", 12)
+	got := redact.YAML([]byte(`
+machine: {token: abc.def, ca: {crt: short, key: ` + long + `}}
+cluster: {secret: hush, aescbcEncryptionSecret: hush2}
+taints: [{key: node-role}]
+---
+users: [{user: {client-key-data: hush3, client-certificate-data: cert}}]
+`))
+	want := map[string]bool{"abc.def": true, long: true, "hush": true, "hush2": true, "hush3": true, "cert": true}
+	for _, s := range got {
+		if !want[s] {
+			t.Errorf("%q is no secret", s)
+		}
+		delete(want, s)
+	}
+	if len(want) > 0 {
+		t.Errorf("not found: %v", want)
+	}
+	if got := redact.YAML([]byte("{[")); got != nil {
+		t.Errorf("secrets of no YAML: %q", got)
+	}
+}
+
+func TestEnviron(t *testing.T) {
+	t.Parallel()
+	hide := redact.New(redact.Environ([]string{
+		"PROXMOX_VE_API_TOKEN=recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001", "GITHUB_TOKEN=plainwords", "HOME=/home/plainly", "SHORT_TOKEN=abc",
+	})).Text
+	cases := map[string]string{
+		"plain words: wk1 drained in 12s, sha256:0123456789abcdef":                   "plain words: wk1 drained in 12s, sha256:0123456789abcdef",
+		"the Proxmox token may not make VMs":                                         "the Proxmox token may not make VMs",
+		"using recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001":                 "using [redacted]",
+		"only 5ec0ffee-1ab0-4000-8000-000000000001 of it":                            "only [redacted] of it",
+		"other@pve!x=12345678-1ab0-4000-8000-000000000001":                           "other@pve!x=[redacted]",
+		"said plainwords in /home/plainly, abc":                                      "said [redacted] in /home/plainly, abc",
+		"Authorization: Bearer abcdefgh12345":                                        "Authorization: [redacted]",
+		"curl -H 'X: bearer abcdefgh12345'":                                          "curl -H 'X: bearer [redacted]'",
+		"https://user:pass@host/path":                                                "https://[redacted]@host/path",
+		"token: abcdef.0123456789abcdef\nnext":                                       "token: [redacted]\nnext",
+		"join with abcdef.0123456789abcdef":                                          "join with [redacted]",
+		"secretboxEncryptionSecret: \"aGVsbG8=\"":                                    "secretboxEncryptionSecret: \"[redacted]\"",
+		"key: LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCg==":                              "key: [redacted]",
+		"-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nafter": "[redacted]\nafter",
+		"-----BEGIN PRIVATE KEY-----\nMII cut off":                                   "[redacted]",
+		"a eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln b":                              "a [redacted] b",
+		"posted to https://hooks.slack.com/services/T0/B0/x":                         "posted to https://hooks.slack.com/services/[redacted]",
+		`{"password":"hunter2","user":"u"}`:                                          `{"password":"[redacted]","user":"u"}`,
+		"DB_PASSWORD=hunter2 ./run":                                                  "DB_PASSWORD=[redacted] ./run",
+	}
+	for text, want := range cases {
+		if got := hide(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
