@@ -18,6 +18,7 @@ var passing = []struct {
 }{
 	{regexp.MustCompile(`\b\d{8}-\d{4,6}(-[0-9a-f]{4,})?(-[0-9a-f]{4,})?\b`), "RUN"},
 	{regexp.MustCompile(`\b\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?`), "TIME"},
+	{regexp.MustCompile(`\b([0-9A-F]{2}:){31}[0-9A-F]{2}\b`), "FINGERPRINT"},
 	{regexp.MustCompile(`\b127\.\d+\.\d+\.(\d+)\b`), "127.0.0.$1"},
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d+`), "127.0.0.1:PORT"},
 	{regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`), "UUID"},
