@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/story"
@@ -47,7 +48,7 @@ func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 		l.t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: story.NewRedactor(nil).Text}); err != nil {
+	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}); err != nil {
 		l.t.Fatal(err)
 	}
 	l.canary.hear(b.String())
