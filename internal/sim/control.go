@@ -24,10 +24,14 @@ type controlAddress struct {
 	Before  State  `json:"before"`  // when the lab came up
 }
 
-// Patch publishes an extension anew: same version, new digest, which it
-// returns. Without a restart the factory goes on with the old one.
+// Patch publishes an extension anew, for each Talos that there are images of: same
+// version, new digest, of which it returns the one for the Talos that the machines
+// ran at first. Without a restart the factory goes on with the old ones.
 func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) (digest string, err error) {
 	_, digest, err = l.Catalog.Patch(ctx, l.o.TalosVersion, extension)
+	if err == nil && l.o.NextTalos != "" {
+		_, _, err = l.Catalog.Patch(ctx, l.o.NextTalos, extension)
+	}
 	if err == nil && restartFactory {
 		l.Factory.Restart()
 	}

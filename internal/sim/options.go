@@ -33,6 +33,7 @@ type Options struct {
 	SharedDisks   bool           // DiskStorage is shared by all hosts
 	DiskBus       string         // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
 	DiskType      string         // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
+	DiskCapacity  int64          // of DiskStorage, in bytes, of each host unless it is shared; 0 means 1 TiB
 	Layouts       []Layout       // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
 	TalosVersion  string         // what the machines run at first; "" means TalosVersion
 	NextTalos     string         // another version that there are images of; "": none

@@ -34,7 +34,7 @@ func (l *Lab) startProxmox(ctx context.Context) error {
 	w := l.World
 	w.AddStorage(world.Storage{ID: ISOStorage, Type: "cephfs", Shared: true, Content: []string{"iso"}})
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
-	w.AddStorage(world.Storage{ID: DiskStorage, Type: l.o.DiskType, Shared: l.o.SharedDisks, Content: []string{"images"}})
+	w.AddStorage(world.Storage{ID: DiskStorage, Type: l.o.DiskType, Shared: l.o.SharedDisks, Capacity: l.o.DiskCapacity, Content: []string{"images"}})
 	w.AddRole("Recast", Privileges()...)
 	w.AddToken(world.Token{ID: tokenID, Secret: tokenSecret, Privsep: true})
 	for _, who := range []string{"recast@pve", tokenID} {

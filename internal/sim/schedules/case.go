@@ -142,6 +142,7 @@ func (c Case) options() sim.Options {
 	o := sim.Options{
 		ControlPlanes: c.ControlPlanes, Workers: c.Workers, Hosts: c.Hosts, SharedDisks: c.Shared, DiskType: c.Storage,
 		EtcdOnData: c.EtcdOnData, Holder: c.Holder, TalosVersion: c.Talos, NextTalos: nextTalos,
+		DiskCapacity: 16 << 40, // room for every node's disks, and the old ones that stay parked
 	}
 	if c.Workers == 0 {
 		o.Workers = sim.None

@@ -277,8 +277,9 @@ func (p *play) second() {
 }
 
 // remedy does what recast says has to be done by hand, where that is mechanical:
-// what the creation of a VM left that was killed only root can remove, and the boot
-// ISO of a build that came in place nobody has published.
+// what the creation of a VM left that was killed only root can remove, the boot ISO
+// of a build that came in place nobody has published, and a build that once came back
+// as the old system is not tried in place again.
 func (p *play) remedy(err error) {
 	switch {
 	case err == nil:
@@ -286,6 +287,8 @@ func (p *play) remedy(err error) {
 		p.removeLocked()
 	case strings.Contains(err.Error(), "could not be reimaged: boot ISO"):
 		p.publishPrevious()
+	case strings.Contains(err.Error(), "is never tried again with the same image"):
+		p.change(changePatch)
 	}
 }
 
@@ -312,10 +315,10 @@ func (p *play) removeLocked() {
 
 var errNoVM = errors.New("there is no such VM")
 
-// vmOf is the VM of a node, wherever it is.
+// vmOf is the VM of a node, wherever it is: somebody else's under its number is another.
 func (p *play) vmOf(node int) (world.VM, error) {
-	vms := p.lab.World.VMs()
-	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == p.lab.Nodes[node].VMID })
+	n, vms := p.lab.Nodes[node], p.lab.World.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID && vm.Config["name"] == n.Name })
 	if i < 0 {
 		return world.VM{}, errNoVM
 	}

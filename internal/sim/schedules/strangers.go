@@ -141,6 +141,9 @@ func (p *play) pretend(n sim.Node) (func(), error) {
 	return func() { _ = p.lab.World.PowerOff(id + 100) }, p.lab.World.PowerOn(id + 100) // it is there
 }
 
+// theirSerial is in the drive of a volume that came in the place of a parked one.
+const theirSerial = ",serial=theirs"
+
 // reuse frees an old system disk that is parked, by hand, and has a new volume of
 // somebody's under the same name.
 func (p *play) reuse(node int) (func(), error) {
@@ -149,7 +152,10 @@ func (p *play) reuse(node int) (func(), error) {
 	kept := func() bool {
 		for _, vm := range p.lab.World.VMs() {
 			r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
-			if err == nil && found && !r.Open && r.Node == p.lab.Nodes[node].Name && len(r.Kept) > 0 && vm.Config[r.Kept[0].Key] != "" {
+			if err != nil || !found || r.Open || r.Node != p.lab.Nodes[node].Name || len(r.Kept) == 0 {
+				continue
+			}
+			if there := vm.Config[r.Kept[0].Key]; there != "" && !strings.Contains(there, theirSerial) {
 				park, rec = vm, r
 				return true
 			}
@@ -183,7 +189,7 @@ func (p *play) reuse(node int) (func(), error) {
 		return nil, err
 	}
 	p.lab.World.Protect(world.Protected{Serial: fmt.Sprintf("theirs-%d", node), Media: p.lab.World.Media(name, park.Host)})
-	return func() { p.takeAway(park.ID, name) }, set(map[string]string{rec.Kept[0].Key: name + ",serial=theirs", "protection": "1"})
+	return func() { p.takeAway(park.ID, name) }, set(map[string]string{rec.Kept[0].Key: name + theirSerial, "protection": "1"})
 }
 
 // takeAway moves a volume of somebody's into a VM of their own.

@@ -135,7 +135,9 @@ func (p *play) before(call record.Call) error {
 				dropped = err
 			}
 		}
-		if s.kind.after == nil || dropped != nil {
+	}
+	for _, s := range due {
+		if s.kind.after == nil || dropped != nil { // else it strikes when the server has acted
 			go p.strike(s)
 		}
 	}

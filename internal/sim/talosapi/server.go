@@ -11,6 +11,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
@@ -51,7 +52,7 @@ func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
 // passed on to other machines; elsewhere client is what machines identify themselves with to each other.
 func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenance bool) error {
-	l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
+	l, err := b.listen(ctx)
 	if err != nil {
 		return fmt.Errorf("start apid: %w", err)
 	}
@@ -83,6 +84,17 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // ends with stopAPI, which is no error
 	}()
 	return nil
+}
+
+// listen waits while another machine has the same address: nobody reaches this one
+// before that one is gone.
+func (b *boot) listen(ctx context.Context) (net.Listener, error) {
+	for {
+		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
+		if !errors.Is(err, syscall.EADDRINUSE) || !b.m.fw.sleep(ctx, time.Second) {
+			return l, err
+		}
+	}
 }
 
 // stopAPI breaks every connection and waits for the calls that run to end.
