@@ -18,8 +18,13 @@ type Discovery struct {
 	Nodes []Discovered // control planes first, then by name
 	Left  []string     // nodes that were left out as asked, by name
 	VMs   []VM         // of the whole Proxmox cluster
+	// Silent are addresses that were to be asked, and where neither anybody answers
+	// nor any of the nodes is known to be.
+	Silent []netip.Addr
 	// Cluster is what parking VMs of these nodes say that the cluster is called; "": there are none.
 	Cluster string
+
+	uuids []string // of all nodes, those that were left out among them
 }
 
 // Discovered is one node of it, with the one VM that it is.
@@ -32,7 +37,8 @@ type Discovered struct {
 	// System is the drive that Talos is proven to be installed on; zero where Unproven says why not.
 	System     Disk
 	Unproven   error
-	Persistent []Disk // every other disk of its own or of a data VM
+	Candidates []Disk // of which one is the system disk; nil where it is proven
+	Persistent []Disk // every other disk of its own or of a data VM; nil where Candidates are not
 	Holder     VMID   // the data VM that owns some of them; 0: none
 }
 
@@ -52,13 +58,20 @@ func Discover(ctx context.Context, src Sources, o DiscoverOptions) (Discovery, e
 		return Discovery{}, err
 	}
 	found := whereabouts(members, nodes)
+	listed := len(found)
 	errs := discoverMachines(ctx, src.Talos, found)
-	found, errs = addSeeds(ctx, src.Talos, found, errs, o.Addrs)
+	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, addresses(members, nodes))
+	if err := allListed(listed, found[listed:], src.Kube != nil); err != nil {
+		return Discovery{}, err
+	}
 	if err := excludable(found, o.Exclude); err != nil {
 		return Discovery{}, err
 	}
 	var problems []error
 	for i, n := range found {
+		if uuid := n.uuid(); uuid != "" {
+			d.uuids = append(d.uuids, uuid)
+		}
 		if slices.Contains(o.Exclude, n.Name) {
 			d.Left = append(d.Left, n.Name)
 			continue
@@ -174,22 +187,12 @@ func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discover
 	return errs
 }
 
-// addSeeds adds the machines at further addresses. An address that does not answer
-// says nothing: it may be one that moves between control planes.
-func addSeeds(ctx context.Context, talos MachineReader, nodes []Discovered, errs []error, addrs []netip.Addr) ([]Discovered, []error) {
-	for _, addr := range addrs {
-		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) {
-			continue
-		}
-		m, err := talos.Machine(ctx, addr)
-		if err != nil || m.Nodename == "" || slices.ContainsFunc(nodes, func(n Discovered) bool {
-			return n.Name == m.Nodename || n.Machine.UUID == m.UUID
-		}) {
-			continue
-		}
-		nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+// uuid is that of the machine, as far as anybody knows it.
+func (d Discovered) uuid() string {
+	if d.Machine.UUID == "" && d.Node != nil {
+		return d.Node.UUID
 	}
-	return nodes, errs
+	return d.Machine.UUID
 }
 
 // excludable refuses to leave out what is not there: it would be a typing error.
@@ -227,17 +230,18 @@ func (d *Discovered) match(vms []VM) error {
 		return fault.As(fault.Config, err)
 	}
 	d.System, d.Unproven = ProveSystemDisk(d.VM, d.Machine, "")
-	for _, drive := range drives {
-		if drive.Key != d.System.Key && !drive.CSI() {
-			d.Persistent = append(d.Persistent, drive)
-		}
+	drives = slices.DeleteFunc(drives, func(drive Disk) bool { return drive.Key == d.System.Key || drive.CSI() })
+	if d.Unproven == nil {
+		d.Persistent = drives
+	} else {
+		d.Candidates = drives
 	}
-	return d.findHolder(vms)
+	return d.findHolder(vms, drives)
 }
 
-// findHolder finds the data VM that owns disks of the node.
-func (d *Discovered) findHolder(vms []VM) error {
-	for _, drive := range d.Persistent {
+// findHolder finds the data VM that owns some of the node's disks.
+func (d *Discovered) findHolder(vms []VM, disks []Disk) error {
+	for _, drive := range disks {
 		if drive.Owner == 0 || drive.Owner == d.VM.ID {
 			continue
 		}

@@ -107,6 +107,19 @@ func TestDiscoveredMatch(t *testing.T) {
 	}
 }
 
+// TestDiscoveredUnproven: which disk is to be kept can't be said either.
+func TestDiscoveredUnproven(t *testing.T) {
+	t.Parallel()
+	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
+	d.Machine.SystemDisk = ""
+	if err := d.match([]VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
+		t.Errorf("unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
+	}
+}
+
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
 	parking := func(r Record) VM {

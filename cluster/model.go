@@ -42,6 +42,14 @@ func (vm VM) UUID() string {
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 
+// Container is an LXC container: of no use to recast, but its number is no VM's.
+type Container struct {
+	ID         VMID
+	Name, Host string
+}
+
+func (c Container) String() string { return fmt.Sprintf("container %d %q on %s", c.ID, c.Name, c.Host) }
+
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
 	// Dropped goes with the VM when it is deleted, or makes Proxmox refuse the

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 )
 
 // EtcdSource is where backups of etcd come from.
@@ -51,6 +52,11 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 	ask, err := src.Endpoints(ctx)
 	if err != nil {
 		return BackupResult{}, err
+	}
+	if below, err := filepath.Rel(p.State(), file); err == nil && filepath.IsLocal(below) {
+		if err := journal.KeepOutOfGit(p.State()); err != nil {
+			return BackupResult{}, err
+		}
 	}
 	b, err := cluster.BackUpEtcd(ctx, src, ask, file, say)
 	if err != nil {

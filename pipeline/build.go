@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -46,6 +47,9 @@ func (p Project) saver(was schematics.Lock) func(schematics.Lock) error {
 }
 
 func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {
+	if err := journal.KeepOutOfGit(w.State()); err != nil {
+		return w.ledger.Lock(), err
+	}
 	verifier := images.NewVerifier(w.images.Registry, w.isoCache())
 	b := images.Builder{
 		Factory: w.images.Factory, Registry: w.images.Registry, Puller: w.images.Registry, Verifier: verifier, Signature: w.signature(),

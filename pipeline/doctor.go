@@ -74,6 +74,8 @@ type Hypervisor interface {
 	cluster.Inventory
 	// Hosts lists the nodes of the Proxmox cluster.
 	Hosts(ctx context.Context) ([]cluster.Host, error)
+	// Containers lists the containers of the Proxmox cluster, by number: none is a VM's.
+	Containers(ctx context.Context) ([]cluster.Container, error)
 	images.Reacher
 	// Storage and ISO are those of images.Store.
 	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
@@ -137,7 +139,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.say("Proxmox, Talos and Kubernetes")
 	d.lookAround(ctx, reached)
 	if reached {
-		d.proxmox()
+		d.proxmox(ctx)
 		d.res.Nodes = d.survey.Assess(d.wanted, d.policy(cluster.Policy{}))
 		d.privileges(ctx)
 		d.say("the storages")

@@ -22,6 +22,7 @@ type site struct {
 
 	hosts    []cluster.Host
 	vms      []cluster.VM
+	others   []cluster.Container
 	quorate  bool
 	storages []cluster.Storage
 	seen     map[string]images.StorageInfo // by storage
@@ -57,6 +58,8 @@ func (s *site) VMs(context.Context) ([]cluster.VM, error)           { return s.v
 func (s *site) Quorate(context.Context) (bool, error)               { return s.quorate, s.err }
 func (s *site) Storages(context.Context) ([]cluster.Storage, error) { return s.storages, s.err }
 func (s *site) Hosts(context.Context) ([]cluster.Host, error)       { return s.hosts, nil }
+
+func (s *site) Containers(context.Context) ([]cluster.Container, error) { return s.others, nil }
 
 func (s *site) Room(context.Context, string) (cluster.Room, error) {
 	var room cluster.Room
@@ -169,6 +172,8 @@ func TestDoctorFinds(t *testing.T) {
 		"a stranger as the claim": {func(s *site) {
 			s.vms = append(s.vms, cluster.VM{ID: 9000, Config: map[string]string{}})
 		}, "claim", Problem, "has the number that recast needs for its claim"},
+		"a container as the claim": {func(s *site) { s.others = []cluster.Container{{ID: 9000, Name: "dns", Host: "pve1"}} }, "claim", Problem, `container 9000 "dns" on pve1 has its number`},
+		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that comes to it stops"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

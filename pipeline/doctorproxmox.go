@@ -13,7 +13,7 @@ import (
 )
 
 // proxmox holds the hosts and their cluster against what a roll relies on.
-func (d *checkup) proxmox() {
+func (d *checkup) proxmox(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
 		if fault.KindOf(err) == fault.Refused {
@@ -31,6 +31,7 @@ func (d *checkup) proxmox() {
 	}
 	d.clocks()
 	d.claim()
+	d.containers(ctx)
 	d.scratch()
 }
 
@@ -117,6 +118,25 @@ func (d *checkup) claim() {
 	for _, p := range d.survey.Parking {
 		if p.Record.Open {
 			d.warn(GroupProxmox, "unfinished", "recast status says where every disk is; recast roll finishes it", "the replacement of %s by run %s", p.Record.Node, p.Record.Run)
+		}
+	}
+}
+
+// containers looks for numbers that no VM of recast's can have: a roll would stop at each.
+func (d *checkup) containers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	list, err := d.src.Proxmox.Containers(ctx)
+	if err != nil {
+		d.fail(GroupProxmox, "containers", err)
+		return
+	}
+	for _, c := range list {
+		switch {
+		case c.ID == d.claimID():
+			d.refuse(GroupProxmox, "claim", "let proxmox.vmids begin with a number that nobody else uses", "%s has its number", c)
+		case d.Config.Proxmox.VMIDs.Contains(int(c.ID)):
+			d.warn(GroupProxmox, "proxmox.vmids", "give recast numbers that nobody else uses", "%s has one of them: a roll that comes to it stops", c)
 		}
 	}
 }

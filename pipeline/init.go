@@ -69,7 +69,8 @@ type InitResult struct {
 	Left       []string        `json:"left,omitempty"`
 	Schematics []InitSchematic `json:"schematics"`
 	Warnings   []string        `json:"warnings,omitempty"`
-	Files      []string        `json:"files"` // written, relative to Dir
+	Files      []string        `json:"files"`            // written, relative to Dir
+	Secret     []string        `json:"secret,omitempty"` // those of Files that hold secrets: for their owner alone, and not to be committed
 	Dir        string          `json:"dir"`
 	Drift      []cluster.Drift `json:"drift"` // how the nodes stand to recast.lock
 }
@@ -82,8 +83,9 @@ type InitNode struct {
 	Host         string       `json:"host"`
 	Firmware     string       `json:"firmware"` // "UEFI" or "BIOS"
 	Schematic    string       `json:"schematic"`
-	SystemDisk   string       `json:"systemDisk,omitempty"` // "scsi0 32G"; "": it can't be proven
-	Persistent   []string     `json:"persistent,omitempty"` // "scsi1 100G", "scsi1 100G of VM 9201"
+	SystemDisk   string       `json:"systemDisk,omitempty"`      // "scsi0 32G"; "": it can't be proven
+	Candidates   []string     `json:"systemDiskOneOf,omitempty"` // where it can't be proven
+	Persistent   []string     `json:"persistent,omitempty"`      // "scsi1 100G", "scsi1 100G of VM 9201"; none where it can't be proven
 	Holder       cluster.VMID `json:"holder,omitempty"`
 }
 
@@ -98,11 +100,12 @@ type InitSchematic struct {
 // initial is an Init in progress.
 type initial struct {
 	InitOptions
-	src   InitSources
-	found cluster.Discovery
-	draft config.Draft
-	plans []plannedSchematic
-	res   InitResult
+	src        InitSources
+	found      cluster.Discovery
+	containers []cluster.Container
+	draft      config.Draft
+	plans      []plannedSchematic
+	res        InitResult
 }
 
 // Init finds a cluster and writes recast.yaml, its schematics and recast.lock, all of
@@ -120,6 +123,12 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	var err error
 	in.found, err = cluster.Discover(ctx, kube, cluster.DiscoverOptions{Addrs: src.Addrs, Exclude: o.Exclude})
 	if err != nil {
+		return InitResult{}, err
+	}
+	for _, addr := range in.found.Silent {
+		in.warn("no node answers at %s, which the talosconfig names: if there is one, it is not in recast.yaml", addr)
+	}
+	if err := in.sayable(); err != nil {
 		return InitResult{}, err
 	}
 	for _, decide := range []func(context.Context) error{in.images, in.proxmox, in.schematics} {
@@ -198,13 +207,7 @@ func (in *initial) nodes() {
 		if n.VM.Config["bios"] == "ovmf" {
 			node.Firmware = "UEFI"
 		}
-		for _, d := range n.Persistent {
-			text := d.Key + sized(d)
-			if d.Owner != 0 && d.Owner == n.Holder {
-				text += fmt.Sprintf(" of VM %d", d.Owner)
-			}
-			node.Persistent = append(node.Persistent, text)
-		}
+		node.Persistent, node.Candidates = described(n.Persistent, n.Holder), described(n.Candidates, n.Holder)
 		if n.Unproven == nil {
 			node.SystemDisk = n.System.Key + sized(n.System)
 		} else {
@@ -216,6 +219,19 @@ func (in *initial) nodes() {
 		})
 	}
 	in.draft.Left, in.res.Left = in.found.Left, in.found.Left
+}
+
+// described says of disks what they are called, how large they are, and whose.
+func described(disks []cluster.Disk, holder cluster.VMID) []string {
+	var out []string
+	for _, d := range disks {
+		text := d.Key + sized(d)
+		if d.Owner != 0 && d.Owner == holder {
+			text += fmt.Sprintf(" of VM %d", d.Owner)
+		}
+		out = append(out, text)
+	}
+	return out
 }
 
 // sized is the size of a disk behind a space; "" where Proxmox does not say.
@@ -236,9 +252,12 @@ func (n InitNode) Role() string {
 
 // Disks says which disk is replaced and which are kept.
 func (n InitNode) Disks() string {
-	text := "system disk not proven"
-	if n.SystemDisk != "" {
-		text = "system disk " + n.SystemDisk
+	text := "system disk " + n.SystemDisk
+	switch {
+	case n.SystemDisk == "" && len(n.Candidates) > 0:
+		text = "system disk not proven: it is one of " + strings.Join(n.Candidates, ", ")
+	case n.SystemDisk == "":
+		text = "system disk not proven"
 	}
 	if len(n.Persistent) > 0 {
 		text += ", persistent " + strings.Join(n.Persistent, ", ")

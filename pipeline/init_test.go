@@ -3,11 +3,13 @@ package pipeline
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -83,21 +85,23 @@ func TestClusterName(t *testing.T) {
 	}
 }
 
-func TestFreeRange(t *testing.T) {
+// TestKeepOldLock: a lock that can't be read is not thrown away for that.
+func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
-	for want, ids := range map[string][]cluster.VMID{"9000-9099": {101, 8999, 9100}, "9200-9299": {9099, 9100}} {
-		in := initial{}
-		for _, id := range ids {
-			in.found.VMs = append(in.found.VMs, cluster.VM{ID: id})
-		}
-		if got := in.freeRange().String(); got != want {
-			t.Errorf("beside %v: %s, want %s", ids, got, want)
-		}
+	in := initial{InitOptions: InitOptions{Dir: t.TempDir()}}
+	if err := in.keepOldLock(); err != nil {
+		t.Errorf("without a lock: %v", err)
 	}
-	in := initial{}
-	in.found.Nodes = make([]cluster.Discovered, 99)
-	if got := in.freeRange().String(); got != "9000-9199" {
-		t.Errorf("99 nodes have %s", got)
+	lock := filepath.Join(in.Dir, "recast.lock")
+	if err := os.WriteFile(lock, []byte("version: 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := in.keepOldLock()
+	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it away") {
+		t.Errorf("of a newer recast: %v %q", err, hints)
+	}
+	if files, err := os.ReadDir(in.Dir); err != nil || len(files) != 1 {
+		t.Errorf("there is %v now: %v", files, err)
 	}
 }
 

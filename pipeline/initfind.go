@@ -12,7 +12,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -84,6 +83,9 @@ var factoryInstaller = regexp.MustCompile(`^([^/]+)/(?:[a-z0-9]+-)?installer(?:-
 // officialInstaller is one that is nobody's own.
 var officialInstaller = regexp.MustCompile(`^ghcr\.io/(siderolabs|talos-systems)/installer(-base)?[:@]`)
 
+// Where images and extensions come from unless something says otherwise.
+const publicFactory, publicExtensions = "https://factory.talos.dev", "ghcr.io/siderolabs"
+
 // cameFrom reads off the installers which factory the nodes' images are from.
 func (in *initial) cameFrom() {
 	d := &in.draft
@@ -96,7 +98,7 @@ func (in *initial) cameFrom() {
 			mirrors = append(mirrors, repository(image))
 		}
 	}
-	d.Factory, d.Extensions = "https://factory.talos.dev", cmp.Or(in.Extensions, "ghcr.io/siderolabs")
+	d.Factory, d.Extensions = publicFactory, cmp.Or(in.Extensions, publicExtensions)
 	if most := mostCommon(hosts); most != "" {
 		d.Factory = "https://" + most
 		if loopback(most) { // as container tools do, see go-containerregistry's name.Registry
@@ -149,7 +151,7 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 	d := &in.draft
 	d.Endpoints, d.Fingerprint, d.CAFile = in.Endpoints, in.Fingerprint, in.CAFile
 	d.TalosConfig = in.TalosConfig
-	d.Cluster = cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
+	d.Cluster = in.clusterName()
 	in.res.Cluster = d.Cluster
 	if len(d.Endpoints) == 1 {
 		hosts, err := in.src.Proxmox.Hosts(ctx)
@@ -166,6 +168,11 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 		return err
 	}
 	return in.vmids(ctx)
+}
+
+// clusterName is what the cluster is to be called.
+func (in *initial) clusterName() string {
+	return cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
 }
 
 // clusterName makes the name of a cluster of that of a talosconfig's context, which
@@ -243,54 +250,6 @@ func (in *initial) hosts() []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// vmids finds a range in which there is no VM.
-func (in *initial) vmids(ctx context.Context) (err error) {
-	check := func(answer string) error { return new(config.VMIDRange).UnmarshalText([]byte(answer)) }
-	answer := in.VMIDs
-	if answer == "" {
-		q := Question{Text: "Which VMIDs may recast use for VMs of its own (the claim, parked disks)?", Default: in.freeRange().String(), Flag: "--vmids", Check: check}
-		if answer, err = in.src.Ask(ctx, q); err != nil {
-			return err
-		}
-	}
-	if err := in.draft.VMIDs.UnmarshalText([]byte(answer)); err != nil {
-		return fault.As(fault.Config, err)
-	}
-	var taken []string
-	for _, vm := range in.found.VMs {
-		if in.draft.VMIDs.Contains(int(vm.ID)) && !in.known(vm.ID) {
-			taken = append(taken, vm.String())
-		}
-	}
-	if len(taken) > 0 {
-		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(taken, ", "))
-	}
-	return nil
-}
-
-// known says whether a VM is a node, one with disks of it, or recast's own.
-func (in *initial) known(id cluster.VMID) bool {
-	return slices.ContainsFunc(in.found.Nodes, func(n cluster.Discovered) bool { return n.VM.ID == id || n.Holder == id }) ||
-		slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool {
-			_, parking, _ := cluster.ReadRecord(vm)
-			return parking && vm.ID == id
-		})
-}
-
-// freeRange is the first hundred VMIDs from 9000 on that nobody uses, or more of them
-// for more nodes.
-func (in *initial) freeRange() config.VMIDRange {
-	size := 100
-	for size < len(in.found.Nodes)+2 {
-		size += 100
-	}
-	r := config.VMIDRange{First: 9000, Last: 9000 + size - 1}
-	for slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool { return r.Contains(int(vm.ID)) }) {
-		r.First, r.Last = r.First+100, r.Last+100
-	}
-	return r
 }
 
 // choose asks which of several it is to be.

@@ -44,9 +44,14 @@ func (in *initial) schematics(ctx context.Context) error {
 			in.warn("%s: the image of %s carries no schematic, so the file was made from the extensions that are listed: add the kernel arguments that it was built with, if there were any",
 				p.file(), strings.Join(res.Nodes, ", "))
 		}
-		if p.EmbedsConfig() {
-			in.warn("%s holds the machine configuration that the image of %s brings with it, secrets and all: think before you commit it", p.file(), strings.Join(res.Nodes, ", "))
+		if secrets := p.Secrets(); len(secrets) > 0 {
+			in.warn("%s and recast.lock hold secrets, as the image of %s does (%s): commit neither; take them out of the schematic first, then run recast lock",
+				p.file(), strings.Join(res.Nodes, ", "), strings.Join(secrets, ", "))
+			in.res.Secret = append(in.res.Secret, p.file())
 		}
+	}
+	if len(in.res.Secret) > 0 {
+		in.res.Secret = append([]string{"recast.lock"}, in.res.Secret...)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -61,8 +62,8 @@ func (in *initial) write(ctx context.Context) (err error) {
 func (in *initial) lockIn(ctx context.Context, stage string) error {
 	for _, p := range in.plans {
 		mode := fs.FileMode(0o644)
-		if p.EmbedsConfig() {
-			mode = 0o600 // it holds secrets
+		if len(p.Secrets()) > 0 {
+			mode = 0o600
 		}
 		if err := writeSynced(filepath.Join(stage, p.file()), []byte(p.content()), mode); err != nil {
 			return err
@@ -77,7 +78,7 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 		here.CAFile = filepath.Join(dir, here.CAFile)
 	}
 	if err := renderTo(filepath.Join(stage, "recast.yaml"), here.Render); err != nil {
-		return err
+		return in.otherwise(err)
 	}
 	p, err := in.src.Load(filepath.Join(stage, "recast.yaml"))
 	if err != nil {
@@ -133,10 +134,17 @@ func (in *initial) compare(p Project, lock schematics.Lock) error {
 // says what nodes that still run it are made of.
 func (in *initial) keepOldLock() error {
 	old, err := schematics.ReadLock(filepath.Join(in.Dir, "recast.lock"))
-	if err != nil {
-		return nil // there is none, or none that says anything
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return schematics.Archive(filepath.Join(in.Dir, ".recast", "locks"), old)
+	if err != nil {
+		return fault.WithHint(err, "or move it away, and keep it: nodes may still run what it says. Nothing was changed")
+	}
+	state := filepath.Join(in.Dir, ".recast")
+	if err := journal.KeepOutOfGit(state); err != nil {
+		return err
+	}
+	return schematics.Archive(filepath.Join(state, "locks"), old)
 }
 
 func renderTo(path string, render func() ([]byte, error)) error {

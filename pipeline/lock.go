@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -67,6 +68,9 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 		return res, nil
 	}
 	if req.Old != nil {
+		if err := journal.KeepOutOfGit(p.State()); err != nil {
+			return res, err
+		}
 		if err := schematics.Archive(p.pastLocks(), old); err != nil {
 			return res, err
 		}

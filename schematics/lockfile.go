@@ -14,7 +14,10 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-const lockHeader = "# Written by recast: commit it, do not edit it.\n"
+const (
+	lockHeader   = "# Written by recast: commit it, do not edit it.\n"
+	secretHeader = "# Written by recast: do not edit it, and do not commit it, for a schematic in it holds secrets.\n"
+)
 
 const restore = "put the committed one back: git checkout recast.lock. Without one, remove it and run `recast lock`, " +
 	"which takes the digests that the registries have now"
@@ -35,8 +38,13 @@ func ReadLock(path string) (Lock, error) {
 }
 
 // WriteLock writes recast.lock so that after a crash either the old or the new one is there.
+// One that holds secrets is for its owner alone.
 func WriteLock(path string, l Lock) error {
-	if err := writeLock(path, l, 0o644); err != nil {
+	mode := fs.FileMode(0o644)
+	if l.HoldsSecrets() {
+		mode = 0o600
+	}
+	if err := writeLock(path, l, mode); err != nil {
 		return fmt.Errorf("write the lock: %w", err)
 	}
 	return nil
@@ -76,7 +84,11 @@ func formatLock(l Lock) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append([]byte(lockHeader), data...), nil
+	header := lockHeader
+	if l.HoldsSecrets() {
+		header = secretHeader
+	}
+	return append([]byte(header), data...), nil
 }
 
 func parseLock(name string, data []byte) (Lock, error) {

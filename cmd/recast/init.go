@@ -80,7 +80,7 @@ func (f *initFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: the one that the nodes were installed from)")
 	c.Flags().StringVar(&f.Extensions, "extensions", "", "`registry` that lists the official extensions (default: ghcr.io/siderolabs)")
 	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the one that takes ISOs)")
-	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for VMs of recast's own, such as 9000-9099 (default: one that is free)")
+	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for VMs of recast's own, such as 9000-9099 (default: one that is free, where recast has not run before)")
 	c.Flags().StringSliceVar(&f.Exclude, "exclude", nil, "`nodes` to leave out: they have no VM on this Proxmox cluster, say")
 }
 
@@ -187,14 +187,16 @@ func prefixed(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// trusted connects to Proxmox. Where nobody vouches for its certificate, a person may.
+// trusted connects to Proxmox. Where nobody vouches for its certificate, a person may;
+// not for one that is for another name, since that one can be given.
 func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project, ask *asker, cl *closers) (*pve.Client, error) {
 	px, err := connectProxmox(s, p, cl)
 	if err != nil {
 		return nil, err
 	}
 	_, err = px.Permissions(ctx, "/")
-	if err == nil || !pve.Untrusted(err) || f.CAFile != "" || len(f.Endpoints) > 1 {
+	why, wrongName := pve.Untrusted(err)
+	if why == "" || wrongName || f.CAFile != "" || len(f.Endpoints) > 1 {
 		return px, err
 	}
 	seen, errSeen := pve.Fingerprint(ctx, f.Endpoints[0], nil)
@@ -203,10 +205,10 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	}
 	const compare = "on the node itself, pvenode cert info shows the right one"
 	if f.yes || !ask.terminal {
-		return nil, fault.WithHint(fmt.Errorf("%s: nobody vouches for its certificate, and --yes does not either: %w", f.Endpoints[0], err),
+		return nil, fault.WithHint(fmt.Errorf("%s: its certificate is not trusted, and --yes does not do that either: %w", f.Endpoints[0], err),
 			"it shows the fingerprint %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
 	}
-	fmt.Fprintf(s.err, "Nobody that this machine trusts vouches for the certificate of %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], seen, compare)
+	fmt.Fprintf(s.err, "The certificate of %s is not trusted: %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], why, seen, compare)
 	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is that the one? Only \"yes\" goes on:", Flag: "--fingerprint"})
 	if err != nil {
 		return nil, err

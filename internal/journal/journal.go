@@ -51,7 +51,8 @@ const (
 )
 
 // Open opens the journal of a run in dir/<run>, and makes both where they are
-// missing. While another process, or another Journal, has the run open for
+// missing. dir is one of several below that of all state, which is kept out of git.
+// While another process, or another Journal, has the run open for
 // writing, the error is of kind fault.Claimed.
 func Open(dir string, o Options) (*Journal, error) {
 	j, err := open(dir, o)
@@ -93,6 +94,9 @@ func open(dir string, o Options) (*Journal, error) {
 // claim locks the run and makes its directory where there is none.
 func (j *Journal) claim(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := KeepOutOfGit(filepath.Dir(dir)); err != nil {
 		return err
 	}
 	parent, err := os.OpenRoot(dir)

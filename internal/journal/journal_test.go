@@ -115,6 +115,38 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 	}
 }
 
+// TestKeptOutOfGit: a person who adds everything adds no machine configuration.
+func TestKeptOutOfGit(t *testing.T) {
+	t.Parallel()
+	state := filepath.Join(t.TempDir(), ".recast")
+	file := filepath.Join(state, ".gitignore")
+	read := func() string {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(b)
+	}
+	open(t, filepath.Join(state, "runs"), journal.Options{})
+	if got := read(); got != "*\n" {
+		t.Errorf(".gitignore is %q", got)
+	}
+	for _, c := range []struct{ was, want string }{{"", "*\n"}, {"*\n!locks\n", "*\n!locks\n"}} {
+		if err := os.WriteFile(file, []byte(c.was), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := journal.KeepOutOfGit(state); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(); got != c.want {
+			t.Errorf("where it was %q it is %q", c.was, got)
+		}
+	}
+	if err := journal.KeepOutOfGit(file); err == nil {
+		t.Error("a file was taken for the directory")
+	}
+}
+
 func TestOneWriterPerRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

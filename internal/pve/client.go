@@ -119,8 +119,12 @@ func parseEndpoints(list []string) ([]*url.URL, error) {
 	}
 	var endpoints []*url.URL
 	for _, s := range list {
+		if strings.ContainsAny(s, "@?") { // be it no URL otherwise: a secret is not shown
+			return nil, fault.WithHint(fault.Credentials.Configf("a Proxmox endpoint holds a user, a password or a query"),
+				"write it as https://pve1.example:8006; who we are is in PROXMOX_VE_API_TOKEN")
+		}
 		u, err := url.Parse(strings.TrimSuffix(s, "/"))
-		if err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+		if err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
 			return nil, fault.WithHint(fault.Configf("Proxmox endpoint %q is not an HTTPS address of a node", s), "write it as https://pve1.example:8006")
 		}
 		if u.Port() == "" {

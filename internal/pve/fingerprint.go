@@ -4,13 +4,28 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"time"
 )
 
-// Untrusted says whether err is that nobody vouches for the server's certificate.
-func Untrusted(err error) bool { return isCertificate(err) }
+// Untrusted says why the server's certificate is not trusted; "" where err is
+// something else. Where it is for other names, wrongName says so: to pin it would be
+// to pin whoever answers at that one.
+func Untrusted(err error) (why string, wrongName bool) {
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return "nobody that this machine trusts vouches for it", false
+	}
+	if e, ok := errors.AsType[x509.HostnameError](err); ok {
+		return e.Error(), true
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+		return e.Error(), false
+	}
+	return "", false
+}
 
 // Fingerprint reads the SHA-256 fingerprint of the certificate that a server shows.
 // Nothing is sent to it, and nothing is proven by it: a person has to compare it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -39,6 +40,16 @@ func (c *Client) explain(err error) error {
 		return fault.WithHint(fault.TLS.Of(err), "read the right fingerprint on the node itself: "+
 			"openssl x509 -noout -fingerprint -sha256 -in /etc/pve/local/pveproxy-ssl.pem (or pve-ssl.pem where that is missing); "+
 			"what is served now: openssl s_client -connect %s </dev/null | openssl x509 -noout -fingerprint -sha256", e.Addr)
+	}
+	if e, ok := errors.AsType[x509.HostnameError](err); ok {
+		hint := "the certificate names nobody: pvecm updatecerts --force on that node makes one with its names"
+		if names := namesOf(e.Certificate); len(names) > 0 {
+			hint = "name the endpoint as the certificate does: " + strings.Join(names, ", ")
+		}
+		return fault.WithHint(fault.TLS.Of(err), "%s. Beside proxmox.fingerprint names are not looked at", hint)
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
+		return fault.WithHint(fault.TLS.Of(err), "see whether this machine's clock is right; a certificate that has run out is made anew on its node: pvecm updatecerts --force, or pvenode acme cert renew")
 	}
 	if isCertificate(err) {
 		return fault.WithHint(fault.TLS.Of(err), "set proxmox.caFile to a copy of /etc/pve/pve-root-ca.pem, or proxmox.fingerprint to the node's own")
@@ -93,6 +104,17 @@ func hintGateway(e *Error, err error) error {
 func userOf(tokenID string) string {
 	user, _, _ := strings.Cut(tokenID, "!")
 	return user
+}
+
+// namesOf are the names and addresses that a certificate is for, as others use them.
+func namesOf(c *x509.Certificate) []string {
+	names := slices.DeleteFunc(slices.Clone(c.DNSNames), func(name string) bool { return name == "localhost" })
+	for _, ip := range c.IPAddresses {
+		if !ip.IsLoopback() {
+			names = append(names, ip.String())
+		}
+	}
+	return names
 }
 
 // isCertificate says that the server's certificate was not trusted.

@@ -45,6 +45,21 @@ func wantVM101Alone() cluster.VM {
 	return vm
 }
 
+func TestContainers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		vm101(s.node(t, "pve1"))
+		got, err := s.client(t, "pve1").Containers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]cluster.Container{{ID: 200, Name: "ct", Host: "pve1"}}, got); diff != "" {
+			t.Errorf("containers (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

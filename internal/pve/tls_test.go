@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -37,7 +38,7 @@ func TestTrust(t *testing.T) {
 		"a pin does not look at the name": {options: func(_ *testing.T, s *site) Options { return Options{Fingerprint: s.fingerprint()} }, host: "10.0.0.1"},
 		"wrong pin":                       {options: func(*testing.T, *site) Options { return Options{Fingerprint: other} }, err: "not the pinned " + other, hint: "openssl s_client -connect pve1:8006"},
 		"unknown authority":               {options: func(*testing.T, *site) Options { return Options{} }, err: "certificate", hint: "/etc/pve/pve-root-ca.pem"},
-		"wrong name":                      {options: func(_ *testing.T, s *site) Options { return Options{RootCAs: s.pool()} }, host: "pve9", err: "pve9", hint: "proxmox.fingerprint"},
+		"wrong name":                      {options: func(_ *testing.T, s *site) Options { return Options{RootCAs: s.pool()} }, host: "pve9", err: "pve9", hint: "name the endpoint as the certificate does: pve1"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -71,6 +72,46 @@ func TestTrust(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCertificateThatRanOut: a CA is of no help, and the remedy says so.
+func TestCertificateThatRanOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.node(t, "pve1")
+		time.Sleep(time.Until(s.cert.Leaf.NotAfter) + time.Second)
+		_, err := s.client(t, "pve1").Quorate(t.Context())
+		why, wrongName := Untrusted(err)
+		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "clock is right") || strings.Contains(hints, "caFile") {
+			t.Errorf("%v: %q, %t, %s", err, why, wrongName, hints)
+		}
+	})
+}
+
+func TestUntrusted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.node(t, "pve1")
+		s.node(t, "pve9")
+		for host, want := range map[string]struct {
+			o         Options
+			why       string
+			wrongName bool
+		}{
+			"pve1": {Options{}, "nobody that this machine trusts vouches for it", false},
+			"pve9": {Options{RootCAs: s.pool()}, "pve9", true},
+		} {
+			_, err := s.clientWith(t, want.o, host).Quorate(t.Context())
+			if why, wrongName := Untrusted(err); !strings.Contains(why, want.why) || wrongName != want.wrongName {
+				t.Errorf("%s: %q, %t: %v", host, why, wrongName, err)
+			}
+		}
+		if why, _ := Untrusted(errors.New("refused")); why != "" {
+			t.Errorf("another error: %q", why)
+		}
+	})
 }
 
 func TestWrongFingerprintShowsBoth(t *testing.T) {

@@ -41,7 +41,11 @@ func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
 			doctor = "cd " + dir + " && " + doctor
 		}
 		p.line("next: %s says what a roll still takes: privileges, space, versions", doctor)
-		p.line("      read recast.yaml, then commit it with recast.lock and schematics/")
+		if len(res.Secret) > 0 {
+			p.line("      read recast.yaml; commit nothing as long as there are secrets in %s", strings.Join(res.Secret, ", "))
+		} else {
+			p.line("      read recast.yaml, then commit it with recast.lock and schematics/")
+		}
 	})
 }
 

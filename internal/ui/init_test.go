@@ -37,7 +37,9 @@ func TestWriteInit(t *testing.T) {
 		{Node: "cp1", Build: build},
 		{Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-aa → sha256-bb"}}},
 	}
-	for name, res := range map[string]pipeline.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half} {
+	secret := inSync
+	secret.Secret, secret.Warnings = []string{"recast.lock", "schematics/worker.yaml"}, []string{"schematics/worker.yaml and recast.lock hold secrets"}
+	for name, res := range map[string]pipeline.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half, "init-secret": secret} {
 		drawn(t, name, func(out *bytes.Buffer) error { return WriteInit(out, "text", res) })
 	}
 }

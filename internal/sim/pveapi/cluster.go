@@ -67,6 +67,11 @@ func resources(c *call) (any, error) {
 				list = append(list, c.rows.vmRow(c, vm))
 			}
 		}
+		for _, ct := range c.Containers() {
+			if c.may(vmPath(ct.ID), "VM.Audit") {
+				list = append(list, containerResource(ct))
+			}
+		}
 	}
 	for _, host := range c.Hosts() {
 		if kind == "" || kind == "node" {
@@ -120,6 +125,14 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	return out
 }
 
+// containerResource is a container that is off.
+func containerResource(ct world.Container) object {
+	return object{
+		"id": fmt.Sprintf("lxc/%d", ct.ID), "type": "lxc", "vmid": ct.ID, "name": ct.Name, "node": ct.Host, "status": "stopped", "template": 0,
+		"cpu": 0, "maxcpu": 1, "mem": 0, "maxmem": 512 << 20, "disk": 0, "maxdisk": 8 << 30, "diskread": 0, "diskwrite": 0, "netin": 0, "netout": 0, "uptime": 0,
+	}
+}
+
 // storageResources has figures only of what some node reports.
 func storageResources(c *call, host string) []object {
 	var list []object
@@ -167,6 +180,9 @@ func nextID(c *call) (any, error) {
 	taken := map[int]bool{}
 	for _, vm := range c.VMs() {
 		taken[vm.ID] = true
+	}
+	for _, ct := range c.Containers() {
+		taken[ct.ID] = true
 	}
 	if asked := c.vmid(); asked != 0 {
 		if taken[asked] {

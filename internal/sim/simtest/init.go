@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -31,6 +32,9 @@ func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (
 		},
 		Ask: func(_ context.Context, q pipeline.Question) (string, error) {
 			c.Asked = append(c.Asked, q)
+			if q.Default == "" {
+				return "", fault.Configf("%s No answer is safe to take", q.Text)
+			}
 			return q.Default, nil
 		},
 	}

@@ -39,8 +39,8 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	if err := w.checkCreate(user, r, config); err != nil {
 		return "", err
 	}
-	if old, ok := w.vms[r.ID]; ok {
-		return "", failf("unable to create VM %d - VM %d already exists on node '%s'", r.ID, r.ID, old.host)
+	if err := w.unused(r.ID); err != nil {
+		return "", failf("unable to create VM %d - %v", r.ID, err)
 	}
 	v := newVM(r.ID, host, map[string]string{"lock": "create"})
 	v.pool = r.Pool

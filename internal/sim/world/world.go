@@ -53,6 +53,7 @@ type World struct {
 	storages    map[string]*storage
 	devices     map[string]map[string]*volume // block devices of the hosts: host -> path -> device
 	vms         map[int]*vm
+	containers  []Container
 	configLocks map[int]chan struct{}
 	tasks       []*task
 	lastPID     int

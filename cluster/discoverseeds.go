@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// addresses are all that nodes are known to have.
+func addresses(members []Member, nodes []KubeNode) []netip.Addr {
+	var out []netip.Addr
+	for _, m := range members {
+		out = append(out, m.Addresses...)
+	}
+	for _, n := range nodes {
+		out = append(out, n.Addresses...)
+	}
+	return out
+}
+
+// addSeeds adds the machines at further addresses, and takes from there what a node
+// that is listed did not answer at its own. silent are the addresses where no node
+// answers and none is known to be: it may be one that moves between control planes.
+func addSeeds(ctx context.Context, talos MachineReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+	for _, addr := range addrs {
+		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
+			continue
+		}
+		m, err := talos.Machine(ctx, addr)
+		if err != nil || m.Nodename == "" {
+			if !slices.Contains(known, addr) {
+				silent = append(silent, addr)
+			}
+			continue
+		}
+		i := slices.IndexFunc(nodes, func(n Discovered) bool { return n.Name == m.Nodename || m.UUID != "" && n.Machine.UUID == m.UUID })
+		switch {
+		case i < 0:
+			nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+		case errs[i] != nil:
+			nodes[i].Addr, nodes[i].Machine, errs[i] = addr, m, nil
+		}
+	}
+	return nodes, errs, silent
+}
+
+// allListed refuses nodes of which nobody says that they are all: where some are found
+// that no list has, there may be others that nobody has come across.
+func allListed(listed int, others []Discovered, kubernetes bool) error {
+	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
+	var names []string
+	for _, n := range others {
+		names = append(names, n.Name)
+	}
+	switch {
+	case kubernetes && listed == 0:
+		return fault.WithHint(fault.Refusedf("no node is known: Talos' discovery lists none, and neither does Kubernetes"),
+			"kubectl get nodes has to list them, or talosctl get members (cluster.discovery in the machine configurations). Is KUBECONFIG of another cluster?")
+	case kubernetes:
+		return nil
+	case listed == 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: nobody says which nodes there are"), "%s", fetch)
+	case len(names) > 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: nobody says which nodes there are", strings.Join(names, ", ")), "%s", fetch)
+	}
+	return nil
+}

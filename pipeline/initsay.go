@@ -1,0 +1,74 @@
+package pipeline
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// sayable refuses what no recast.yaml can say before anybody is asked anything: it
+// makes one of all that is known by now, with something valid for the rest.
+func (in *initial) sayable() error {
+	versions, err := in.found.Versions()
+	if err != nil {
+		return err
+	}
+	d := config.Draft{
+		Cluster: in.clusterName(), Talos: cmp.Or(in.Talos, versions[0]), Factory: cmp.Or(in.Factory, publicFactory),
+		Extensions: cmp.Or(in.Extensions, publicExtensions), Platform: "nocloud", Arch: "amd64", ISOStorage: []string{"local"},
+		Endpoints: in.Endpoints, Fingerprint: in.Fingerprint, CAFile: in.CAFile, VMIDs: config.VMIDRange{First: 9000, Last: 9099},
+		Schematics: []config.DraftSchematic{{Name: "default", File: "schematics/default.yaml"}},
+	}
+	for _, n := range in.found.Nodes {
+		d.Nodes = append(d.Nodes, config.DraftNode{Name: n.Name, Schematic: "default", VMID: int(n.VM.ID)})
+	}
+	_, err = d.Render()
+	return in.otherwise(err)
+}
+
+// otherwise says of each problem of a file that was never written which flag gives
+// something else. Where the problem would have been in it helps nobody.
+func (in *initial) otherwise(err error) error {
+	found, ok := errors.AsType[config.Problems](err)
+	if !ok {
+		return err
+	}
+	var problems []error
+	for _, p := range found {
+		problem := fault.Configf("what was found does not make a valid recast.yaml: %s: %s", p.Path, p.Message)
+		if hint := in.otherFlag(p.Path); hint != "" {
+			problem = fault.WithHint(problem, "%s", hint)
+		}
+		problems = append(problems, problem)
+	}
+	return errors.Join(problems...)
+}
+
+// otherFlag says which flag gives another value for a path in recast.yaml.
+func (in *initial) otherFlag(path string) string {
+	var i int
+	if _, err := fmt.Sscanf(path, "nodes[%d].name", &i); err == nil && i < len(in.found.Nodes) {
+		return "recast can't look after a node of that name: --exclude " + in.found.Nodes[i].Name + " leaves it alone"
+	}
+	for _, known := range []struct{ path, hint string }{
+		{"cluster", "--cluster gives it another name"},
+		{"talos.version", "--talos-version gives another one"},
+		{"talos.config", "--talosconfig names another one"},
+		{"images.factory", "--factory gives another one"},
+		{"images.extensions", "--extensions gives another one"},
+		{"images.iso", "--iso-storage gives another one"},
+		{"proxmox.endpoints", "--endpoint gives another one"},
+		{"proxmox.fingerprint", "--fingerprint gives another one"},
+		{"proxmox.caFile", "--ca-file gives another one"},
+		{"proxmox.vmids", "--vmids gives other ones"},
+	} {
+		if strings.HasPrefix(path, known.path) {
+			return known.hint
+		}
+	}
+	return ""
+}

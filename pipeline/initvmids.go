@@ -1,0 +1,128 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// vmids decides on the range for VMs of recast's own. Its first number is the claim's,
+// so two recast.yaml of one cluster exclude each other only with the same one: where
+// recast has been at work, nothing is safe to take.
+func (in *initial) vmids(ctx context.Context) (err error) {
+	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
+		return fmt.Errorf("list the containers: %w", err)
+	}
+	own := in.found.Own(in.draft.Cluster)
+	read := func(answer string) (r config.VMIDRange, err error) {
+		if err := r.UnmarshalText([]byte(answer)); err != nil {
+			return r, fault.As(fault.Config, err)
+		}
+		return r, in.claimable(r, own)
+	}
+	answer := in.VMIDs
+	if answer == "" {
+		q := Question{Flag: "--vmids", Check: func(answer string) error { _, err := read(answer); return err }}
+		if q.Text = in.rolled(own); q.Text == "" {
+			q.Text, q.Default = "Which VMIDs may recast use for VMs of its own (the claim, parked disks)?", in.freeRange().String()
+		}
+		if answer, err = in.src.Ask(ctx, q); err != nil {
+			return err
+		}
+	}
+	if in.draft.VMIDs, err = read(answer); err != nil {
+		return err
+	}
+	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
+		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(others, ", "))
+	}
+	return nil
+}
+
+// rolled asks for the range of another recast.yaml; "" where there is no sign of one.
+func (in *initial) rolled(own []cluster.VM) string {
+	var why string
+	made := in.names(func(n cluster.Discovered) bool { return n.VM.MadeBy() != "" })
+	switch {
+	case len(own) > 0:
+		var ids []string
+		for _, vm := range own {
+			ids = append(ids, fmt.Sprintf("VM %d", vm.ID))
+		}
+		why = "its own: " + strings.Join(ids, ", ")
+	case len(made) > 0:
+		why = "it has made the VM of " + strings.Join(made, ", ")
+	default:
+		return ""
+	}
+	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml with different proxmox.vmids don't see each other's claim: which range does the other one have?", why)
+}
+
+// claimable refuses a range that can't be that of the runs before, or whose first
+// number, the claim's, somebody else has.
+func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
+	for _, vm := range own {
+		claim := cluster.IsClaim(vm)
+		switch {
+		case !r.Contains(int(vm.ID)), claim && int(vm.ID) != r.First:
+			what := "is recast's own"
+			if claim {
+				what = "is the claim of a run, with the first number of its range"
+			}
+			return fault.WithHint(fault.Refusedf("%s %s: it is of a recast.yaml with other proxmox.vmids than %s, and two of them would not see each other's claim", vm, what, r),
+				"--vmids: the range of the recast.yaml that has rolled them. Is that one of another Talos cluster? Then --cluster gives this one another name than %s", in.draft.Cluster)
+		case !claim && int(vm.ID) == r.First:
+			return fault.WithHint(fault.Refusedf("%s is recast's own, and not its claim: the range that it is of begins before %s", vm, r),
+				"--vmids: the range of the recast.yaml that has rolled them")
+		}
+	}
+	if taken := in.others(config.VMIDRange{First: r.First, Last: r.First}, own); len(taken) > 0 {
+		return fault.WithHint(fault.Refusedf("%s has the first number of %s, which is the claim's", taken[0], r), "--vmids: a range that begins with a number that nobody has")
+	}
+	for _, n := range in.found.Nodes {
+		if int(n.VM.ID) == r.First || int(n.Holder) == r.First {
+			return fault.WithHint(fault.Refusedf("VM %d, which is or has disks of node %s, has the first number of %s, which is the claim's", r.First, n.Name, r),
+				"--vmids: a range that begins with a number that nobody has")
+		}
+	}
+	return nil
+}
+
+// others are the VMs and containers in a range that are neither nodes, nor have disks
+// of one, nor are recast's own.
+func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
+	var out []string
+	for _, vm := range in.found.VMs {
+		node := slices.ContainsFunc(in.found.Nodes, func(n cluster.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
+		mine := slices.ContainsFunc(own, func(o cluster.VM) bool { return o.ID == vm.ID })
+		if r.Contains(int(vm.ID)) && !node && !mine {
+			out = append(out, vm.String())
+		}
+	}
+	for _, c := range in.containers {
+		if r.Contains(int(c.ID)) {
+			out = append(out, c.String())
+		}
+	}
+	return out
+}
+
+// freeRange is the first hundred VMIDs from 9000 on that nobody uses, or more of them
+// for more nodes.
+func (in *initial) freeRange() config.VMIDRange {
+	size := 100
+	for size < len(in.found.Nodes)+2 {
+		size += 100
+	}
+	r := config.VMIDRange{First: 9000, Last: 9000 + size - 1}
+	for slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool { return r.Contains(int(vm.ID)) }) ||
+		slices.ContainsFunc(in.containers, func(c cluster.Container) bool { return r.Contains(int(c.ID)) }) {
+		r.First, r.Last = r.First+100, r.Last+100
+	}
+	return r
+}
