@@ -170,20 +170,3 @@ func TestLargeRuns(t *testing.T) {
 		t.Errorf("%d bytes", len(page))
 	}
 }
-
-func TestSave(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "new", "r.html")
-	for range 2 { // it replaces what is there
-		if err := report.Save(file, failed("x")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	info, err := os.Stat(file)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-	if files, _ := os.ReadDir(filepath.Dir(file)); len(files) != 1 {
-		t.Errorf("%d files are left", len(files))
-	}
-}
