@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/story"
@@ -47,7 +48,7 @@ func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 		l.t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: story.NewRedactor(nil).Text}); err != nil {
+	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}); err != nil {
 		l.t.Fatal(err)
 	}
 	l.canary.hear(b.String())
@@ -71,7 +72,7 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	files, err := os.ReadDir(run.Dir)
 	must(err)
 	for _, f := range files {
-		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "fates.json": true, story.LogName: true}
+		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "plan~first.json": true, "fates.json": true, story.LogName: true}
 		if !kept[f.Name()] && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
 			continue
 		}
