@@ -173,3 +173,14 @@ func (s Story) Longest() (longest Outage, any bool) {
 	}
 	return longest, any
 }
+
+// NotBack names the nodes that were not back when the log ends.
+func (s Story) NotBack() []string {
+	var names []string
+	for _, o := range s.Outages() {
+		if o.Open {
+			names = append(names, o.Node)
+		}
+	}
+	return names
+}

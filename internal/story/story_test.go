@@ -175,12 +175,12 @@ func TestAFailedNodeStaysAway(t *testing.T) {
 			"00:30 " + `"msg":"command","status":"ended","command":"recast roll","exitCode":1`,
 		}
 		s := read(t, map[string]string{story.LogName: lines(log...)})
-		if o, any := s.Longest(); !any || !o.Open || o.Seconds() != 20 || !s.Turns[0].AwayTo.IsZero() {
-			t.Errorf("%s: outage %+v", status, o)
+		if o, any := s.Longest(); !any || !o.Open || o.Seconds() != 20 || !s.Turns[0].AwayTo.IsZero() || fmt.Sprint(s.NotBack()) != "[wk1]" {
+			t.Errorf("%s: outage %+v, not back: %v", status, o, s.NotBack())
 		}
 		unfinished := func(status string) string { return strings.Replace(event("wk1", status), "workers", "unfinished", 1) }
 		s = read(t, map[string]string{story.LogName: lines(append(log, "50:00 "+began, "50:00 "+unfinished("started"), "50:10 "+unfinished("done"))...)})
-		if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 3000 {
+		if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 3000 || len(s.NotBack()) > 0 {
 			t.Errorf("%s and finished: outages %+v", status, s.Outages())
 		}
 	}

@@ -37,7 +37,7 @@ type HistoryRun struct {
 	Done          int       `json:"nodesDone"`
 	OutageNode    string    `json:"longestOutageNode,omitempty"`
 	OutageSeconds int       `json:"longestOutageSeconds,omitempty"`
-	OutageOpen    bool      `json:"longestOutageOpen,omitempty"` // nobody has seen it back: it took that long, or longer
+	OutageOpen    bool      `json:"longestOutageOpen,omitempty"` // a node was not seen back: it was that long, or longer
 }
 
 // HistoryOf tells runs in a line each, as many as limit; 0: all. log reads that of a
@@ -62,9 +62,11 @@ func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide fu
 	l.OutageNode, l.OutageSeconds = r.Longest()
 	// Only nodes that were done in one go have their time in the journal.
 	if r.Result != "done" || len(r.Took) < l.Done {
-		if o, any := log(r).Longest(); any && o.Seconds() > l.OutageSeconds {
-			l.OutageNode, l.OutageSeconds, l.OutageOpen = o.Node, o.Seconds(), o.Open
+		told := log(r)
+		if o, any := told.Longest(); any && o.Seconds() > l.OutageSeconds {
+			l.OutageNode, l.OutageSeconds = o.Node, o.Seconds()
 		}
+		l.OutageOpen = len(told.NotBack()) > 0
 	}
 	if a := r.About; a != nil {
 		l.By, l.TalosBefore, l.Talos, l.LockBefore, l.Lock = a.By.String(), a.Was, a.Talos, a.Before, a.Lock

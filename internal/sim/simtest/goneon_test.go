@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,8 +37,8 @@ func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
 		if got, want := inShort(first), "failed, 1 of 2, ended true, wk2 because "+why; got != want {
 			t.Errorf("it failed: %s, want %s", got, want)
 		}
-		if o, _ := told.Longest(); o.Node != "wk2" || !o.Open {
-			t.Errorf("outage %+v", o)
+		if names := told.NotBack(); !slices.Equal(names, []string{"wk2"}) {
+			t.Errorf("not back: %v", names)
 		}
 		time.Sleep(8 * time.Hour)
 
