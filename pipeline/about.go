@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"encoding/json"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
@@ -31,8 +32,11 @@ type About struct {
 // The keys of a run's journal of what is told of it later.
 const (
 	aboutKey = "about"
-	planKey  = "plan"
+	planKey  = "plan" // that is carried out, or was last
 	fatesKey = "fates"
+
+	// firstPlanKey has the plan that the run was begun with, once somebody goes on with it.
+	firstPlanKey = "plan/first"
 )
 
 // keepAbout notes what the run is about, or who goes on with it.
@@ -67,14 +71,56 @@ func (a About) last() cluster.Holder {
 	return a.By
 }
 
-// keepFates notes what has become of the nodes of the plan that was carried out.
+// keepPlan notes the plan that is carried out. Who goes on with a run plans only what
+// is left of it, so that the one that it was begun with is kept beside that.
+func (w *work) keepPlan(j *journal.Journal) error {
+	first, err := fact[json.RawMessage](j, firstPlanKey)
+	begun, errBegun := fact[json.RawMessage](j, planKey)
+	if err == nil && errBegun == nil && first == nil && begun != nil { // what can't be read is not worth keeping
+		if err := j.Put(firstPlanKey, begun); err != nil {
+			return err
+		}
+	}
+	return j.Put(planKey, w.rep.Plan)
+}
+
+// keepFates notes what has become of the nodes of the plan that was carried out. Of
+// other nodes of the run stays what is known.
 func (w *work) keepFates(j *journal.Journal) error {
 	var mine []string
 	for _, n := range w.rep.Plan.Work() {
 		mine = append(mine, n.Node)
 	}
 	f := w.tally.fates(mine)
-	other := func(name string) bool { return !slices.Contains(mine, name) }
-	f.Done, f.Failed, f.Left = slices.DeleteFunc(f.Done, other), slices.DeleteFunc(f.Failed, other), slices.DeleteFunc(f.Left, other)
-	return j.Put(fatesKey, f)
+	before := fatesBefore(j)
+	merge := func(before, now []string) []string {
+		before = slices.DeleteFunc(before, func(name string) bool { return slices.Contains(mine, name) })
+		now = slices.DeleteFunc(now, func(name string) bool { return !slices.Contains(mine, name) })
+		all := slices.Concat([]string{}, before, now)
+		slices.Sort(all)
+		return all
+	}
+	return j.Put(fatesKey, cluster.Fates{
+		Done: merge(before.Done, f.Done), Failed: merge(before.Failed, f.Failed), Left: merge(before.Left, f.Left),
+	})
+}
+
+// fatesBefore is what had become of a run's nodes when somebody went on with it: as was
+// noted then, or, where that process was killed, by which of them took their time.
+func fatesBefore(j *journal.Journal) (f cluster.Fates) {
+	if noted, err := fact[cluster.Fates](j, fatesKey); err == nil && noted != nil {
+		return *noted
+	}
+	begun, err := fact[cluster.Plan](j, firstPlanKey)
+	if err != nil || begun == nil {
+		return f
+	}
+	for _, n := range begun.Work() {
+		if took, err := fact[json.RawMessage](j, cluster.TookKey(n.Node)); err == nil && took != nil {
+			f.Done = append(f.Done, n.Node)
+		} else {
+			f.Left = append(f.Left, n.Node)
+		}
+	}
+	return f
 }

@@ -71,13 +71,29 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not run the hooks of this one again: do by hand what they had to do")
 	})
-	switch {
-	case failed == nil:
+	if failed == nil {
 		return err
-	case err == nil:
-		return fmt.Errorf("every node is done: %w", failed)
 	}
-	return fault.As(fault.KindOf(err), errors.Join(err, failed))
+	noted := w.noteFailed(failed)
+	if err == nil {
+		return errors.Join(fmt.Errorf("every node is done: %w", failed), noted)
+	}
+	return fault.As(fault.KindOf(err), errors.Join(err, failed, noted))
+}
+
+// noteFailed has the journal that was written last say that the run failed behind its
+// nodes, unless it says something worse.
+func (w *work) noteFailed(failed error) error {
+	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	info, err := j.Info()
+	if err != nil || info.Outcome != outcome(nil) {
+		return err
+	}
+	return j.Finish(outcome(fmt.Errorf("every node is done: %w", failed)))
 }
 
 // graceful is a context that outlives ctx by so much.

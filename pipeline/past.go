@@ -24,7 +24,7 @@ type PastRun struct {
 	Result   string                  `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
 	Error    string                  `json:"error,omitempty"`
 	About    *About                  `json:"about,omitempty"`
-	Plan     *cluster.Plan           `json:"plan,omitempty"` // the last that it was begun with
+	Plan     *cluster.Plan           `json:"plan,omitempty"` // that it was begun with
 	Fates    *cluster.Fates          `json:"fates,omitempty"`
 	Took     []cluster.Took          `json:"took,omitempty"`
 	Hooks    []cluster.HookRun       `json:"hooks,omitempty"`
@@ -63,7 +63,11 @@ func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
 			"a journal is on the machine where recast roll ran; recast status asks Proxmox for what was left")
 	}
 	if id == "" {
-		return p.pastRun(infos[0], o), nil
+		r := p.pastRun(infos[0], o)
+		if err != nil {
+			r.Problems = append(r.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+		return r, nil
 	}
 	var found []journal.RunInfo
 	var ids []string
@@ -100,7 +104,9 @@ func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 	}
 	defer j.Close()
 	r.About = read[About](&r, j, aboutKey)
-	r.Plan = read[cluster.Plan](&r, j, planKey)
+	if r.Plan = read[cluster.Plan](&r, j, firstPlanKey); r.Plan == nil {
+		r.Plan = read[cluster.Plan](&r, j, planKey)
+	}
 	r.Fates = read[cluster.Fates](&r, j, fatesKey)
 	r.Upgrade = read[cluster.KubernetesPlan](&r, j, upgradeKey)
 	r.Restored = read[json.RawMessage](&r, j, restoreKey) != nil
@@ -142,6 +148,17 @@ func (r *PastRun) standing(o PastOptions) string {
 		return "running"
 	}
 	return "running or killed"
+}
+
+// Unended says how that stands which has begun in it and not ended.
+func (r PastRun) Unended() string {
+	switch r.Result {
+	case "running":
+		return "goes on"
+	case "running or killed":
+		return "goes on, or was cut off"
+	}
+	return "cut off"
 }
 
 // Command is what was typed: "roll", "upgrade-k8s".

@@ -96,6 +96,13 @@ func TestPastRuns(t *testing.T) {
 	if runs, problems := p.PastRuns(PastOptions{}); len(runs) != 2 || len(problems) != 1 {
 		t.Errorf("%d runs, problems %q", len(runs), problems)
 	}
+	// Which one is the last, nobody knows then.
+	if r, err := p.PastRun("", PastOptions{}); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `) {
+		t.Errorf("the last: %q, %v", r.Problems, err)
+	}
+	if r, err := p.PastRun("bbbb", PastOptions{}); err != nil || len(r.Problems) > 0 {
+		t.Errorf("one by its ID: %q, %v", r.Problems, err)
+	}
 }
 
 func TestKeepAbout(t *testing.T) {

@@ -332,7 +332,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	w.o.began(j)
 	w.run.Slots = w.rep.Plan.Slots()
 	r := w.roller(id, j, past)
-	err = errors.Join(w.keepAbout(j, lock), j.Put(planKey, w.rep.Plan))
+	err = errors.Join(w.keepAbout(j, lock), w.keepPlan(j), j.Resume())
 	if err == nil {
 		err = w.begin(ctx, j)
 	}

@@ -108,8 +108,9 @@ func (g *gathering) lockFile() {
 	g.problem("recast.lock can't be used", err)
 }
 
-// runsHere adds the last runs that were started on this machine: of their journals
-// no fact but which there are, for they hold machine configurations, and their logs.
+// runsHere adds the last runs that were started on this machine: how they ended, their
+// logs, and of their journals the plan and which facts there are. No other, for they
+// hold machine configurations.
 func (g *gathering) runsHere() {
 	runs, err := journal.Runs(g.runs())
 	g.problem("journals", err)
@@ -136,11 +137,13 @@ func (g *gathering) keys(id string) {
 	keys, err := j.Keys("")
 	g.problem("journal of run "+id, err)
 	g.out.Text(filepath.Join("runs", id, "keys.txt"), []byte(strings.Join(keys, "\n")+"\n"))
-	var plan cluster.Plan
-	if found, err := j.Get("plan", &plan); err != nil {
-		g.problem("plan of run "+id, err)
-	} else if found {
-		g.add(filepath.Join("runs", id, "plan.json"), plan, planAllowed)
+	for key, file := range map[string]string{planKey: "plan.json", firstPlanKey: "plan-first.json"} {
+		var plan cluster.Plan
+		if found, err := j.Get(key, &plan); err != nil {
+			g.problem("plan of run "+id, err)
+		} else if found {
+			g.add(filepath.Join("runs", id, file), plan, planAllowed)
+		}
 	}
 }
 
@@ -168,7 +171,7 @@ func (g *gathering) log(path, name string) {
 		}
 	}
 	g.problem("log "+name, lines.Err())
-	g.out.Text(name, out.Bytes())
+	g.out.Lines(name, out.Bytes())
 }
 
 // byUsersProgram says whether a line may quote what a hook or a gate has printed,
@@ -190,7 +193,7 @@ func (g *gathering) world(parent context.Context) {
 		})
 	}
 	if g.src.Doctor != nil {
-		asks.Go(func() { g.add("doctor.json", g.src.Doctor(ctx), doctorAllowed) })
+		asks.Go(func() { g.add("doctor.json", withoutPrograms(g.src.Doctor(ctx)), doctorAllowed) })
 	}
 	if g.src.VMs != nil {
 		asks.Go(func() {
@@ -212,6 +215,18 @@ func (g *gathering) world(parent context.Context) {
 	asks.Wait()
 }
 
+// withoutPrograms is a diagnosis that says of the user's own programs, and of who is
+// told, no more than how many there are and how each stands.
+func withoutPrograms(res DoctorResult) DoctorResult {
+	res.Checks = slices.Clone(res.Checks)
+	for i, c := range res.Checks {
+		if c.Group == GroupHooks || c.Group == GroupGates || c.Group == GroupWebhooks {
+			res.Checks[i].What, res.Checks[i].Seen, res.Checks[i].Remedy = bundle.LeftOut, bundle.LeftOut, nil
+		}
+	}
+	return res
+}
+
 // tell says what is in the bundle, and what could not be read.
 func (g *gathering) tell() {
 	slices.Sort(g.problems)
@@ -230,9 +245,11 @@ const bundleReadme = `Support bundle of recast. Look through it before you hand 
 
 What is in it was allowed by name, field by field; all else was left out. Secrets that
 were at hand, and what looks like one, were taken out of what is left. Not in it: the
-Proxmox token, talosconfig, kubeconfig, machine configurations, anything of the journals
-but which facts there are, what your hooks and gates print, cloud-init users, passwords and
-keys, notes of VMs other than recast's own records.
+Proxmox token, talosconfig, kubeconfig, machine configurations, what your hooks and gates
+run and print, cloud-init users, passwords and keys, notes of VMs other than recast's own
+records, and of the journals of runs all but these: how each run ended (runs.json), which
+facts there are (keys.txt), its plan (plan.json; plan-first.json is what it was begun with,
+where somebody went on with it) and its log.
 
 It does say: names and addresses of nodes and hosts, disks and their storages, versions,
 what recast did and when, and why that failed.

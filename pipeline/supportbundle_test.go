@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,6 +38,12 @@ var planted = map[string]string{
 	"an argument of a hook": "--pass=planted-argument",
 	"a kernel argument":     "talos.config=https://conf.example/planted",
 	"a header":              "planted-header-value",
+	"a hook of before":      "./quiet.sh planted-older-argument", // which recast.yaml does not name any more
+	"a gate of before":      "./check.sh planted-gate-argument",
+	"what was said last":    "planted last words",
+	"a serial's URL":        "//conf.example/planted-serial",
+	"a forge's token":       "ghp_0123456789abcdefghijPlanted",
+	"a query":               "planted=query",
 }
 
 // config is a recast.yaml with what should not be in one.
@@ -68,12 +75,16 @@ func plantRun(t *testing.T, p Project) {
 		t.Fatal(err)
 	}
 	vm := map[string]any{"VM": map[string]any{"Config": map[string]string{"cipassword": planted["cipassword"], "sshkeys": planted["sshkeys"], "description": planted["notes of a VM"]}}}
-	plan := cluster.Plan{Cluster: "c1", ID: "abcd", Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
+	refused := fmt.Sprintf("the SMBIOS serial %q would configure the blank machine", "ds=nocloud;s=http:"+planted["a serial's URL"])
+	plan := cluster.Plan{Cluster: "c1", ID: "abcd", Nodes: []cluster.NodePlan{{Node: "wk1", Refused: []string{refused}}}, Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
 	log := strings.Join([]string{
 		`{"time":"t","msg":"request","method":"POST","path":"/nodes/pve1/qemu","header":"` + planted["a header"] + `","step":"roll/workers/wk1/take-down/stop"}`,
 		`{"msg":"step","step":"roll/workers/wk1/bring-up/configure","error":"sent Authorization: PVEAPIToken=root@pam!roll=` + planted["another token"] + ` and got 401","code":"credentials"}`,
 		`{"msg":"step","step":"roll/workers/wk1/hooks/1","status":"note","text":"` + planted["what a hook has said"] + `"}`,
 		`{"msg":"command","status":"ended","error":"hook \"x\": ./x ended with 1: ` + planted["what a hook has said"] + `"}`,
+		`{"msg":"step","step":"roll/workers/wk1/run-hooks","status":"started","title":"run the hooks before wk1 goes: ` + planted["a hook of before"] + `"}`,
+		`{"msg":"command","status":"ended","error":"roll/workers/wk1/ask-gates: gate \"` + planted["a gate of before"] + `\": gave up after 1m0s; last seen: ` + planted["what was said last"] + `"}`,
+		`{"msg":"step","step":"roll/workers/wk1/bring-up/join","error":"Get \"https://cp1:6443/api?` + planted["a query"] + `\": dial\n` + planted["a forge's token"] + `"}`,
 		`{"msg":"step","step":"roll/workers/wk1/take-down/drain","text":"it says cipassword: ` + planted["cipassword"] + `, and ` + planted["a machine's CA key"] + `"}`,
 		`{"msg":"cut off by a ki`,
 	}, "\n")
@@ -85,6 +96,17 @@ func plantRun(t *testing.T, p Project) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// plantStopped leaves a run that ended with a hook which hung.
+func plantStopped(t *testing.T, p Project) {
+	t.Helper()
+	runWith(t, p, "20261122-0102-bbbb", stopped(), nil)
+}
+
+func stopped() string {
+	return fmt.Sprintf("failed: roll/workers/wk1/run-hooks: hook %q: ./quiet.sh was stopped after 1m0s: it said last: %s: its timeout of 1m0s is over\nand more",
+		planted["a hook of before"], planted["what was said last"])
 }
 
 // plantLock puts a secret kernel argument into the lock.
@@ -126,10 +148,14 @@ func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
 		Version: map[string]string{"recast": "v1"}, Config: plantedConfig(), Invalid: fails,
 		Secrets: []string{planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"]},
 		Status: func(context.Context) (StatusResult, error) {
-			return StatusResult{Cluster: "c1", Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
+			return StatusResult{Cluster: "c1", LastRun: &RunStatus{Outcome: stopped()}, Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
 		},
 		Doctor: func(context.Context) DoctorResult {
-			return DoctorResult{Cluster: "c1", Checks: []Check{{Group: GroupProxmox, What: "API", State: Problem, Seen: fails.Error()}}}
+			return DoctorResult{Cluster: "c1", Checks: []Check{
+				{Group: GroupProxmox, What: "API", State: Problem, Seen: fails.Error()},
+				{Group: GroupHooks, What: planted["a hook of before"], State: OK, Seen: planted["a hook of before"]},
+				{Group: GroupGates, What: planted["a gate of before"], State: Warning, Seen: planted["what was said last"], Remedy: []string{planted["a gate of before"]}},
+			}}
 		},
 		VMs:     func(context.Context) ([]cluster.VM, error) { return vms, fails },
 		Observe: func(context.Context) (cluster.Observation, error) { return seen, nil },
@@ -145,8 +171,9 @@ func TestSupportBundleHasNoSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	plantRun(t, p)
+	plantStopped(t, p)
 	plantLock(t, p)
-	fails := fmt.Errorf("GET https://x:%s@pve1/?a=%s: root@pam!roll=%s: %s %s", planted["cipassword"], planted["another token"], planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"])
+	fails := fmt.Errorf("Get \"https://cp1:6443/api?%s\": dial\n%s\nGET https://x:%s@pve1/?a=%s: root@pam!roll=%s: %s %s", planted["a query"], planted["a forge's token"], planted["cipassword"], planted["another token"], planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"])
 	b := SupportBundle(t.Context(), &p, plantedSources(t, plantedVMs(t), fails), time.Now())
 	for _, f := range b.Files() {
 		for what, secret := range planted {
@@ -157,24 +184,43 @@ func TestSupportBundleHasNoSecrets(t *testing.T) {
 				}
 			}
 		}
+		requireJSON(t, f)
 	}
 	requireIn(t, b, map[string][]string{
 		"README.txt":                        {"Look through it", "vms.json ("},
 		"version.json":                      {`"recast": "v1"`},
 		"recast.yaml":                       {"cluster: c1", "name: wk1", "vmid: 9031"},
 		"recast.lock":                       {"talos: v1.13.9", "schematicID: "},
-		"runs.json":                         {`"ID": "20261122-0101-aaaa"`, "ended with 1: [left out]"},
+		"runs.json":                         {`"ID": "20261122-0101-aaaa"`, "ended with 1: [left out]", `wk1/run-hooks: hook [left out]\nand more"`},
 		"runs/20261122-0101-aaaa/keys.txt":  {"machine-config", "node/wk1/memory"},
-		"runs/20261122-0101-aaaa/plan.json": {`"id": "abcd"`},
-		"runs/20261122-0101-aaaa/log.jsonl": {`"method":"POST"`, `"code":"credentials"`},
+		"runs/20261122-0101-aaaa/plan.json": {`"id": "abcd"`, `the SMBIOS serial \"ds=nocloud;[redacted]\" would`},
+		"runs/20261122-0101-aaaa/log.jsonl": {`"method":"POST"`, `"code":"credentials"`, `Get \"https://cp1:6443/api?[redacted]\": dial\n[redacted]"`},
 		"status.json":                       {`"cluster": "c1"`},
-		"doctor.json":                       {`"what": "API"`},
+		"doctor.json":                       {`"what": "API"`, `"group": "gates"`, `"state": "warning"`},
 		"vms.json":                          {`"vmid": 9031`, `"cores": "2"`, `"uuid": "u-wk1"`, `"sshkeys"`, `"run": "r1"`},
 		"nodes.json":                        {`"talos": "v1.13.9"`, `"schematic": "5c4e"`},
 		"unread.txt":                        {"recast.lock can't be used", "VMs: ", "status: "},
 	})
 	if strings.Contains(fileIn(b, "vms.json"), "somebody-elses") {
 		t.Error("vms.json has a VM that is none of ours")
+	}
+}
+
+// requireJSON wants a file that is called JSON to be such, or its lines.
+func requireJSON(t *testing.T, f bundle.File) {
+	t.Helper()
+	docs := []string{string(f.Data)}
+	switch filepath.Ext(f.Name) {
+	case ".json":
+	case ".jsonl":
+		docs = strings.Split(strings.TrimSpace(docs[0]), "\n")
+	default:
+		return
+	}
+	for _, doc := range docs {
+		if !json.Valid([]byte(doc)) {
+			t.Errorf("%s holds what is no JSON:\n%s", f.Name, doc)
+		}
 	}
 }
 

@@ -42,10 +42,10 @@ var (
 		"maxUnavailable", "perHost", "workersBeside", "totalSeconds", "batches.**", "room.*", "warnings.*", "kubernetes.*", "scratch.**", "trials.**",
 	}
 	logOfPrograms = bundle.List{
-		"time", "level", "msg", "status", "command", "version", "exitCode", "seconds", "code", "run", "step", "node", "title", "risk",
+		"time", "level", "msg", "status", "command", "version", "exitCode", "seconds", "code", "run", "step", "node", "risk",
 		"server", "host", "method", "path",
 	}
-	logAllowed    = append(slices.Clone(logOfPrograms), "text", "error", "hints.*")
+	logAllowed    = append(slices.Clone(logOfPrograms), "title", "text", "error", "hints.*")
 	statusAllowed = bundle.List{
 		"cluster", "claim.**", "lastRun.**", "open.**", "marked.**", "kept.**", "scratch.**", "kubernetes", "problems.*",
 	}
@@ -202,13 +202,14 @@ func (g *gathering) etcdSeen(ctx context.Context, seen cluster.Observation) []se
 	return out
 }
 
-// secrets are all that can be found here: those that were given, and those of the
-// journals and of talos.machineConfigs.
+// secrets are all that can be found here: those that were given, those of the
+// journals and of talos.machineConfigs, and the command lines of hooks and gates.
 func (src BundleSources) secrets(p *Project) []string {
 	out := slices.Clone(src.Secrets)
 	if p == nil {
 		return out
 	}
+	out = append(out, p.commandLines()...)
 	files, _ := filepath.Glob(filepath.Join(p.runs(), "*", "*.secret")) // the pattern is right
 	if dir := p.Config.Talos.MachineConfigs; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
@@ -220,6 +221,28 @@ func (src BundleSources) secrets(p *Project) []string {
 		}
 	}
 	return out
+}
+
+// commandLines are those of hooks and gates. A program without arguments is none:
+// its name says nothing.
+func (p Project) commandLines() (lines []string) {
+	add := func(c cluster.CommandGate, line string) {
+		if len(c.Args) > 1 {
+			lines = append(lines, line)
+		}
+	}
+	hooks := p.hooks()
+	for _, point := range cluster.HookPoints() {
+		for _, h := range hooks.At(point) {
+			add(h.Command, h.About())
+		}
+	}
+	for _, g := range p.gates() {
+		if g.Command != nil {
+			add(*g.Command, g.About())
+		}
+	}
+	return lines
 }
 
 // ObserveNodes reads the nodes of the configuration, whatever the lock is.

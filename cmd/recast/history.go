@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -39,9 +41,11 @@ removes older ones.`,
 			if err != nil {
 				return err
 			}
+			hide := redact.New(secretsHere())
 			if len(args) == 0 {
 				runs, problems := p.PastRuns(past())
-				return ui.WriteHistory(s.out, out, ui.HistoryOf(runs, problems, limit))
+				h := ui.HistoryOf(runs, problems, limit, logOf, hide.Text)
+				return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteHistory(w, out, h) })
 			}
 			run, err := p.PastRun(args[0], past())
 			if err != nil {
@@ -55,13 +59,34 @@ removes older ones.`,
 			if _, err := os.Stat(page); err != nil {
 				page = "" // recast report makes one
 			}
-			return ui.WriteRun(s.out, out, ui.Tell(run, told, nearby(page), redact.New(secretsHere()).Text))
+			r := ui.Tell(run, told, nearby(page), hide.Text)
+			return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteRun(w, out, r) })
 		},
 	}
 	c.ValidArgsFunction = g.completeRuns
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	c.Flags().IntVar(&limit, "limit", 20, "how many `runs` to list, newest first; 0: all")
 	return c
+}
+
+// logOf reads what the log of a run tells: of one that can't be read, what comes before that.
+func logOf(run pipeline.PastRun) story.Story {
+	told, _ := story.Read(os.DirFS(run.Dir)) // recast history RUN says why
+	return told
+}
+
+// hiding takes secrets out of all that is printed as JSON, which holds whatever a
+// journal does. Of text each part was looked at before its lines were broken.
+func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writer) error) error {
+	if format != "json" {
+		return print(w)
+	}
+	var b bytes.Buffer
+	if err := print(&b); err != nil {
+		return err
+	}
+	_, err := w.Write(hide.JSON(b.Bytes()))
+	return err
 }
 
 // completeRuns offers the IDs of past runs, with what they are about.

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,14 +62,17 @@ too, as far as it came. Nobody is asked, so it works while everything is down.`,
 			if file == "" {
 				file = p.Page(run.ID)
 			}
-			if err := report.Save(file, drawn(run)); err != nil {
+			if err := savePage(file, run); err != nil {
 				return fault.WithHint(err, "--output FILE writes it elsewhere, --output - to stdout")
 			}
 			if _, err := fmt.Fprintln(s.out, nearby(file)); err != nil {
 				return err
 			}
-			if open == "yes" || open == "auto" && hasScreen(s) {
-				return show(c.Context(), file)
+			switch {
+			case open == "yes":
+				return show(c.Context(), opener(), file)
+			case open == "auto" && hasScreen(s):
+				s.tryShow(c.Context(), opener(), file)
 			}
 			return nil
 		},
@@ -88,6 +93,18 @@ func drawn(run pipeline.PastRun) report.Run {
 	return report.Run{Past: run, Story: told, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
 }
 
+// savePage draws a run into a file. Its directory is made where there is none.
+func savePage(file string, run pipeline.PastRun) error {
+	err := os.MkdirAll(filepath.Dir(file), 0o700)
+	if err == nil {
+		err = saveFile(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
+	}
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
 // savePages writes the reports of the runs that a command has worked on, and returns
 // their files. One that can't be written is warned of: the run is over.
 func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []string) {
@@ -97,7 +114,7 @@ func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []str
 		}
 		run, err := p.PastRun(id, past())
 		if err == nil {
-			err = report.Save(p.Page(id), drawn(run))
+			err = savePage(p.Page(id), run)
 		}
 		if err != nil {
 			fmt.Fprintf(s.err, "warning: no report of run %s: %v\n", id, err)
@@ -128,15 +145,43 @@ func hasScreen(s *streams) bool {
 	return runtime.GOOS == "darwin" || os.Getenv("DISPLAY") != "" || os.Getenv("WAYLAND_DISPLAY") != ""
 }
 
-// show opens a file as a double click on it does.
-func show(ctx context.Context, file string) error {
-	opener := "xdg-open"
+// opener is the program that opens a file as a double click on it does.
+func opener() string {
 	if runtime.GOOS == "darwin" {
-		opener = "open"
+		return "open"
 	}
-	if out, err := exec.CommandContext(ctx, opener, file).CombinedOutput(); err != nil {
-		return fault.WithHint(fmt.Errorf("open the report: %s: %w: %s", opener, err, strings.TrimSpace(string(out))),
-			"the report is written: open it by hand; --open no leaves that alone")
+	return "xdg-open"
+}
+
+// showWithin is how long an opener may take to say that it can't. One that is still
+// there then is the browser itself.
+const showWithin = 3 * time.Second
+
+// show opens a file before whoever typed this. A browser that is started by it stays,
+// and no Ctrl-C that is meant for recast ends it: it is in a group of its own, and
+// holds no pipe that would have to be read to its end.
+func show(ctx context.Context, opener, file string) error {
+	c := exec.Command(opener, file)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err := c.Start()
+	if err == nil {
+		ended := make(chan error, 1)
+		go func() { ended <- c.Wait() }()
+		select {
+		case err = <-ended:
+		case <-time.After(showWithin):
+		case <-ctx.Done():
+		}
+	}
+	if err != nil {
+		return fault.WithHint(fmt.Errorf("open the report: %s: %w", opener, err), "the report is written: open it by hand; --open no leaves that alone")
 	}
 	return nil
+}
+
+// tryShow is show where nobody has asked for it: that it can't is no failure.
+func (s *streams) tryShow(ctx context.Context, opener, file string) {
+	if err := show(ctx, opener, file); err != nil {
+		fmt.Fprintf(s.err, "warning: %v; the report is written: open it by hand\n", err)
+	}
 }

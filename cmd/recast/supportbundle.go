@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
@@ -24,11 +23,12 @@ func newSupportBundleCmd(s *streams, g *globals) *cobra.Command {
 		Long: `Write a tar.gz with recast.yaml, recast.lock, the logs and plans of the last runs on
 this machine, what recast status and recast doctor say, and what Proxmox, Talos,
 Kubernetes and etcd tell of the nodes. What can't be read, it says why, and goes on:
-it works with a broken recast.yaml, and while nothing can be reached.
+it works while nothing can be reached, and with a broken recast.yaml, of which it then
+has what is allowed and what is wrong with it, but no logs and nothing of the cluster.
 
 Only what is named in a list gets in. Never: the Proxmox token, talosconfig,
-kubeconfig, machine configurations, what hooks and gates print, cloud-init users,
-passwords and keys. What looks like a secret is taken out of the rest. Names and
+kubeconfig, machine configurations, what hooks and gates run and print, cloud-init
+users, passwords and keys. What looks like a secret is taken out of the rest. Names and
 addresses of nodes and hosts are in it: look through it before you hand it on.
 Changes nothing.`,
 		Example: `  recast support-bundle
@@ -56,32 +56,11 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	if out == "" {
 		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
 	}
-	if err := writeBundle(out, b); err != nil {
+	if err := saveFile(out, b.Write); err != nil {
 		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "name a file that can be written, or - for standard output: --output FILE")
 	}
 	_, err := fmt.Fprintf(s.out, "%s: %d files; look through it before you hand it on: tar xzf %s\n", out, len(b.Files()), out)
 	return err
-}
-
-// writeBundle leaves either a whole file or none.
-func writeBundle(file string, b *bundle.Bundle) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(file), ".recast-support-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name()) // the error says more
-		}
-	}()
-	if err := b.Write(f); err != nil {
-		_ = f.Close() // the same
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), file)
 }
 
 // bundleSources opens what can be opened; what can't, has its reason in doctor's part.

@@ -37,15 +37,33 @@ func New(dir string, made time.Time, secrets []string) *Bundle {
 	return &Bundle{Dir: dir, Made: made, hide: redact.New(secrets)}
 }
 
-// saidByPrograms is what a hook has printed, in the error that ends with it: reports
-// show it, a bundle goes to strangers.
-var saidByPrograms = regexp.MustCompile(`( ended with -?\d+: )(?:[^\r\n"\\]|\\.)+`)
+// ofPrograms is what a hook or a gate is called, which may be its whole command line,
+// and what a program has printed, up to the end of the line: reports show it, a
+// bundle goes to strangers.
+var ofPrograms = []*regexp.Regexp{
+	regexp.MustCompile(`\b((?:hook|gate) )\\*".*`),
+	regexp.MustCompile(`( ended with -?\d+: ).+`),
+	regexp.MustCompile(`( said last: ).+`),
+}
+
+// shown is what may be seen of a text.
+func (b *Bundle) shown(text string) string {
+	text = b.hide.Text(text)
+	for _, said := range ofPrograms {
+		text = said.ReplaceAllString(text, "${1}"+LeftOut)
+	}
+	return text
+}
 
 // Text adds a file; blank ones are left out.
-func (b *Bundle) Text(name string, data []byte) {
+func (b *Bundle) Text(name string, data []byte) { b.add(name, []byte(b.shown(string(data)))) }
+
+// Lines adds a file of JSON, one document a line.
+func (b *Bundle) Lines(name string, lines []byte) { b.add(name, redact.InJSON(lines, b.shown)) }
+
+func (b *Bundle) add(name string, data []byte) {
 	if len(bytes.TrimSpace(data)) > 0 {
-		text := saidByPrograms.ReplaceAllString(b.hide.Text(string(data)), "${1}"+LeftOut)
-		b.files = append(b.files, File{b.hide.Text(name), []byte(text)})
+		b.files = append(b.files, File{b.hide.Text(name), data})
 	}
 }
 
@@ -55,7 +73,7 @@ func (b *Bundle) JSON(name string, v any, allow List) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	b.Text(name, kept)
+	b.Lines(name, kept)
 	return nil
 }
 

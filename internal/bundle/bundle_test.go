@@ -72,8 +72,9 @@ func TestWrite(t *testing.T) {
 	made := time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 	const secret = "6f1d3c58-aaaa-bbbb-cccc-0123456789ab"
 	b := bundle.New("dir", made, []string{secret})
-	b.Text("b.txt", []byte("with "+secret+`: {"error":"hook \"x\": ./x ended with 1: hush hush"}`))
+	b.Text("b.txt", []byte("with "+secret+": ./x ended with 1: hush hush\nit goes on"))
 	b.Text("empty.txt", []byte("\n"))
+	b.Lines("c.jsonl", []byte(`{"error":"a: hook \"./x hush\": ./x was stopped","token":"hush"}`+"\n"+`{"error":"gate \"./x hush\": hush\nGet \"https://h/?hush\": dial, it said last: hush"}`+"\n"))
 	if err := b.JSON("a.json", map[string]any{"x": 1, "y": secret}, bundle.List{"x"}); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,10 @@ func TestWrite(t *testing.T) {
 		}
 		got[h.Name] = string(text)
 	}
-	want := map[string]string{"dir/a.json": "{\n  \"[left out]\": \"1 more\",\n  \"x\": 1\n}\n", "dir/b.txt": `with [redacted]: {"error":"hook \"x\": ./x ended with 1: [left out]"}`}
+	want := map[string]string{
+		"dir/a.json": "{\n  \"[left out]\": \"1 more\",\n  \"x\": 1\n}\n", "dir/b.txt": "with [redacted]: ./x ended with 1: [left out]\nit goes on",
+		"dir/c.jsonl": `{"error":"a: hook [left out]","token":"[redacted]"}` + "\n" + `{"error":"gate [left out]\nGet \"https://h/?[redacted]\": dial, it said last: [left out]"}` + "\n",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}

@@ -280,12 +280,25 @@ func (j *Journal) Finish(outcome string) error {
 	if err != nil {
 		return err
 	}
-	b, err := marshal(infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
+	return j.putInfo("finish", infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
+}
+
+// Resume takes back that the run has ended: somebody goes on with it.
+func (j *Journal) Resume() error {
+	info, err := j.Info()
+	if err != nil || info.Unfinished() {
+		return err
+	}
+	return j.putInfo("resume", infoFile{Started: info.Started})
+}
+
+func (j *Journal) putInfo(point string, f infoFile) error {
+	b, err := marshal(f)
 	if err == nil {
-		err = j.write("finish", infoName, b)
+		err = j.write(point, infoName, b)
 	}
 	if err != nil {
-		return fmt.Errorf("journal: finish run %q: %w", j.run, err)
+		return fmt.Errorf("journal: %s run %q: %w", point, j.run, err)
 	}
 	return nil
 }

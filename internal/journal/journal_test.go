@@ -41,6 +41,25 @@ func closeNow(t *testing.T, j *journal.Journal) {
 	}
 }
 
+func TestResume(t *testing.T) {
+	t.Parallel()
+	j, err := journal.Open(t.TempDir(), journal.Options{Run: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	before, err := j.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := j.Info(); err != nil || !after.Unfinished() || after != before {
+		t.Errorf("%+v, was %+v; %v", after, before, err)
+	}
+}
+
 func TestFactsOutliveTheProcess(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state", "journal")

@@ -67,37 +67,49 @@ func linesIn(text string) []string {
 }
 
 // looks are what secrets look like, and what stays of them: tokens of Proxmox,
-// Kubernetes and forges, keys, what a machine configuration names so, passwords in URLs.
+// Kubernetes and forges, keys, what a machine configuration names so, passwords in URLs,
+// where a NoCloud serial has its configuration from. A text may quote another: an
+// escape before a secret is no part of it, nor is the quote behind it.
 var looks = []struct {
 	like  *regexp.Regexp
 	stays string
 }{
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[^"]*?-----END [A-Z0-9 ]+-----`), ""},
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----[^"]*`), ""}, // cut off
-	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), ""},   // "-----BEGIN" in base64
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), ""},
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), ""}, // cut off
+	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), ""},                // "-----BEGIN" in base64
 	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), ""},
-	{regexp.MustCompile(`(?i)(PVEAPIToken=)[^\s"',;]+`), "${1}"},
-	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)[^\s"',;]+`), "${1}"},
-	{regexp.MustCompile(`(?i)\b((?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
-	{regexp.MustCompile(`(?i)((?:PVEAuthCookie|CSRFPreventionToken|set-cookie|cookie|authorization|x-[a-z-]*(?:token|key))\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}"},
+	{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
+	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
+	{regexp.MustCompile(`(?i)(` + begins + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
+	{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}"},
 	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}"}, // JSON within JSON
 	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}"},
 	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}"},
 	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}"},
-	{regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), ""},
-	{regexp.MustCompile(`\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), ""},
-	{regexp.MustCompile(`(hooks\.slack\.com/services/)[^\s"']+`), "${1}"},
-	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)[^\s/@"']+@`), "${1}" + Mark + "@"},
-	{regexp.MustCompile(`(https?://[^\s"'?#]+\?)[^\s"']+`), "${1}"},
-	{regexp.MustCompile(`\b(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), ""},
-	{regexp.MustCompile(`\b[A-Za-z0-9+/]{90,}={0,2}`), ""},    // base64 longer than any digest
-	{regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`), ""}, // a bootstrap token of Kubernetes, or of Talos
+	{regexp.MustCompile(`(` + begins + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}"},
+	{regexp.MustCompile(`(` + begins + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}"},
+	{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}"},
+	{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}"},
+	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@"},
+	{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}"},
+	{regexp.MustCompile(`(` + begins + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}"},
+	{regexp.MustCompile(`(` + begins + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}"},    // base64 longer than any digest
+	{regexp.MustCompile(`(` + begins + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}"}, // a bootstrap token of Kubernetes, or of Talos
 }
 
-// secretName is what comes before a secret, as a group that is still open.
-const secretName = `(?i)([\w.-]*(?:password|passwd|passphrase|secret|api_?key|access_?key|private_?key|sshkeys|client-key-data|credentials?|token)\\?["']?\s*[:=]\s*`
+const (
+	// begins is where a word does: behind an escaped line feed, too.
+	begins = `(?:\b|\\[nrt])`
+	// unquoted is the rest of a word, up to the quote that ends it, escaped or not.
+	unquoted = `(?:[^\s"'\\]|\\[^\s"'])+`
 
-// Text is a text without secrets.
+	headers     = `PVEAuthCookie|CSRFPreventionToken|set-cookie|cookie|authorization|x-[a-z-]*(?:token|key)`
+	secretWords = `password|passwd|passphrase|secret|api_?key|access_?key|private_?key|sshkeys|client-key-data|credentials?|token`
+	// secretName is what comes before a secret, as a group that is still open.
+	secretName = `(?i)([\w.-]*(?:` + secretWords + `)\\?["']?\s*[:=]\s*`
+)
+
+// Text is a text without secrets. What is JSON goes to JSON: here it may lose a quote.
 func (r Redactor) Text(text string) string {
 	text = r.known.Replace(text)
 	for _, look := range looks {

@@ -2,6 +2,7 @@ package redact_test
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -50,6 +51,68 @@ func TestTheLookOfSecrets(t *testing.T) {
 			t.Errorf("%q became\n%q, want\n%q", text, got, want)
 		}
 	}
+}
+
+// A text that quotes another keeps its quotes and escapes.
+func TestWhatIsQuoted(t *testing.T) {
+	t.Parallel()
+	s := redact.New(nil)
+	for text, want := range map[string]string{
+		`said "Get \"https://h/?a=b\": dial"`:          `said "Get \"https://h/?[redacted]\": dial"`,
+		`said "as \"root@pam!x=abc-def\": 401"`:        `said "as \"root@pam!x=[redacted]\": 401"`,
+		`said "https://u:p\w@h"`:                       `said "https://[redacted]@h"`,
+		`said "a\nghp_0123456789abcdefghij"`:           `said "a\n[redacted]"`,
+		`said "a\nabcdef.0123456789abcdef"`:            `said "a\n[redacted]"`,
+		`said "a\n` + strings.Repeat("Ab1/", 30) + `"`: `said "a\n[redacted]"`,
+		`the SMBIOS serial "ds=nocloud;s=http://x/y/"`: `the SMBIOS serial "ds=nocloud;[redacted]"`,
+	} {
+		if got := s.Text(text); got != want {
+			t.Errorf("%q became\n%q, want\n%q", text, got, want)
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	s := redact.New([]string{secret, "87654321"})
+	for text, want := range map[string]string{
+		`{"a": 1.5e3, "b": [true, null, "as \u00e9 it was"]}`:                    `{"a": 1.5e3, "b": [true, null, "as \u00e9 it was"]}`,
+		`{"error":"Get \"https://cp1:6443/api?x=y\": dial"}`:                     `{"error":"Get \"https://cp1:6443/api?[redacted]\": dial"}`,
+		`{"error":"said\nghp_0123456789abcdefghij"}`:                             `{"error":"said\n[redacted]"}`,
+		`{"error":"--password='hush\" x","a":1}`:                                 `{"error":"--password='[redacted]","a":1}`,
+		`{"error":"{\"password\":\"hu\\\"sh\"}"}`:                                `{"error":"{\"password\":\"[redacted]\"}"}`,
+		`{"a":{"Token" : "hush","secret":true,"apiKey":7,"password":""}}`:        `{"a":{"Token" : "[redacted]","secret":true,"apiKey":"[redacted]","password":""}}`,
+		`{"token":["hush","hush"],"a":["b"]}`:                                    `{"token":["[redacted]","[redacted]"],"a":["b"]}`,
+		`{"token":{"a":"b"}}`:                                                    `{"token":{"a":"b"}}`,
+		`{"` + secret + `":"` + secret + `","n":87654321}`:                       `{"[redacted]":"[redacted]","n":"[redacted]"}`,
+		`{"a":"-----BEGIN KEY-----\nMII` + "\"}\n" + `{"b":"-----END KEY-----"}`: `{"a":"[redacted]` + "\"}\n" + `{"b":"-----END KEY-----"}`,
+	} {
+		got := string(s.JSON([]byte(text)))
+		if got != want {
+			t.Errorf("%s became\n%s, want\n%s", text, got, want)
+		}
+		for line := range strings.Lines(got) {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("%s is no JSON", line)
+			}
+		}
+	}
+}
+
+func FuzzJSON(f *testing.F) {
+	f.Add("Get \"https://u:p\\w@h/?a=b\\\": dial", "token")
+	f.Add("-----BEGIN KEY-----\nMII\\\"", "a")
+	f.Add("password='\\\" \x00\xff", "cookie\\")
+	s := redact.New([]string{secret})
+	f.Fuzz(func(t *testing.T, text, name string) {
+		data, err := json.Marshal(map[string]any{name: text, "list": []any{text, 1.5, true, map[string]any{text: nil}}})
+		if err != nil {
+			t.Skip(err)
+		}
+		if got := s.JSON(data); !json.Valid(got) {
+			t.Errorf("%s became %s", data, got)
+		}
+	})
 }
 
 func TestYAML(t *testing.T) {

@@ -77,7 +77,7 @@ func (v view) rows() []row {
 			continue // its turn never came
 		}
 		r := find(t.Node)
-		r.Mood, fates[t.Node] = moodOf(t.Status), v.fate(t)
+		r.Mood, fates[t.Node] = moodOf(t.Status), t.Fate(v.Past.Unended())
 		kind := "turn"
 		switch t.Status {
 		case "not started":
@@ -103,17 +103,6 @@ func (v view) rows() []row {
 		}
 	}
 	return rows
-}
-
-// fate is how a turn ended, in words.
-func (v view) fate(t *story.Turn) string {
-	switch {
-	case t.Status == "" && v.Past.Result == "running":
-		return "goes on"
-	case t.Status == "":
-		return "cut off"
-	}
-	return t.Status
 }
 
 func moodOf(status string) string {
@@ -160,7 +149,7 @@ func (v view) cards() []card {
 			continue
 		}
 		c := card{
-			ID: fmt.Sprintf("turn-%d", i+1), Node: t.Node, Title: t.Title, Mood: moodOf(t.Status), Status: v.fate(t),
+			ID: fmt.Sprintf("turn-%d", i+1), Node: t.Node, Title: t.Title, Mood: moodOf(t.Status), Status: t.Fate(v.Past.Unended()),
 			Began: t.Began, Ended: t.Until(), Took: took(t.Until().Sub(t.Began)), Text: t.Text,
 		}
 		if !t.AwayFrom.IsZero() {
@@ -193,10 +182,7 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 	a := newAxis(t.Began, t.Until())
 	for _, s := range t.Stages {
 		end := cmp.Or(s.Ended, t.Until())
-		g := stage{Stage: s, Kind: kindOf(s), Took: took(end.Sub(s.Began)), Ends: "cut off"}
-		if !s.Ended.IsZero() {
-			g.Ends = s.Status
-		}
+		g := stage{Stage: s, Kind: kindOf(s), Took: took(end.Sub(s.Began)), Ends: s.Fate(v.Past.Unended())}
 		g.Shown = s.Status != "skipped" && s.Status != "not started" && !s.Began.Before(t.Began) &&
 			(end.Sub(s.Began) >= t.Until().Sub(t.Began)/200 || s.Error != "" || s.Ended.IsZero())
 		if g.Shown {
@@ -210,7 +196,7 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 // others are the steps that are about no node.
 func (v view) others() (out []stage) {
 	for _, s := range v.Story.Steps {
-		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: cmp.Or(s.Status, "cut off")}
+		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Unended())}
 		out = append(out, g)
 	}
 	return out

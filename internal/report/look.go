@@ -163,6 +163,9 @@ func (v view) figures() []fact {
 		}
 		figures = append(figures, fact{"longest outage, " + o.Node, text})
 	}
+	if names := v.Story.NotBack(); len(names) > 0 {
+		figures = append(figures, fact{"not back", strings.Join(names, ", ")})
+	}
 	for _, c := range v.Charts {
 		figures = append(figures, fact{c.Lowest, c.Least})
 	}
@@ -194,19 +197,19 @@ func (v view) troubles() []trouble {
 	return out
 }
 
-// next is what to type now.
-func (v view) next() []string {
-	switch v.Past.Result {
-	case "done":
-		return []string{"recast drift says whether every node still runs the lock"}
-	case "running":
-		return []string{"it goes on: recast status says how it stands, and recast report draws it anew"}
+// days says whether it went on over midnight, where it is told.
+func (v view) days() bool {
+	from, to := v.From, v.To
+	for _, t := range []time.Time{v.Past.Started, v.Story.From} {
+		if !t.IsZero() && t.Before(from) {
+			from = t
+		}
 	}
-	again := "recast " + v.Past.Command()
-	return []string{
-		"recast status says where every disk is, and what is half done",
-		again + " goes on where this one stopped; nothing of it has to be undone by hand before",
+	if v.Story.To.After(to) {
+		to = v.Story.To
 	}
+	day := func(t time.Time) string { return t.In(v.Now.Location()).Format(time.DateOnly) }
+	return day(from) != day(to)
 }
 
 // missing says what is not in the report, and why.

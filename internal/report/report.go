@@ -34,10 +34,11 @@ func Write(w io.Writer, r Run) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
+	v := look(r)
 	page, err := template.New("page.gohtml").Funcs(template.FuncMap{
 		"css":   func() template.CSS { return template.CSS(css) },
 		"hide":  r.Hide,
-		"clock": func(t time.Time) string { return clock(t.In(r.Now.Location())) },
+		"clock": func(t time.Time) string { return clock(t.In(r.Now.Location()), v.days()) },
 		"stamp": func(t time.Time) string { return stamp(t.In(r.Now.Location())) },
 		"short": short,
 		"join":  strings.Join,
@@ -48,7 +49,7 @@ func Write(w io.Writer, r Run) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	if err := page.Execute(w, look(r)); err != nil {
+	if err := page.Execute(w, v); err != nil {
 		return fmt.Errorf("report of run %s: %w", r.Past.ID, err)
 	}
 	return nil
@@ -61,9 +62,13 @@ func stamp(t time.Time) string {
 	return t.Format("2006-01-02 15:04:05 -07:00")
 }
 
-func clock(t time.Time) string {
-	if t.IsZero() {
+// clock is a time of day, and of which one where there are several.
+func clock(t time.Time, several bool) string {
+	switch {
+	case t.IsZero():
 		return "–"
+	case several:
+		return t.Format("01-02 15:04:05")
 	}
 	return t.Format("15:04:05")
 }

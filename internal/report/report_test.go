@@ -171,19 +171,100 @@ func TestLargeRuns(t *testing.T) {
 	}
 }
 
-func TestSave(t *testing.T) {
+// TestNext: what to type next is what that command takes.
+func TestNext(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "new", "r.html")
-	for range 2 { // it replaces what is there
-		if err := report.Save(file, failed("x")); err != nil {
-			t.Fatal(err)
+	const again = " goes on where this one stopped; nothing of it has to be undone by hand before"
+	const status = "recast status says where every disk is, and what is half done"
+	for name, c := range map[string]struct {
+		change func(*report.Run)
+		result string
+		want   []string
+	}{
+		"roll":           {nil, "failed", []string{status, "recast roll" + again}},
+		"roll done":      {nil, "done", []string{"recast drift says whether every node still runs the lock"}},
+		"recover":        {command("recover"), "killed", []string{status, "recast recover wk1" + again}},
+		"recover done":   {command("recover"), "done", []string{"recast plan says what a roll would do: by the lock wk1 is as stale as before"}},
+		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, as it was typed," + again}},
+		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: it was given up for another one, which recast history lists"}},
+		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &cluster.KubernetesPlan{} }, "failed", []string{"recast upgrade-k8s" + again}},
+		"rollback": {func(r *report.Run) {
+			command("rollback")(r)
+			r.Past.Fates = &cluster.Fates{Failed: []string{}, Left: []string{"wk1", "wk2", "wk3"}} // wk1 was stopped on its way
+		}, "interrupted", []string{
+			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
+			"recast rollback wk2 wk3 takes what was not come to",
+		}},
+		"rollback, the last failed": {func(r *report.Run) {
+			command("rollback")(r)
+			r.Past.Fates = &cluster.Fates{Failed: []string{"wk1"}}
+		}, "failed", []string{
+			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
+		}},
+		"rollback done": {command("rollback"), "done", []string{"put the recast.lock of before back: by the present one these nodes are stale, and recast roll brings them forward again"}},
+	} {
+		r := failed("no quorum")
+		if c.change != nil {
+			c.change(&r)
+		}
+		r.Past.Result = c.result
+		_, page, _ := strings.Cut(draw(t, r), `<h2 id="next">`)
+		page, _, _ = strings.Cut(page, "</section>")
+		var got []string
+		for _, item := range regexp.MustCompile(`<li>(.*)</li>`).FindAllStringSubmatch(page, -1) {
+			got = append(got, item[1])
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	info, err := os.Stat(file)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+}
+
+func command(name string) func(*report.Run) {
+	return func(r *report.Run) { r.Past.About.Command = name }
+}
+
+// TestDays: where there are several, a time says of which.
+func TestDays(t *testing.T) {
+	t.Parallel()
+	r := failed("no quorum")
+	if page := draw(t, r); !strings.Contains(page, `<td class="time">04:00:00</td>`) {
+		t.Error("a run of one day tells of days")
 	}
-	if files, _ := os.ReadDir(filepath.Dir(file)); len(files) != 1 {
-		t.Errorf("%d files are left", len(files))
+	r.Past.Finished = r.Past.Finished.Add(24 * time.Hour)
+	if page := draw(t, r); !strings.Contains(page, `<td class="time">11-21 04:00:00</td>`) {
+		t.Error("a run of two days does not tell of them")
+	}
+	r = failed("no quorum")
+	r.Now = r.Now.In(time.FixedZone("", -5*3600+1800)) // where it is half past eleven
+	if page := draw(t, r); !strings.Contains(page, `<td class="time">11-20 23:30:00</td>`) {
+		t.Error("midnight is that of who reads it")
+	}
+}
+
+// TestWhatGoesOn: not what another process has left.
+func TestWhatGoesOn(t *testing.T) {
+	t.Parallel()
+	r := failed("")
+	first := *r.Story.Turns[0]
+	first.Title, first.Status, first.Ended, first.Heard = "recreate wk1", "", time.Time{}, first.Began.Add(time.Minute)
+	first.Stages = []*story.Stage{{Name: "drain", Began: first.Began}}
+	second := first
+	first.CutOff, first.Stages = true, []*story.Stage{{Name: "drain", Began: first.Began, CutOff: true}}
+	r.Story.Turns = []*story.Turn{&first, &second}
+	for result, want := range map[string]string{
+		// Of each turn its badge, its stage, and that in the table; the row is that of the last.
+		"running": "cut off 3, >goes on< 2, , goes on< 1, goes on; 2",
+		"killed":  "cut off 8, >goes on< 0, , goes on< 0, goes on; 0",
+	} {
+		r.Past.Result = result
+		page := draw(t, r)
+		var got []string
+		for _, text := range []string{"cut off", ">goes on<", ", goes on<", "goes on;"} {
+			got = append(got, fmt.Sprint(text, " ", strings.Count(page, text)))
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("%s: %s, want %s", result, strings.Join(got, ", "), want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // Story is what the log of a run tells. Of a run that was killed it ends in the middle.
@@ -45,6 +46,7 @@ type Turn struct {
 	AwayTo      time.Time // zero, with AwayFrom: it was not back by then
 	Stages      []*Stage
 	Heard       time.Time // of it, for the last time
+	CutOff      bool      // the process that worked on it ended before it did
 
 	path string
 }
@@ -55,6 +57,11 @@ func (t *Turn) Until() time.Time {
 		return t.Heard
 	}
 	return t.Ended
+}
+
+// isWell says whether it ended with the node as it should be.
+func (t *Turn) isWell() bool {
+	return t.Status == step.Done.String() || t.Status == step.Skipped.String()
 }
 
 // Stage is a step, or what a turn spends its time with.
@@ -68,8 +75,25 @@ type Stage struct {
 	Noted  string // the last thing that it saw
 	Error  string
 	Hints  []string
+	CutOff bool // as of a turn
 
 	path string
+}
+
+// Fate is how the turn ended; unended is said of one that has not, unless it was cut off.
+func (t *Turn) Fate(unended string) string { return fate(t.Status, t.CutOff, unended) }
+
+// Fate is that of a turn.
+func (s *Stage) Fate(unended string) string { return fate(s.Status, s.CutOff, unended) }
+
+func fate(status string, cutOff bool, unended string) string {
+	switch {
+	case status != "":
+		return status
+	case cutOff:
+		return "cut off"
+	}
+	return unended
 }
 
 // Said is one line of what happened.
@@ -128,7 +152,7 @@ func (s Story) Outages() []Outage {
 			at = len(out) - 1
 		}
 		back := t.AwayTo
-		if goesOn && back.IsZero() && (t.Status == "done" || t.Status == "skipped") {
+		if goesOn && back.IsZero() && t.isWell() {
 			back = t.Ended // nothing of it was left to be done but to see that it is back
 		}
 		out[at].To, out[at].Open = back, back.IsZero()
@@ -148,4 +172,15 @@ func (s Story) Longest() (longest Outage, any bool) {
 		}
 	}
 	return longest, any
+}
+
+// NotBack names the nodes that were not back when the log ends.
+func (s Story) NotBack() []string {
+	var names []string
+	for _, o := range s.Outages() {
+		if o.Open {
+			names = append(names, o.Node)
+		}
+	}
+	return names
 }

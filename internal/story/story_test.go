@@ -125,6 +125,9 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	if o, any := s.Longest(); !any || !o.Open || told(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
 		t.Errorf("cut off: %s, %+v", told(s.Turns[0]), o)
 	}
+	if s.Turns[0].CutOff {
+		t.Error("nobody knows yet whether it was cut off")
+	}
 	if s.Broken != 0 {
 		t.Error("a last line that was cut off is none that can't be read")
 	}
@@ -151,8 +154,35 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	if len(s.Notes) != 1 || s.Notes[0].Text != "taking the claim over" {
 		t.Errorf("notes %+v", s.Notes)
 	}
+	if stages := s.Turns[0].Stages; !s.Turns[0].CutOff || s.Turns[1].CutOff || !stages[len(stages)-1].CutOff {
+		t.Errorf("what was cut off: %+v, %+v", s.Turns[0], s.Turns[1])
+	}
 	if at := s.Turns[0].Until().Format("04:05"); at != "00:20" || len(s.Sessions) != 2 || s.Sessions[0].Ended || s.Broken != 0 {
 		t.Errorf("the first turn was heard of until %s; sessions %+v", at, s.Sessions)
+	}
+}
+
+// A node whose turn failed is away until somebody has finished it.
+func TestAFailedNodeStaysAway(t *testing.T) {
+	t.Parallel()
+	for _, status := range []string{"failed", "stopped"} {
+		log := []string{
+			"00:00 " + began,
+			"00:01 " + event("wk1", "started", `"title":"recreate wk1 (VM 9 on pve1)"`),
+			"00:10 " + event("wk1/take-down/stop", "started"),
+			"00:20 " + event("wk1/take-down/stop", status, `"error":"no quorum"`),
+			"00:20 " + event("wk1", status, `"error":"no quorum"`),
+			"00:30 " + `"msg":"command","status":"ended","command":"recast roll","exitCode":1`,
+		}
+		s := read(t, map[string]string{story.LogName: lines(log...)})
+		if o, any := s.Longest(); !any || !o.Open || o.Seconds() != 20 || !s.Turns[0].AwayTo.IsZero() || fmt.Sprint(s.NotBack()) != "[wk1]" {
+			t.Errorf("%s: outage %+v, not back: %v", status, o, s.NotBack())
+		}
+		unfinished := func(status string) string { return strings.Replace(event("wk1", status), "workers", "unfinished", 1) }
+		s = read(t, map[string]string{story.LogName: lines(append(log, "50:00 "+began, "50:00 "+unfinished("started"), "50:10 "+unfinished("done"))...)})
+		if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 3000 || len(s.NotBack()) > 0 {
+			t.Errorf("%s and finished: outages %+v", status, s.Outages())
+		}
 	}
 }
 

@@ -58,11 +58,18 @@ func (t *teller) command(l line) {
 		s := &t.Sessions[n-1]
 		s.Command, s.Ended, s.Exit, s.Error = cmp.Or(s.Command, l.Command), true, l.Exit, l.Error
 	}
+	t.cutOff()
 	t.say(l, "", "recast", fmt.Sprintf("%s ended with exit code %d", l.Command, l.Exit))
 }
 
-// cutOff is where another process goes on: what had not ended never will.
+// cutOff is where a process has ended, or another goes on: what had not ended never will.
 func (t *teller) cutOff() {
+	for _, s := range t.open {
+		s.CutOff = true
+	}
+	for _, turn := range t.turns {
+		turn.CutOff = turn.Ended.IsZero()
+	}
 	clear(t.open)
 	clear(t.turns)
 }
@@ -127,7 +134,9 @@ func (t *teller) branch(l line, turn *Turn) {
 	}
 	turn.Began = cmp.Or(turn.Began, l.Time)
 	turn.Ended, turn.Status, turn.Text, turn.Error, turn.Hints = l.Time, l.Status, l.Text, l.Error, l.Hints
-	turn.back(l.Time)
+	if turn.isWell() {
+		turn.back(l.Time) // of one that failed or was stopped that is not known
+	}
 }
 
 // back ends a turn's outage.

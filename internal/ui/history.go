@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -36,27 +37,37 @@ type HistoryRun struct {
 	Done          int       `json:"nodesDone"`
 	OutageNode    string    `json:"longestOutageNode,omitempty"`
 	OutageSeconds int       `json:"longestOutageSeconds,omitempty"`
+	OutageOpen    bool      `json:"longestOutageOpen,omitempty"` // a node was not seen back: it was that long, or longer
 }
 
-// HistoryOf tells runs in a line each, as many as limit; 0: all.
-func HistoryOf(runs []pipeline.PastRun, problems []string, limit int) History {
-	h := History{Runs: []HistoryRun{}, Problems: problems}
+// HistoryOf tells runs in a line each, as many as limit; 0: all. log reads that of a
+// run; what others have written is shown as hide leaves it.
+func HistoryOf(runs []pipeline.PastRun, problems []string, limit int, log func(pipeline.PastRun) story.Story, hide func(string) string) History {
+	h := History{Runs: []HistoryRun{}, Problems: each(problems, hide)}
 	if limit > 0 && len(runs) > limit {
 		h.Earlier, runs = len(runs)-limit, runs[:limit]
 	}
 	for _, r := range runs {
-		h.Runs = append(h.Runs, inALine(r))
+		h.Runs = append(h.Runs, inALine(r, log, hide))
 	}
 	return h
 }
 
-func inALine(r pipeline.PastRun) HistoryRun {
+func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide func(string) string) HistoryRun {
 	l := HistoryRun{
 		ID: r.ID, Command: r.Command(), Started: r.Started, Finished: r.Finished, Seconds: r.Seconds(),
-		Result: r.Result, Error: r.Error, What: r.What(),
+		Result: r.Result, Error: hide(r.Error), What: r.What(),
 	}
 	l.Done, l.Planned = r.Counted()
 	l.OutageNode, l.OutageSeconds = r.Longest()
+	// Only nodes that were done in one go have their time in the journal.
+	if r.Result != "done" || len(r.Took) < l.Done {
+		told := log(r)
+		if o, any := told.Longest(); any && o.Seconds() > l.OutageSeconds {
+			l.OutageNode, l.OutageSeconds = o.Node, o.Seconds()
+		}
+		l.OutageOpen = len(told.NotBack()) > 0
+	}
 	if a := r.About; a != nil {
 		l.By, l.TalosBefore, l.Talos, l.LockBefore, l.Lock = a.By.String(), a.Was, a.Talos, a.Before, a.Lock
 	}
@@ -74,7 +85,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 			}
 			rows = append(rows, []string{
 				r.ID, r.Started.Local().Format("2006-01-02 15:04"), r.Command, r.Result, fmt.Sprintf("%d/%d", r.Done, r.Planned),
-				took, orDash(r.OutageSeconds), r.What,
+				took, mostAway(r), r.What,
 			})
 		}
 		if len(h.Runs) > 0 {
@@ -112,6 +123,13 @@ func colourOfResult(result string) string {
 		return red
 	}
 	return yellow
+}
+
+func mostAway(r HistoryRun) string {
+	if r.OutageOpen {
+		return inWords(r.OutageSeconds) + " or more"
+	}
+	return orDash(r.OutageSeconds)
 }
 
 func orDash(seconds int) string {

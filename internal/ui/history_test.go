@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // pastRuns are one that went well and one that was killed.
@@ -32,26 +33,39 @@ func pastRuns() []pipeline.PastRun {
 	}
 }
 
+func noLog(pipeline.PastRun) story.Story { return story.Story{} }
+
+// leftAway is the log of a run that was killed with a node away.
+func leftAway(r pipeline.PastRun) story.Story {
+	return story.Story{To: r.Started.Add(time.Hour), Turns: []*story.Turn{{Node: "cp1", Began: r.Started, AwayFrom: r.Started.Add(time.Minute)}}}
+}
+
 func TestWriteHistory(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		of   History
 		want string
 	}{
-		"two": {HistoryOf(pastRuns(), []string{"run \"x\": RUN is empty"}, 0), `
+		"two": {HistoryOf(pastRuns(), []string{"run \"x\": RUN is empty"}, 0, noLog, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY   WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       -
 20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s  Talos v1.13.8 → v1.13.9
 could not be read: run "x": RUN is empty
 next: recast history RUN says more of one, recast report RUN draws it
 `},
-		"one of two": {HistoryOf(pastRuns(), nil, 1), `
+		"one of two": {HistoryOf(pastRuns(), nil, 1, noLog, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK  AWAY  WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -     -
 1 run before those: recast history --limit 0
 next: recast history RUN says more of one, recast report RUN draws it
 `},
-		"none": {HistoryOf(nil, nil, 20), `
+		"one left away": {HistoryOf(pastRuns(), nil, 0, leftAway, strings.Clone), `
+RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY           WHAT
+20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       59m0s or more
+20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s          Talos v1.13.8 → v1.13.9
+next: recast history RUN says more of one, recast report RUN draws it
+`},
+		"none": {HistoryOf(nil, nil, 20, noLog, strings.Clone), `
 no run has begun on this machine: recast status asks Proxmox for what others have left
 `},
 	}
@@ -73,11 +87,13 @@ func TestWriteRun(t *testing.T) {
 	t.Parallel()
 	run := pastRuns()[1]
 	began := run.Started
-	run.Hooks = []cluster.HookRun{{Point: cluster.BeforeRun, Command: []string{"h"}, Output: "token=abc"}}
+	run.Problems = []string{"abc"}
+	run.Hooks = []cluster.HookRun{{Point: cluster.BeforeRun, Command: []string{"h", "abc"}, Output: "token=abc", Description: "abc"}}
+	run.About.Changes = []schematics.Change{{Schematic: "base", Reasons: []string{"abc"}}}
 	told := story.Story{Turns: []*story.Turn{
 		{
 			Node: "wk1", Phase: "workers", Title: "recreate wk1 (VM 1 on pve1)", Began: began, Ended: began.Add(200 * time.Second), Status: "failed",
-			Error: "no quorum", Hints: []string{"bring it back"}, AwayFrom: began.Add(8 * time.Second), AwayTo: began.Add(200 * time.Second),
+			Error: "no quorum", Hints: []string{"bring it back, abc"}, AwayFrom: began.Add(8 * time.Second),
 			Stages: []*story.Stage{
 				{Name: "gate", Began: began, Ended: began, Status: "done"},
 				{Name: "drain", Began: began, Ended: began.Add(8 * time.Second), Status: "done"},
@@ -95,11 +111,14 @@ func TestWriteRun(t *testing.T) {
   roll by pid 7 on ci, recast v0.9.0
   began ` + clock(began) + `, ended ` + clock(run.Finished) + `, after 31m11s
   Talos v1.13.8 → v1.13.9
+  schematic base: build none → none
+    [redacted]
   1 of 1 node done
-  wk1 recreate failed in 3m20s, away 3m12s: drain 8s, stop 3m12s (failed)
+  wk1 recreate failed in 3m20s, away 3m12s, and not back by then: drain 8s, stop 3m12s (failed)
       error: no quorum
-      hint: bring it back
+      hint: bring it back, [redacted]
   1 hook ran, for 0s in all
+  could not be read: [redacted]
 next: recast report 20261121-0421-3f2a draws it
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
@@ -109,9 +128,47 @@ next: recast report 20261121-0421-3f2a draws it
 	if err := WriteRun(&b, "json", Tell(run, told, "r.html", hide)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"output": "token=[redacted]"`, `"report": "r.html"`, `"stage": "drain"`, `"awaySeconds": 192`} {
+	for _, want := range []string{`"output": "token=[redacted]"`, `"report": "r.html"`, `"stage": "drain"`, `"awaySeconds": 192`, `"notBack": true`} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %s in %s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), "abc") {
+		t.Errorf("a secret is in %s", b.String())
+	}
+	b.Reset()
+	h := HistoryOf([]pipeline.PastRun{{ID: "r", Result: "failed", Error: "abc"}}, []string{"abc"}, 0, noLog, hide)
+	if err := WriteHistory(&b, "json", h); err != nil || strings.Contains(b.String(), "abc") {
+		t.Errorf("a secret is in %s, %v", b.String(), err)
+	}
+}
+
+// What has not ended goes on while its run does, but not what another process left.
+func TestTellOfARunThatGoesOn(t *testing.T) {
+	t.Parallel()
+	run := pastRuns()[0]
+	stage := func(cut bool) []*story.Stage { return []*story.Stage{{Name: "drain", Began: run.Started, CutOff: cut}} }
+	told := story.Story{Turns: []*story.Turn{
+		{Node: "cp1", Title: "in-place", Began: run.Started, Heard: run.Started, CutOff: true, Stages: stage(true)},
+		{Node: "cp1", Title: "in-place", Began: run.Started, Heard: run.Started, Stages: stage(false)},
+	}}
+	for result, want := range map[string]string{
+		"running": "cut off in 0s: drain 0s (cut off) | goes on in 0s: drain 0s (goes on)",
+		"killed":  "cut off in 0s: drain 0s (cut off) | cut off in 0s: drain 0s (cut off)",
+	} {
+		run.Result = result
+		var b bytes.Buffer
+		if err := WriteRun(&b, "text", Tell(run, told, "", strings.Clone)); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(b.String()) {
+			if _, turn, found := strings.Cut(line, "cp1 in-place "); found {
+				got = append(got, strings.TrimSpace(turn))
+			}
+		}
+		if strings.Join(got, " | ") != want {
+			t.Errorf("%s: %s\n%s", result, strings.Join(got, " | "), b.String())
 		}
 	}
 }

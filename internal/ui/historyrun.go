@@ -24,10 +24,11 @@ type TurnTold struct {
 	Node        string      `json:"node"`
 	Phase       string      `json:"phase"`
 	Strategy    string      `json:"strategy"`
-	Status      string      `json:"status"` // "done", "failed", …; "cut off"
+	Status      string      `json:"status"` // "done", "failed", …; "cut off", "goes on"
 	Began       time.Time   `json:"began"`
 	Seconds     int         `json:"seconds"`
 	AwaySeconds int         `json:"awaySeconds,omitempty"`
+	NotBack     bool        `json:"notBack,omitempty"` // it was still away when its turn ended
 	Error       string      `json:"error,omitempty"`
 	Hints       []string    `json:"hints,omitempty"`
 	Stages      []StageTold `json:"stages,omitempty"`
@@ -40,37 +41,55 @@ type StageTold struct {
 	Seconds float64 `json:"seconds"`
 	Noted   string  `json:"seenLast,omitempty"`
 	Error   string  `json:"error,omitempty"`
+
+	open bool // it has not ended
 }
 
 // Tell joins what the journal of a run says and what its log does. What others have
 // written is shown as hide leaves it.
 func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) string) RunTold {
 	told := RunTold{PastRun: r, Report: report, Turns: []TurnTold{}}
-	told.Error = hide(told.Error)
+	told.Error, told.Problems = hide(told.Error), each(told.Problems, hide)
 	told.Hooks = slices.Clone(told.Hooks)
-	for i := range told.Hooks {
-		told.Hooks[i].Output, told.Hooks[i].Error = hide(told.Hooks[i].Output), hide(told.Hooks[i].Error)
+	for i, h := range told.Hooks {
+		h.Output, h.Error, h.Description, h.Command = hide(h.Output), hide(h.Error), hide(h.Description), each(h.Command, hide)
+		told.Hooks[i] = h
+	}
+	if r.About != nil {
+		about := *r.About
+		about.Changes = slices.Clone(about.Changes)
+		for i, c := range about.Changes {
+			about.Changes[i].Reasons = each(c.Reasons, hide)
+		}
+		told.About = &about
 	}
 	for _, t := range s.Turns {
 		if t.Began.IsZero() {
 			continue
 		}
 		turn := TurnTold{
-			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Status: cmp.Or(t.Status, "cut off"), Began: t.Began,
-			Seconds: whole(t.Until().Sub(t.Began)), Error: hide(t.Error), Hints: t.Hints,
+			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Status: t.Fate(r.Unended()), Began: t.Began,
+			Seconds: whole(t.Until().Sub(t.Began)), Error: hide(t.Error), Hints: each(t.Hints, hide),
 		}
 		if !t.AwayFrom.IsZero() {
-			turn.AwaySeconds = whole(cmp.Or(t.AwayTo, t.Until()).Sub(t.AwayFrom))
+			turn.AwaySeconds, turn.NotBack = whole(cmp.Or(t.AwayTo, t.Until()).Sub(t.AwayFrom)), t.AwayTo.IsZero()
 		}
 		for _, g := range t.Stages {
 			turn.Stages = append(turn.Stages, StageTold{
-				Stage: g.Name, Status: cmp.Or(g.Status, "cut off"), Seconds: cmp.Or(g.Ended, t.Until()).Sub(g.Began).Round(time.Millisecond).Seconds(),
-				Noted: hide(g.Noted), Error: hide(g.Error),
+				Stage: g.Name, Status: g.Fate(r.Unended()), Seconds: cmp.Or(g.Ended, t.Until()).Sub(g.Began).Round(time.Millisecond).Seconds(),
+				Noted: hide(g.Noted), Error: hide(g.Error), open: g.Ended.IsZero(),
 			})
 		}
 		told.Turns = append(told.Turns, turn)
 	}
 	return told
+}
+
+func each(texts []string, hide func(string) string) (out []string) {
+	for _, text := range texts {
+		out = append(out, hide(text))
+	}
+	return out
 }
 
 func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
@@ -145,9 +164,12 @@ func drawTold(p *page, t TurnTold) {
 	if t.AwaySeconds > 0 {
 		text += ", away " + inWords(t.AwaySeconds)
 	}
+	if t.NotBack {
+		text += ", and not back by then"
+	}
 	var parts []string
 	for _, s := range t.Stages {
-		if s.Seconds >= 1 || s.Error != "" || s.Status == "cut off" {
+		if s.Seconds >= 1 || s.Error != "" || s.open {
 			part := fmt.Sprintf("%s %s", s.Stage, inWords(int(s.Seconds+0.5)))
 			if s.Status != "done" {
 				part += " (" + s.Status + ")"

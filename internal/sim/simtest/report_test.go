@@ -72,7 +72,7 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	files, err := os.ReadDir(run.Dir)
 	must(err)
 	for _, f := range files {
-		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "fates.json": true, story.LogName: true}
+		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "plan~first.json": true, "fates.json": true, story.LogName: true}
 		if !kept[f.Name()] && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
 			continue
 		}

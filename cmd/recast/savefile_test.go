@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func says(text string) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	}
+}
+
+func TestSaveFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "r.html")
+	gone := errors.New("gone")
+	for _, c := range []struct {
+		write func(io.Writer) error
+		want  error
+	}{{says("first"), nil}, {says("second"), nil}, {func(w io.Writer) error { return errors.Join(says("half")(w), gone) }, gone}} {
+		if err := saveFile(file, c.write); !errors.Is(err, c.want) {
+			t.Errorf("err = %v, want %v", err, c.want)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil || string(got) != "second" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if files, _ := os.ReadDir(filepath.Dir(file)); len(files) != 1 {
+		t.Errorf("%d files are left", len(files))
+	}
+}
+
+// What is no regular file is still the same afterwards: for root, /dev/null is such a one.
+func TestSaveFileToWhatIsNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pipe, link, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(file, link), os.WriteFile(file, []byte("longer than before"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(pipe, os.O_RDWR, 0) // as long as it is open, nobody waits for the other end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := errors.Join(saveFile(pipe, says("whole")), saveFile(link, says("whole"))); err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[string]os.FileMode{pipe: os.ModeNamedPipe, link: os.ModeSymlink} {
+		if info, err := os.Lstat(of); err != nil || info.Mode().Type() != want {
+			t.Fatalf("%s is %v now, %v", of, info.Mode(), err)
+		}
+	}
+	got := make([]byte, len("whole"))
+	if _, err := io.ReadFull(r, got); err != nil || string(got) != "whole" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != "whole" {
+		t.Errorf("behind the link: %q, %v", got, err)
+	}
+	if err := saveFile(dir, says("whole")); err == nil || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("a directory: %v", err)
+	}
+}

@@ -1,0 +1,152 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
+)
+
+// session is one process that works on a run.
+type session struct {
+	*work
+	t *testing.T
+	j *journal.Journal
+}
+
+// begin opens the journal of a run as a roll does that carries a plan out.
+func begin(t *testing.T, p Project, pid int, plan cluster.Plan) session {
+	t.Helper()
+	j, err := journal.Open(p.runs(), journal.Options{Run: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &work{Project: p, command: "roll", o: RollOptions{Holder: cluster.Holder{PID: pid, Boot: "b"}}, rep: Report{Plan: plan}}
+	s := session{w, t, j}
+	s.must(w.keepAbout(j, schematics.Lock{}), w.keepPlan(j), j.Resume())
+	return s
+}
+
+func (s session) must(errs ...error) {
+	s.t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s session) saw(path string, status step.Status) {
+	s.tally.see(step.Event{Path: path, Status: status})
+}
+
+func (s session) took(node string) {
+	s.must(s.j.Put(cluster.TookKey(node), cluster.Took{Node: node, OutageSeconds: 60}))
+}
+
+// finish ends the session as carryOut does; without it, it was killed.
+func (s session) finish(outcome string) {
+	s.t.Helper()
+	s.must(s.keepFates(s.j), s.j.Finish(outcome))
+}
+
+// A run that was gone on with is told whole: what it was begun for, and what became
+// of all of it. While somebody goes on with it, it has not ended.
+func TestARunThatIsGoneOnWith(t *testing.T) {
+	t.Parallel()
+	both := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{
+		{Node: "wk1", Strategy: cluster.Recreate, Why: "it is stale"}, {Node: "wk2", Strategy: cluster.Recreate, Why: "it is stale"},
+	}}
+	rest := cluster.Plan{Cluster: "c1", Run: "r", Nodes: []cluster.NodePlan{{Node: "wk2", Strategy: cluster.Recreate, Resume: true, Why: "run r began to recreate it and did not finish"}}}
+	for name, ends := range map[string]bool{"after it failed": true, "after it was killed": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := projectOf(t)
+			told := func(gone ...int) string {
+				t.Helper()
+				r, err := p.PastRun("r", PastOptions{Holder: cluster.Holder{Boot: "b"}, Dead: func(h cluster.Holder) bool { return slices.Contains(gone, h.PID) }})
+				if err != nil {
+					t.Fatal(err)
+				}
+				done, planned := r.Counted()
+				return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
+			}
+			require := func(got, want string) {
+				t.Helper()
+				if want += ", first planned because it is stale; "; got != want {
+					t.Errorf("it is told as\n%s, want\n%s", got, want)
+				}
+			}
+			first := begin(t, p, 1, both)
+			first.saw("roll/workers/wk1", step.Done)
+			first.took("wk1")
+			first.saw("roll/workers/wk2", step.Failed)
+			if ends {
+				first.finish("failed: wk2: no quorum")
+				require(told(1), "failed, 1 of 2, ended true")
+			} else {
+				require(told(1), "killed, 1 of 2, ended false")
+			}
+			first.must(first.j.Close())
+
+			second := begin(t, p, 2, rest)
+			require(told(1), "running, 1 of 2, ended false")
+			second.must(second.j.Close())
+			require(told(1, 2), "killed, 1 of 2, ended false")
+
+			third := begin(t, p, 3, rest)
+			third.saw("roll/unfinished/wk2", step.Done)
+			third.finish("done")
+			third.must(third.j.Close())
+			require(told(1, 2, 3), "done, 2 of 2, ended true")
+		})
+	}
+}
+
+// What became of a node last is what became of it.
+func TestTheLastFateOfANode(t *testing.T) {
+	t.Parallel()
+	p := projectOf(t)
+	plan := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.InPlace}, {Node: "wk2", Strategy: cluster.InPlace}, {Node: "wk3", Strategy: cluster.InPlace}}}
+	s := begin(t, p, 1, plan)
+	s.saw("roll/workers/wk1", step.Done)
+	s.saw("roll/workers/wk2", step.Failed)
+	s.finish("failed: x")
+	s.must(s.j.Close())
+	s = begin(t, p, 2, cluster.Plan{Run: "r", Nodes: plan.Nodes[:2]})
+	s.saw("roll/unfinished/wk1", step.Failed)
+	s.saw("roll/unfinished/wk2", step.Done)
+	s.finish("failed: x")
+	s.must(s.j.Close())
+	r, err := p.PastRun("r", PastOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(*r.Fates), "{[wk2] [wk1] [wk3]}"; got != want {
+		t.Errorf("fates %s, want %s", got, want)
+	}
+}
+
+// A hook behind the nodes that failed is how the run ended, unless something worse was.
+func TestAFailedHookAfterTheRun(t *testing.T) {
+	t.Parallel()
+	for was, want := range map[string]string{
+		"done":                "failed: every node is done: hook x: it ended with 3",
+		"failed: no quorum":   "failed: no quorum",
+		"interrupted: Ctrl-C": "interrupted: Ctrl-C",
+	} {
+		p := projectOf(t)
+		runWith(t, p, "r", was, nil)
+		w := &work{Project: p, journal: "r"}
+		if err := w.noteFailed(errors.New("hook x: it ended with 3")); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := p.Ended("r"); err != nil || got != want {
+			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
+		}
+	}
+}
