@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -310,7 +311,8 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		return err
 	}
 	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was changed on the nodes")))
+		what := map[bool]string{true: "nothing more", false: "nothing"}[w.began]
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, fmt.Errorf("not confirmed; %s was changed on the nodes", what)))
 	}
 	past, err := w.history(lock)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -26,7 +25,7 @@ type asker struct {
 var errNoAnswer = fault.As(fault.Interrupted, errors.New("no answer; nothing was written"))
 
 func newAsker(s *streams, yes bool) *asker {
-	return &asker{s: s, yes: yes, terminal: ui.IsTerminal(s.in), lines: bufio.NewReader(s.in)}
+	return &asker{s: s, yes: yes, terminal: s.unasked() == "", lines: bufio.NewReader(s.in)}
 }
 
 // ask is pipeline.InitSources' Ask.

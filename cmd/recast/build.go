@@ -111,5 +111,5 @@ func (g *globals) makeImages(ctx context.Context, s *streams, out string, do mak
 	if err != nil {
 		return err
 	}
-	return ui.WriteImages(s.out, out, lock)
+	return answered(ui.WriteImages(s.out, out, lock))
 }

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -17,16 +19,41 @@ type question struct {
 	untouched string // what is said without a terminal: "nothing was changed on the nodes"
 }
 
+// unasked says why nobody can be asked; "": somebody can. Whoever reads a pipe may
+// well pass the question on.
+func (s *streams) unasked() string {
+	if !ui.IsTerminal(s.in) {
+		return "there is no terminal to ask on"
+	}
+	file, ok := s.err.Writer.(*os.File)
+	if !ok || ui.IsTerminal(file) {
+		return ""
+	}
+	if info, err := file.Stat(); err == nil && (info.Mode().IsRegular() || info.Mode()&os.ModeCharDevice != 0) {
+		return "standard error is a file, where nobody would see the question"
+	}
+	return ""
+}
+
+// forgetTyped drops what was typed before the question was there to be read.
+func forgetTyped(in io.Reader) {
+	if file, ok := in.(*os.File); ok {
+		_ = dropInput(int(file.Fd())) // what is no terminal has none
+	}
+}
+
 // confirm asks on a terminal, and refuses to guess without one.
 func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error) {
 	if yes {
 		return true, nil
 	}
-	if !ui.IsTerminal(s.in) {
-		return false, fault.WithHint(fault.NotConfirmed.Configf("%s needs to be confirmed, and there is no terminal to ask on; %s", q.command, q.untouched),
+	if why := s.unasked(); why != "" {
+		return false, fault.WithHint(fault.NotConfirmed.Configf("%s needs to be confirmed, and %s; %s", q.command, why, q.untouched),
 			"%s --yes", q.command)
 	}
+	forgetTyped(s.in)
 	fmt.Fprintf(s.err, "%s Only \"yes\" goes on: ", q.text)
+	s.err.flush()
 	answers := make(chan string, 1)
 	go func() { // ends with the line, or with the process
 		line, _ := bufio.NewReader(s.in).ReadString('\n') // end of input is a no

@@ -52,6 +52,13 @@ func TestLiveView(t *testing.T) {
 	beside.await("nobody holds it")
 	s = term.onScreen("roll", "--yes")
 	s.awaitLogged("take wk2 down")
+	leaves := term.onScreen("status", "--watch")
+	leaves.await("wk2  recreate")
+	leaves.typed("\x03")
+	if code := leaves.end(); code != exitDone || strings.Contains(leaves.seen(), "not done") {
+		t.Errorf("exit code %d of who watched and left:\n%s", code, leaves.seen())
+	}
+	has(t, leaves.seen(), "\nrun ", " goes on\r\n")
 	s.signal(syscall.SIGSTOP)
 	s.signal(syscall.SIGCONT)
 	if code := s.end(); code != exitDone {
@@ -194,7 +201,16 @@ func (s *screen) signal(sig syscall.Signal) {
 // end waits for the process, and returns its exit code.
 func (s *screen) end() int {
 	code := exitCode(s.cmd.Wait())
-	<-s.eof
-	_ = s.pty.Close()
+	if s.pty != nil {
+		<-s.eof
+		_ = s.pty.Close()
+	}
 	return code
+}
+
+// endSoon is end for a process that may hang: -1 then.
+func (s *screen) endSoon() int {
+	late := time.AfterFunc(2*time.Minute, func() { _ = s.cmd.Process.Kill() })
+	defer late.Stop()
+	return s.end()
 }

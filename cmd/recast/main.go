@@ -22,5 +22,6 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	c, err := root.ExecuteContextC(ctx)
 	code := s.exit(c, err)
 	s.telemetry.End(ctx, code, err)
+	s.err.flush()
 	return code
 }

@@ -109,7 +109,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			if err != nil && !removedAny(rep) {
 				return err
 			}
-			return errors.Join(err, ui.WritePrune(s.out, f.out, rep))
+			return errors.Join(err, answered(ui.WritePrune(s.out, f.out, rep)))
 		},
 	}
 	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there or in the cache, and installers that were built, for less than this")

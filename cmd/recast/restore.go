@@ -76,7 +76,7 @@ and a talosconfig with the role os:admin.`,
 			if rep.Run == "" {
 				return err
 			}
-			return errors.Join(err, ui.WriteRestore(s.out, f.out, rep))
+			return errors.Join(err, answered(ui.WriteRestore(s.out, f.out, rep)))
 		},
 	}
 	c.Flags().StringVar(&f.node, "node", "", "`name` of the control plane")

@@ -133,6 +133,9 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
 			Confirm: func(plan cluster.Plan) (bool, error) {
+				if s.interrupts.forget() { // after what an earlier run had left
+					return false, nil
+				}
 				defer told.hold()()
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
@@ -153,7 +156,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		s.telemetry.Rolled(rep, told.Fared())
 		rep.Pages = savePages(s, p, rep)
 		if rep.Run != "" || err == nil {
-			return errors.Join(err, ui.WriteReport(s.out, f.out, rep, told.Fared()))
+			return errors.Join(err, answered(ui.WriteReport(s.out, f.out, rep, told.Fared())))
 		}
 		return err
 	})

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"sync"
+	"os/signal"
+	"syscall"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/live"
@@ -30,47 +32,13 @@ func (s *streams) tells(command, progress string) error {
 	}
 	s.command, s.progress = command, progress
 	if progress == progressJSON {
-		s.lines = live.NewLines(s.err.Writer)
+		s.lines = live.NewLines(beneath{s.err})
 		s.err.to(func(p []byte) bool {
 			_, _ = s.lines.Write(p) // it never fails
 			return true
 		})
 	}
 	return nil
-}
-
-// console is stderr. While something is drawn on it, or it is JSON, text that is
-// written to it goes through there.
-type console struct {
-	io.Writer
-
-	mu   sync.Mutex
-	take func([]byte) bool // false: it is written as it is; nil: all is
-}
-
-func (c *console) to(take func([]byte) bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.take = take
-}
-
-// Write implements io.Writer.
-func (c *console) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	take := c.take
-	c.mu.Unlock()
-	if take != nil && take(p) {
-		return len(p), nil
-	}
-	return c.Writer.Write(p)
-}
-
-// Fd is that of the file that stderr is; no file's if it is none.
-func (c *console) Fd() uintptr {
-	if f, ok := c.Writer.(*os.File); ok {
-		return f.Fd()
-	}
-	return ^uintptr(0)
 }
 
 // telling tells what the steps of a command do, and remembers how each node fared.
@@ -83,12 +51,17 @@ type telling struct {
 
 // story begins to tell of a command's steps. The caller ends it.
 func (s *streams) story(ctx context.Context) *telling {
+	// Whoever reads may go away, and that must not end what is half way: a write fails
+	// then. Programs of the user's would inherit it if the signal were ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if s.lines != nil {
-		return &telling{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: func() {}}
+		s.err.flows()
+		return &telling{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: s.err.rests}
 	}
 	file, ok := s.err.Writer.(*os.File)
 	if !ok || !s.draws(file) {
-		return &telling{Progress: ui.NewProgress(s.err), over: func() {}}
+		s.err.flows()
+		return &telling{Progress: ui.NewProgress(s.err), over: s.err.rests}
 	}
 	view := live.NewView(file, s.command, os.Getenv("NO_COLOR") == "")
 	s.err.to(func(p []byte) bool { return view.Print(string(p)) })
@@ -153,3 +126,12 @@ func (t *telling) stops(run *step.Runner) func() {
 
 // end leaves the final state, and gives the terminal back.
 func (t *telling) end() { t.over() }
+
+// answered is what writing the answer of steps came to. That nobody reads it any
+// more does not undo them.
+func answered(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return err
+}

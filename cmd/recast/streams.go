@@ -40,12 +40,22 @@ func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	defer i.mu.Unlock()
 	i.stop, i.what = stop, what
 	return func() error {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		i.stop, i.what = nil, ""
+		i.forget()
 		return nil
 	}
 }
+
+// forget has the first Ctrl-C cancel again. It says whether it was pressed before that.
+func (i *interrupts) forget() (pressed bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	pressed = i.pressed()
+	i.stop, i.what = nil, ""
+	return pressed
+}
+
+// pressed says whether the first Ctrl-C was. The caller holds the lock.
+func (i *interrupts) pressed() bool { return i.stop == nil && i.what != "" }
 
 func (i *interrupts) first() (what string, stopped bool) {
 	i.mu.Lock()
@@ -63,8 +73,7 @@ func (i *interrupts) first() (what string, stopped bool) {
 // nobody has asked to stop it at once. It says whether that is all there is to do.
 func (i *interrupts) hangUp() bool {
 	i.mu.Lock()
-	stop := i.stop
-	stopped := stop == nil && i.what != ""
+	stop, stopped := i.stop, i.pressed()
 	i.stop = nil
 	i.mu.Unlock()
 	if stop != nil {

@@ -77,7 +77,7 @@ claim of the cluster.`,
 				})
 				told.end()
 				if rep.Run != "" || err == nil || f.dryRun && rep.Plan.To != "" {
-					return errors.Join(err, ui.WriteKubernetesReport(s.out, f.out, rep))
+					return errors.Join(err, answered(ui.WriteKubernetesReport(s.out, f.out, rep)))
 				}
 				return err
 			})

@@ -277,13 +277,16 @@ func (b *Board) End(at time.Time) {
 	}
 }
 
-// oneLine is a text as one line without anything that moves a cursor or colours
-// what follows, whatever somebody else's message holds.
-func oneLine(text string) string {
-	return strings.Join(strings.Fields(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+// oneLine is a text as one line that is printable.
+func oneLine(text string) string { return strings.Join(strings.Fields(printable(text)), " ") }
+
+// printable is a text without anything that moves a cursor, colours what follows or
+// turns it round, whatever somebody else's message holds.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
 			return ' '
 		}
 		return r
-	}, ansi.Strip(text))), " ")
+	}, ansi.Strip(text))
 }

@@ -7,11 +7,16 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"time"
 )
 
-// Follower reads the log of a run that another process writes.
+// Follower reads the log of a run that another process writes. When the log has
+// become too long it is renamed to Older, and begun anew.
 type Follower struct {
-	Path   string
+	Path, Older string
+	Written     time.Time // when something was written to it last; zero: nothing was
+
+	file   os.FileInfo // that is read; nil: none yet
 	offset int64
 	begun  []byte // a line that has no end yet
 }
@@ -31,10 +36,39 @@ func (f *Follower) Read(b *Board) error {
 	if err != nil {
 		return err
 	}
-	if info.Size() < f.offset { // it grew too long, and was begun anew
+	if f.file == nil || !os.SameFile(f.file, info) || info.Size() < f.offset {
+		if err := f.older(b, info); err != nil {
+			return err
+		}
 		f.offset, f.begun = 0, nil
 	}
-	fresh, err := io.ReadAll(io.NewSectionReader(file, f.offset, info.Size()-f.offset))
+	f.file, f.Written = info, info.ModTime()
+	return f.take(b, file, info.Size())
+}
+
+// older reads what the log has been so far, but for what of it was read already.
+func (f *Follower) older(b *Board, now os.FileInfo) error {
+	file, err := os.Open(f.Older)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close() // it was only read
+	info, err := file.Stat()
+	if err != nil || os.SameFile(info, now) { // it was renamed only just
+		return err
+	}
+	if f.file == nil || !os.SameFile(f.file, info) {
+		f.offset, f.begun = 0, nil
+	}
+	return f.take(b, file, info.Size())
+}
+
+// take reads a file up to its size of a moment ago.
+func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
+	fresh, err := io.ReadAll(io.NewSectionReader(file, f.offset, size-f.offset))
 	f.offset += int64(len(fresh))
 	text := append(f.begun, fresh...)
 	for {

@@ -1,6 +1,7 @@
 package live
 
 import (
+	"io"
 	"os"
 	"regexp"
 	"sync/atomic"
@@ -10,7 +11,7 @@ import (
 // would change how the terminal answers to keys: recast does not read them, and
 // Ctrl-C is to stay the signal that the terminal makes of it.
 type guard struct {
-	*os.File
+	file *os.File // no more of it is to be had than is below
 
 	drawn atomic.Bool // something was written
 	dead  atomic.Bool // nothing is written any more
@@ -33,11 +34,20 @@ func (g *guard) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	g.drawn.Store(true)
-	if _, err := g.File.Write(append([]byte("\r"), kept...)); err != nil {
+	if _, err := g.file.Write(append([]byte("\r"), kept...)); err != nil {
 		g.dead.Store(true)
 	}
 	return len(p), nil
 }
+
+// WriteString is Write, for io.WriteString.
+func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
+
+// Read is the end of input: keys are not the library's.
+func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Fd is that of the terminal.
+func (g *guard) Fd() uintptr { return g.file.Fd() }
 
 // Close keeps the terminal open: it is not the library's.
 func (g *guard) Close() error { return nil }

@@ -33,7 +33,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
-		m.draw()
+		return m, tea.Sequence(m.draw()...)
 	case tickMsg:
 		above := m.draw()
 		return m, tea.Sequence(append(above, tick())...)
@@ -69,7 +69,7 @@ func (m *model) draw() (above []tea.Cmd) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.drain()
-	if m.height == 0 || !inFront(m.out.File) {
+	if m.height == 0 || !inFront(m.out.file) {
 		return nil
 	}
 	// One line for the cursor, and one for what scrolls by above.

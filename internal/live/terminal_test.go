@@ -36,7 +36,7 @@ func TestViewOnTerminal(t *testing.T) {
 		s.await(fmt.Sprintf("%d out", i))
 		s.holdsOnce("recast roll")
 	}
-	v.Print("warning: one\nwarning: two, which is longer than any screen like this one is wide\n")
+	v.Print("warning: one\nwarning: two\x1b[2J\u009b2J, which is longer than any screen like this one is wide\n")
 	s.await("is wide")
 	emit("roll/workers/wk1/run-hooks", "run the hooks", step.Started, "")
 	emit("roll/workers/wk1/run-hooks", "", step.Note, "hello \x1b[31mfrom a hook")

@@ -113,7 +113,7 @@ func (v *View) Print(text string) bool {
 		return false
 	}
 	for l := range strings.Lines(text) {
-		v.above = append(v.above, strings.TrimRight(l, "\r\n"))
+		v.above = append(v.above, printable(strings.TrimRight(l, "\r\n")))
 	}
 	return true
 }
@@ -216,7 +216,7 @@ type program struct {
 
 // begin begins to draw. The caller holds the lock.
 func (v *View) begin() *program {
-	p := &program{out: &guard{File: v.out}, cont: make(chan os.Signal, 1), ended: make(chan struct{})}
+	p := &program{out: &guard{file: v.out}, cont: make(chan os.Signal, 1), ended: make(chan struct{})}
 	profile := colorprofile.ASCII
 	if v.colour {
 		profile = colorprofile.ANSI

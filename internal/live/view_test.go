@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -31,13 +33,16 @@ func TestGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := &guard{File: file}
+		g := &guard{file: file}
 		if n, err := g.Write([]byte(sent)); n != len(sent) || err != nil {
 			t.Errorf("%q: %d, %v", sent, n, err)
 		}
+		if n, err := io.WriteString(g, sent); n != len(sent) || err != nil { // another way in
+			t.Errorf("%q: %d, %v", sent, n, err)
+		}
 		got, err := os.ReadFile(file.Name())
-		if err != nil || string(got) != want {
-			t.Errorf("%q became %q, want %q (%v)", sent, got, want, err)
+		if err != nil || string(got) != want+want {
+			t.Errorf("%q became %q, want %q twice (%v)", sent, got, want, err)
 		}
 		file.Close()
 		if n, err := g.Write([]byte("gone")); n != 4 || err != nil || !g.dead.Load() {
@@ -124,14 +129,6 @@ func TestFollow(t *testing.T) {
 		t.Errorf("begun again: %+v", n)
 	}
 
-	// A log that grew too long is begun anew.
-	if err := os.WriteFile(path, whole[:20], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Read(b); err != nil || f.offset != 20 {
-		t.Errorf("read up to %d: %v", f.offset, err)
-	}
-
 	var texts []string
 	for text := range bytes.Lines(whole) {
 		var l line
@@ -142,5 +139,79 @@ func TestFollow(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"step started ", "step started ", "step started ", "step started ", "step note 1 of 3", "step failed ", "step failed ", "said  warning: this", "said  and that"}, texts); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
+	}
+}
+
+// A log that has become too long is renamed, and begun anew: nothing of it is lost on
+// whoever comes late, nor on whoever was reading.
+func TestFollowTurnedLog(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path, older := filepath.Join(dir, "log.jsonl"), filepath.Join(dir, "log.1.jsonl")
+	started := func(step string) string {
+		return fmt.Sprintf(`{"time":"2026-11-21T05:00:00Z","msg":"step","step":"roll/workers/%s","status":"started","title":"recreate %[1]s"}`+"\n", step)
+	}
+	logs := func(text string) {
+		t.Helper()
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, b := &Follower{Path: path, Older: older}, NewBoard("recast run r1", begun)
+	holds := func(f *Follower, b *Board, want ...string) {
+		t.Helper()
+		if err := f.Read(b); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, n := range b.nodes {
+			got = append(got, n.name)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("nodes (-want +got):\n%s", diff)
+		}
+	}
+	turn := func() {
+		t.Helper()
+		if err := os.Rename(path, older); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logs(started("wk1") + started("wk2")[:30])
+	holds(f, b, "wk1")
+	logs(started("wk2")[30:])
+	turn()
+	holds(f, b, "wk1") // the new one is not there yet
+	logs(started("wk3"))
+	holds(f, b, "wk1", "wk2", "wk3")
+	logs(started("wk4"))
+	holds(f, b, "wk1", "wk2", "wk3", "wk4")
+	holds(&Follower{Path: path, Older: older}, NewBoard("recast run r1", begun), "wk1", "wk2", "wk3", "wk4")
+	turn()
+	logs(started("wk5"))
+	holds(f, b, "wk1", "wk2", "wk3", "wk4", "wk5")
+	if f.Written.IsZero() {
+		t.Error("nobody knows when it was written")
+	}
+}
+
+// What goes above the frame is not lost on a terminal that is made larger or smaller.
+func TestResizedWithLinesAbove(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	m := &model{view: NewView(file, "recast roll", false), out: &guard{file: file}}
+	m.out.drawn.Store(true)
+	m.view.print("warning: this")
+	if _, cmd := m.Update(tea.WindowSizeMsg{Width: 80, Height: 24}); cmd == nil {
+		t.Error("a line was taken and is printed by nobody")
 	}
 }

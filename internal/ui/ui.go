@@ -44,7 +44,7 @@ func newPage(w io.Writer) *page {
 
 func (p *page) line(format string, args ...any) {
 	if p.err == nil {
-		_, p.err = fmt.Fprintf(p.w, format+"\n", args...)
+		_, p.err = io.WriteString(p.w, Tame(fmt.Sprintf(format+"\n", args...)))
 	}
 }
 

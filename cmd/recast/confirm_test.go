@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/creack/pty"
+)
+
+// answers types on a terminal whenever a question is to be seen.
+type answers struct {
+	terminal io.Writer
+	text     string
+}
+
+func (a answers) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "goes on: ") {
+		if _, err := io.WriteString(a.terminal, a.text); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+// What was typed before the question is no answer to it.
+func TestConfirmTypedAhead(t *testing.T) {
+	t.Parallel()
+	for typed, want := range map[string]bool{"yes\n": true, "no\n": false} {
+		master, tty := openTerminal(t)
+		const ahead = "yes\n"
+		if _, err := io.WriteString(master, ahead); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(master, make([]byte, len("yes\r\n"))); err != nil { // its echo
+			t.Fatal(err)
+		}
+		s := &streams{in: tty, err: &console{Writer: answers{master, typed}}}
+		if ok, err := confirm(t.Context(), s, question{text: "Change these nodes?"}, false); ok != want || err != nil {
+			t.Errorf("typed %q: %t, %v", typed, ok, err)
+		}
+	}
+}
+
+// A question that would go into a file is not asked.
+func TestConfirmUnseen(t *testing.T) {
+	t.Parallel()
+	_, tty := openTerminal(t)
+	story, err := os.Create(filepath.Join(t.TempDir(), "roll.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer story.Close()
+	nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nowhere.Close()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, stderr := range []*os.File{story, nowhere} {
+		_, err := confirm(t.Context(), &streams{in: tty, err: &console{Writer: stderr}}, question{command: "recast roll"}, false)
+		if exitCodeOf(err) != exitConfig || !strings.Contains(err.Error(), "where nobody would see the question") {
+			t.Errorf("%s: %v", stderr.Name(), err)
+		}
+	}
+	for _, stderr := range []*os.File{write, tty} {
+		if ok, err := confirm(over, &streams{in: tty, err: &console{Writer: stderr}}, question{command: "recast roll"}, false); ok || err != nil {
+			t.Errorf("%s: %t, %v", stderr.Name(), ok, err)
+		}
+	}
+}
+
+func openTerminal(t *testing.T) (master, tty *os.File) {
+	t.Helper()
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = tty.Close()
+		_ = master.Close()
+	})
+	return master, tty
+}
+
+// TestAskedTwice answers a roll that has to finish first what an earlier one left. At
+// the second question no node is out: Ctrl-C is a no.
+func TestAskedTwice(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	term := openLab(t)
+	term.patch()
+	roll := term.background("roll.err", "roll", "--yes")
+	term.await("roll.err", "create the VM again")
+	if err := roll.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = roll.Wait()
+
+	s := term.onScreen("roll")
+	s.typed("yes\n") // too early to be an answer
+	s.await(`Only "yes" goes on: `)
+	s.typed("yes\n")
+	s.until("asked twice", func() string {
+		return map[bool]string{true: "asked twice"}[strings.Count(s.seen(), `Only "yes" goes on: `) == 2]
+	})
+	s.typed("\x03")
+	if code := s.endSoon(); code != exitInterrupted || strings.Contains(s.seen(), "stopping: ") {
+		t.Errorf("exit code %d:\n%s", code, s.seen())
+	}
+	has(t, s.seen(), "not confirmed; nothing more was changed on the nodes")
+	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+}

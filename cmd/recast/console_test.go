@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// fullPipe is a pipe that takes nothing until somebody reads.
+func fullPipe(t *testing.T) (read, write *os.File) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = read.Close(), write.Close() })
+	if err := write.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for line := bytes.Repeat([]byte("."), 63); err == nil; {
+		_, err = write.Write(append(line, '\n'))
+	}
+	if err := write.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	return read, write
+}
+
+// Nobody who reads the story, as with a pager, makes no step wait, nor the end for
+// longer than a moment. Once there is somebody, what is missing is said.
+func TestNobodyReads(t *testing.T) {
+	t.Parallel()
+	missing := regexp.MustCompile(`warning: (\d+) lines are missing here: nobody read them in time`)
+	for _, progress := range []string{progressPlain, progressJSON} {
+		read, write := fullPipe(t)
+		s := &streams{err: &console{Writer: write}, interrupts: &interrupts{}}
+		if err := s.tells("recast roll", progress); err != nil {
+			t.Fatal(err)
+		}
+		told := s.story(t.Context())
+		s.err.pump.bears = 20 * time.Millisecond
+		const notes = 2 * pumped
+		for i := range notes {
+			told.Emit(step.Event{Path: "roll", Status: step.Note, Text: fmt.Sprintf("note %d", i)})
+		}
+		told.end()
+		fmt.Fprintln(s.err, "error: after the end")
+		s.err.flush()
+
+		var got []byte
+		all := make(chan struct{})
+		go func() {
+			defer close(all)
+			got, _ = io.ReadAll(read)
+		}()
+		s.err.pump.bears = time.Minute
+		s.err.rests()
+		if s.err.pump != nil {
+			t.Errorf("%s: is not written, though somebody reads", progress)
+		}
+		_ = write.Close()
+		<-all
+		m := missing.FindSubmatch(got)
+		if m == nil {
+			t.Errorf("%s: what is missing is not said", progress)
+			continue
+		}
+		if n, err := strconv.Atoi(string(m[1])); err != nil || n+bytes.Count(got, []byte("note ")) != notes+1 {
+			t.Errorf("%s: %d lines are missing, %d are there: %v", progress, n, bytes.Count(got, []byte("note ")), err)
+		}
+	}
+}
+
+// gone is a standard output that nobody reads any more.
+type gone struct{}
+
+func (gone) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}
+}
+
+func TestAnswered(t *testing.T) {
+	t.Parallel()
+	_, err := fmt.Fprintln(gone{}, "a report")
+	if err == nil || answered(err) != nil {
+		t.Errorf("nobody reads: %v", answered(err))
+	}
+	if err := errors.New("no space left on device"); answered(err) != err {
+		t.Errorf("another error: %v", answered(err))
+	}
+}

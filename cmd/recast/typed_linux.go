@@ -1,0 +1,6 @@
+package main
+
+import "golang.org/x/sys/unix"
+
+// dropInput drops what a terminal has got and nobody has read.
+func dropInput(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) }

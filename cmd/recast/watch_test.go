@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/live"
+	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// claimOnly is a Proxmox in which there is at most a claim.
+type claimOnly struct {
+	pipeline.Listing
+	claim *cluster.ClaimState
+	down  error
+}
+
+func (c *claimOnly) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	if c.claim == nil {
+		return cluster.VM{}, errors.Join(c.down, cluster.ErrNotFound)
+	}
+	b, err := json.Marshal(c.claim)
+	return cluster.VM{ID: id, Name: "recast-claim", Config: map[string]string{"description": "recast-claim: " + string(b)}}, errors.Join(c.down, err)
+}
+
+// beside is who watches, beside the journal of a run that was begun here.
+type beside struct {
+	*watcher
+	t    *testing.T
+	px   *claimOnly
+	run  *journal.Journal
+	from time.Time
+}
+
+const runHere = "20261121-0421-3f2a"
+
+func watchBeside(t *testing.T, claim *cluster.ClaimState) *beside {
+	t.Helper()
+	p := pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
+	run, err := journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = run.Close() })
+	out, err := os.Create(filepath.Join(t.TempDir(), "tty"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = out.Close() })
+	b := &beside{t: t, px: &claimOnly{claim: claim}, run: run, from: time.Now().Add(time.Hour)}
+	b.watcher = &watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
+	b.look = func(ctx context.Context) (res pipeline.StatusResult, err error) {
+		claim, found, err := p.Claim(ctx, b.px)
+		if found {
+			res.Claim = &pipeline.ClaimHeld{ClaimState: claim, VMID: claim.VM.ID}
+		}
+		return res, err
+	}
+	return b
+}
+
+// logs has the run that was begun here write its log at a second.
+func (b *beside) logs(second int) {
+	b.t.Helper()
+	path := filepath.Join(b.p.State(), "runs", runHere, telemetry.LogName)
+	when := b.from.Add(time.Duration(second) * time.Second)
+	if err := errors.Join(os.WriteFile(path, []byte("{}\n"), 0o600), os.Chtimes(path, when, when)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *beside) looks(second int) (last string) {
+	b.t.Helper()
+	b.now = b.from.Add(time.Duration(second) * time.Second)
+	last, err := b.once(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return last
+}
+
+func (b *beside) wants(said string, texts ...string) {
+	b.t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(said, text) {
+			b.t.Errorf("says %q, wants %q", said, text)
+		}
+	}
+}
+
+// A run that was killed here, and maybe finished elsewhere, does not hide the one
+// that another machine is at; of that it is said when it dies.
+func TestWatchAnotherMachinesRun(t *testing.T) {
+	t.Parallel()
+	claim := &cluster.ClaimState{Cluster: "c1", Run: "r2", Holder: cluster.Holder{Host: "ci-7"}, Beat: 1}
+	b := watchBeside(t, claim)
+	claim.Since = b.from.Add(-10 * time.Minute)
+	b.logs(-3600)
+	b.looks(0)
+	b.looks(1)
+	if b.here.ID != "" {
+		t.Fatalf("draws run %s", b.here.ID)
+	}
+	b.wants(strings.Join(b.text, "\n"), "held by run r2 ")
+	b.wants(b.leaving(), "run r2 goes on")
+
+	b.looks(100)
+	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; looked at Proxmox")
+	b.wants(b.leaving(), "run r2: ", "stood still")
+	claim.Beat = 2
+	b.looks(110)
+	if said := b.looked(b.now) + b.leaving(); strings.Contains(said, "stood still") {
+		t.Errorf("it lives: %s", said)
+	}
+
+	b.logs(111) // somebody goes on with it here
+	b.looks(112)
+	if b.here.ID != runHere {
+		t.Errorf("draws run %q", b.here.ID)
+	}
+}
+
+// A run that keeps its claim in Kubernetes lives for as long as it writes its log.
+func TestWatchWithoutClaim(t *testing.T) {
+	t.Parallel()
+	b := watchBeside(t, nil)
+	b.logs(0)
+	b.looks(20)
+	b.wants(b.heartbeat(), "has logged something 20s ago", "it may be in Kubernetes")
+	b.wants(b.leaving(), "run "+runHere+" goes on")
+	b.looks(100)
+	b.wants(b.heartbeat(), "nothing was logged for 1m40s", "recast status says whether another machine finished it")
+	b.wants(b.leaving(), "run "+runHere+": nobody holds the claim")
+	b.logs(101)
+	b.looks(110)
+	b.wants(b.leaving(), "run "+runHere+" goes on")
+
+	if err := b.run.Finish("done"); err != nil {
+		t.Fatal(err)
+	}
+	if last := b.looks(120); last != "run "+runHere+": done" || b.gone() != last {
+		t.Errorf("says %q, and to who leaves %q", last, b.gone())
+	}
+}
+
+// While Proxmox says nothing nobody sees the heartbeat stand still.
+func TestWatchWhileProxmoxIsSilent(t *testing.T) {
+	t.Parallel()
+	b := watchBeside(t, &cluster.ClaimState{Cluster: "c1", Run: runHere, Beat: 1})
+	b.logs(0)
+	b.looks(0)
+	b.px.down = errors.New("no route to host")
+	b.looks(60)
+	b.wants(b.heartbeat(), "Proxmox does not say whether that run still lives: ", "no route to host")
+	b.px.down = nil
+	b.looks(120)
+	b.wants(b.heartbeat(), "holds the claim, heartbeat 1")
+	b.looks(160)
+	b.wants(b.heartbeat(), "stood still for 1m40s")
+}
