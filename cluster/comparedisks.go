@@ -59,21 +59,30 @@ func (r *Replace) missing(vm VM, before, have []Disk) (problems []error) {
 }
 
 // added lists the drives that the VM had not before. The volumes of pods come
-// and go on one that runs already.
+// and go on one that runs already; an unusedN is in no guest.
 func added(vm VM, before, have []Disk) (problems []error) {
 	for _, h := range have {
 		_, had := findDrive(before, h.Key)
 		switch {
-		case h.CDROM || had || h.CSI() && vm.Running:
+		case h.CDROM || had || h.Detached() || h.CSI() && vm.Running:
 		case h.CSI():
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
 				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))
 		default:
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
-				"take %s out of VM %d, then run the same command again; nothing of it was touched", h.Key, vm.ID))
+				"take it out of VM %d: %s; then run the same command again; nothing of it was touched", vm.ID, takeOut(vm, h)))
 		}
 	}
 	return problems
+}
+
+// takeOut is how a person takes a drive out of a VM without losing it: Proxmox frees
+// what is the VM's own when the VM, or the unusedN that it has become, is deleted.
+func takeOut(vm VM, d Disk) string {
+	if d.Owner == vm.ID {
+		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)
+	}
+	return fmt.Sprintf("qm set %d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
 }
 
 // sharedDisks lists disks that another VM could write to at the same time: Proxmox
@@ -95,7 +104,7 @@ func sharedDisks(ctx context.Context, px Inventory, vm VM, have []Disk) (problem
 		}
 		if others := c.otherUsers(d); len(others) > 0 {
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
-				"take it out of %s, then run the same command again", strings.Join(others, ", ")))
+				"take it out there, then run the same command again; here it stays"))
 		}
 		if d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
 			continue

@@ -122,8 +122,11 @@ func (d Disk) Value() string { return strings.Join(append([]string{d.Volid}, d.O
 // Bootable says whether the drive can be the one that Talos is installed on:
 // a disk on a bus, neither CD, EFI variables, TPM state nor detached.
 func (d Disk) Bootable() bool {
-	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !strings.HasPrefix(d.Key, "unused")
+	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !d.Detached()
 }
+
+// Detached says whether the drive is an unusedN: a volume that the VM has and its guest has not.
+func (d Disk) Detached() bool { return strings.HasPrefix(d.Key, "unused") }
 
 // SizeBytes is the size= option in bytes; 0 if it is missing or unreadable.
 func (d Disk) SizeBytes() uint64 {

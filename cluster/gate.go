@@ -84,7 +84,7 @@ func (n *nodeRoll) requireFallback(ctx context.Context) error {
 	}
 	if err := n.fallback().requireISO(ctx); err != nil {
 		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %v", n.plan.Node, err),
-			"recast publish with the previous recast.lock puts it there; roll.bootFailure: rollback does without")
+			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
 	}
 	return nil
 }

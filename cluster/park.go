@@ -176,7 +176,7 @@ func (r *Replace) onlyOnce(ctx context.Context, d ParkedDisk) error {
 		return err
 	}
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
-		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched")
+		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
 
 func (r *Replace) setOptions(ctx context.Context, vm VM, d Disk, options []string) error {

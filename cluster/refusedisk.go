@@ -106,17 +106,25 @@ func (c candidate) heldElsewhere(d Disk) bool {
 	return c.world.local(d.Storage()) && !slices.ContainsFunc(c.world.namesakes(c.vm, d.Storage()), func(vm VM) bool { return vm.ID == d.Owner })
 }
 
-// otherUsers lists where a disk is named beside its own key. The one name that
-// another owner has for it is none of them: that one is the holder, or is refused as such.
+// otherUsers lists where a disk is to be taken away from, since it is named there
+// beside its own key. The name that its owner has for it is none of them: another
+// owner is the holder, or is refused as such.
 func (c candidate) otherUsers(d Disk) []string {
 	own, vms := place(c.vm.ID, d.Key), c.world.namesakes(c.vm, d.Storage())
 	users := slices.DeleteFunc(referencedBy(d.Volid, vms), func(user string) bool { return user == own })
-	if d.Owner == c.vm.ID {
+	i := slices.IndexFunc(vms, func(vm VM) bool { return vm.ID == d.Owner })
+	if i < 0 || len(users) == 0 {
 		return users
 	}
-	for _, vm := range vms {
-		if held := referencedBy(d.Volid, []VM{vm}); vm.ID == d.Owner && len(held) == 1 {
-			return slices.DeleteFunc(users, func(user string) bool { return user == held[0] })
+	owner := vms[i]
+	keys := usersOf(d.Volid, owner)
+	if len(keys) > 0 && (d.Owner != c.vm.ID || d.Detached()) {
+		stays := place(owner.ID, keys[max(0, slices.IndexFunc(keys, func(key string) bool { return !(Disk{Key: key}).Detached() }))])
+		users = slices.DeleteFunc(users, func(user string) bool { return user == stays })
+	}
+	for _, key := range keys {
+		if at := slices.Index(users, place(owner.ID, key)); at >= 0 && (Disk{Key: key}).Detached() {
+			users[at] += fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/%s/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", owner.Host, owner.ID, key)
 		}
 	}
 	return users

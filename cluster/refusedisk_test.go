@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -48,7 +49,13 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		"a holder that names it twice": both(func(w *Wanted, f *Found, o *Observation) {
 			held(w, f, o)
 			o.VMs[1].Config["unused0"] = "fast:vm-200-disk-0"
-		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi1 of VM 200, unused0 of VM 200"),
+		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 200"+byHand(200, "unused0")),
+		"a holder that has two names for it": both(func(w *Wanted, f *Found, o *Observation) {
+			held(w, f, o)
+			o.VMs[1].Config["scsi2"] = "fast:vm-200-disk-0"
+		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi2 of VM 200"),
+		"a disk that the node has a second time, detached": both(set("unused5", "fast:vm-9002-disk-1"),
+			"scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from unused5 of VM 9002"+byHand(9002, "unused5")),
 		"a persistent disk that forgets": both(set("scsi1", "fast:vm-9002-disk-1,serial=data,size=20G,snapshot=1"), forgets("scsi1")),
 		"a system disk that forgets": {
 			change:   set("scsi0", "fast:vm-9002-disk-0,serial=sys,size=10G,snapshot=on"),
@@ -66,6 +73,11 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 			recreate: unreadDrive, reimage: unreadDrive,
 		},
 	})
+}
+
+// byHand is how a second name goes whose --delete would free the volume.
+func byHand(id VMID, key string) string {
+	return fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/pve1/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", id, key)
 }
 
 func forgets(what string) string {

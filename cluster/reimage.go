@@ -71,7 +71,7 @@ func (r *Replace) restored(ctx context.Context) (string, error) {
 }
 
 func (r *Replace) nothingKept() error {
-	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "roll to the previous lock instead")
+	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", previousLock)
 }
 
 // restore gives a VM that stays a kept system disk.

@@ -192,8 +192,7 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case len(owned) > 0:
-		return "", fault.WithHint(fault.ParkedHalf.Refusedf("every disk of %s is parked, but it owns %s, which was not there when it was remembered", vm, strings.Join(owned, ", ")),
-			"detach that from VM %d, then run the same command again; nothing was deleted", vm.ID)
+		return "", stillThere(vm, owned, fault.ParkedHalf.Refusedf("every disk of %s is parked, but it has %s, which was not there when it was remembered", vm, volumesOf(owned)))
 	}
 	return fmt.Sprintf("%s owns no disk", vm), nil
 }
@@ -220,18 +219,25 @@ func (r *Replace) notParked(ctx context.Context, vm VM, found bool) (key string,
 }
 
 // ownedDisks lists what Proxmox would free with the VM, the cloud-init drive aside.
-func ownedDisks(vm VM) ([]string, error) {
+func ownedDisks(vm VM) ([]Disk, error) {
 	disks, err := vm.Disks()
-	if err != nil {
-		return nil, err
+	return slices.DeleteFunc(disks, func(d Disk) bool { return d.CloudInit() || d.CDROM && d.Owner != vm.ID }), err
+}
+
+// stillThere is the error of drives that keep a VM from being deleted, with where they can go.
+func stillThere(vm VM, drives []Disk, err error) error {
+	for _, d := range drives {
+		err = fault.WithHint(err, "%s", takeOut(vm, d))
 	}
-	var owned []string
-	for _, d := range disks {
-		if !d.CloudInit() && (d.Owner == vm.ID || !d.CDROM) {
-			owned = append(owned, d.Key+" ("+d.Volid+")")
-		}
+	return fault.WithHint(err, "take that out of VM %d, then run the same command again; nothing was deleted", vm.ID)
+}
+
+func volumesOf(drives []Disk) string {
+	var names []string
+	for _, d := range drives {
+		names = append(names, d.Key+" ("+d.Volid+")")
 	}
-	return owned, nil
+	return strings.Join(names, ", ")
 }
 
 // deleteVM deletes the VM if it is still the one that was planned, stopped and empty.
@@ -255,7 +261,7 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	case vm.Lock != "" && !locked(vm): // Proxmox refuses to delete it under any; see Patient
 		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
-		return fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, strings.Join(owned, ", "))
+		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
 	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
 		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
 		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",

@@ -12,6 +12,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// previousLock is the way back that needs no kept disk. A lock is refused unless it is
+// that of recast.yaml and of the schematics beside it.
+const previousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
+
 // configHash identifies a machine configuration without telling anything of it.
 // What recast itself sets is left out: it differs from one system disk to the next.
 func configHash(m Maintenance, config Secret) (string, error) {
@@ -47,8 +51,8 @@ func (f *Found) keptElsewhere(kept KeptDisk, on VM) string {
 	if f.Parking != nil { // a host has room for one parking VM of a node
 		together = fmt.Sprintf("on %s: %s", f.VM.Host, migrate(*f.VM, on.Host))
 	}
-	return fmt.Sprintf("the system disk that run %s replaced is %s of %s, and %s was moved since: %s brings them together; or put the previous lock back and recast roll instead",
-		kept.Run, kept.Key, on, *f.VM, together)
+	return fmt.Sprintf("the system disk that run %s replaced is %s of %s, and %s was moved since: %s brings them together; or %s",
+		kept.Run, kept.Key, on, *f.VM, together, previousLock)
 }
 
 // PlanRollback plans to boot each of the nodes (all that can be, if none is
@@ -95,7 +99,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		return nil
 	case !ok:
 		n.Why = "no earlier system disk of it is parked"
-		n.Refused = []string{n.Why + ": put the previous lock back and recast roll"}
+		n.Refused = []string{n.Why + ": " + previousLock}
 		return nil
 	case n.found.Machine == nil || n.found.Node == nil:
 		n.Why = "it could not be read"
@@ -123,7 +127,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		return err
 	}
 	refuse := func(format string, args ...any) {
-		n.Refused = append(n.Refused, fmt.Sprintf(format, args...)+": put the previous lock back and recast roll instead")
+		n.Refused = append(n.Refused, fmt.Sprintf(format, args...)+": "+previousLock)
 	}
 	if hash != kept.Config {
 		refuse("its machine configuration has changed since")

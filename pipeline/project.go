@@ -76,7 +76,7 @@ func (p Project) lock() (schematics.Lock, error) {
 		return schematics.Lock{}, err
 	}
 	if err := lock.Matches(req); err != nil {
-		return schematics.Lock{}, fault.WithHint(fault.LockStale.Of(fault.As(fault.Config, err)), "recast lock")
+		return schematics.Lock{}, fault.WithHint(fault.LockStale.Of(fault.As(fault.Config, err)), "recast lock; to go back to that lock, check out the recast.yaml and the schematics that it is of, too")
 	}
 	return lock, nil
 }

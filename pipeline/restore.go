@@ -229,6 +229,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 			return j.Put(restoreKey, begun)
 		},
 	}
+	w.began = true
 	if err := w.run.Run(ctx, r.Steps()); err != nil {
 		return err
 	}

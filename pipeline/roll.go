@@ -114,7 +114,7 @@ type work struct {
 	wayOut   string // what to do about a plan with refusals
 	inLease  *bool  // the claim is kept in Kubernetes; nil: not found out yet
 
-	began   bool          // a confirmed plan is being carried out, or was
+	began   bool          // something is being done to nodes, or was
 	hooks   cluster.Hooks // of the first one
 	nodes   []string      // of all of them
 	journal string        // that was written last
@@ -134,8 +134,11 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	}
 	w.rep.Ended = time.Now()
 	if err != nil {
-		if !w.began {
+		switch {
+		case !w.began:
 			err = fault.WithSafe(err, "no node was touched")
+		case len(w.nodes) > 0 && len(fault.Safe(err)) == 0: // between two plans, or behind the last
+			err = w.explain(ctx, err)
 		}
 		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
 	}

@@ -28,7 +28,7 @@ import (
 func (g *globals) open() (pipeline.Project, error) {
 	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr, Template: notify.CheckTemplate})
 	if err != nil {
-		return pipeline.Project{}, err
+		return pipeline.Project{}, errOpening{err}
 	}
 	return pipeline.Project{Config: c}, nil
 }
@@ -94,17 +94,29 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 	return px, nil
 }
 
-// connectMachines makes the clients of Proxmox, Talos and Kubernetes.
+// connectMachines makes the clients of Proxmox, Talos and Kubernetes, and finds the
+// machine configurations.
 func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
+	m, err := connectServers(s, p, cl)
+	configs, errConfigs := machineConfigs(p)
+	if err := errors.Join(err, errConfigs); err != nil {
+		return pipeline.Machines{}, err
+	}
+	m.MachineConfig = configs
+	return m, nil
+}
+
+// connectServers makes the clients of Proxmox, Talos and Kubernetes, for who needs
+// none of the secrets in machine configurations.
+func connectServers(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	px, errProxmox := connectProxmox(s, p, cl)
 	t, errTalos := connectTalos(s, p, cl)
 	k, errKube := connectKube(s, p, cl)
-	configs, errConfigs := machineConfigs(p)
-	if err := errors.Join(errProxmox, errTalos, errKube, errConfigs); err != nil {
+	if err := errors.Join(errProxmox, errTalos, errKube); err != nil {
 		return pipeline.Machines{}, err
 	}
 	return pipeline.Machines{
-		Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: configs,
+		Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(),
 	}, nil
 }
 
@@ -193,17 +205,24 @@ func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool
 	}, nil
 }
 
-// withMachines runs f with clients for Proxmox, Talos and Kubernetes.
+// withMachines runs f with what connectMachines makes.
 func (g *globals) withMachines(ctx context.Context, s *streams, f func(context.Context, pipeline.Project, pipeline.Machines) error) error {
+	return g.with(ctx, s, connectMachines, f)
+}
+
+// with opens the project and runs f with its machines.
+func (g *globals) with(ctx context.Context, s *streams, connect func(*streams, pipeline.Project, *closers) (pipeline.Machines, error),
+	f func(context.Context, pipeline.Project, pipeline.Machines) error,
+) error {
 	p, err := g.open()
 	if err != nil {
 		return err
 	}
 	var cl closers
 	defer cl.close()
-	m, err := connectMachines(s, p, &cl)
+	m, err := connect(s, p, &cl)
 	if err != nil {
-		return err
+		return errOpening{err}
 	}
 	return f(ctx, p, m)
 }

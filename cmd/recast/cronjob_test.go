@@ -146,13 +146,21 @@ func TestNightlyToken(t *testing.T) {
 		t.Fatal("the instructions make no token")
 	}
 	term.env = append(term.env, "PROXMOX_VE_API_TOKEN="+token)
+	without := filepath.Join(term.dir, "without.yaml") // the secrets of machine configurations
+	text := strings.Replace(term.read("recast.yaml"), "talos:\n", "talos:\n  machineConfigs: ./nowhere\n", 1)
+	if err := os.WriteFile(without, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(t.TempDir(), "recast-drift.prom")
-	if out, _ := term.typed(exitDone, "drift", "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
+	if out, _ := term.typed(exitDone, "drift", "--config", without, "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
 		t.Errorf("drift: %s", out)
 	}
 	metrics, err := os.ReadFile(file)
 	if err != nil || !strings.Contains(string(metrics), `recast_nodes{cluster="lab",command="drift",state="in-sync"} 2`) {
 		t.Errorf("%v\n%s", err, metrics)
+	}
+	if _, said := term.typed(exitConfig, "plan", "--config", without); !strings.Contains(said, "talos.machineConfigs") {
+		t.Errorf("plan without the machine configurations: %s", said)
 	}
 	if out, _ := term.typed(exitRefused, "doctor"); !strings.Contains(out, "problem VM.Allocate") {
 		t.Errorf("doctor with a token that only looks: %s", out)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -94,7 +95,7 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	(&streams{err: &console{Writer: &out}}).exit(nil, fault.WithHint(fault.Configf("what"), "do that"))
+	(&streams{err: &console{Writer: &out}}).exit(nil, fault.WithHint(errUsage{errors.New("what")}, "do that"))
 	if want := "error: what\nsafe: nothing was changed\nhint: do that\nrunbook: recast runbook config-invalid ("; !strings.HasPrefix(out.String(), want) {
 		t.Errorf("printed %q, want %q…", out.String(), want)
 	}

@@ -44,7 +44,7 @@ which fails when it is stale; -o prometheus for a Pushgateway, with the names th
 			if err := format(out, "text", "json", "markdown", "junit", "prometheus"); err != nil {
 				return err
 			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+			return g.with(c.Context(), s, connectServers, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				res, err := drift(ctx, s, p, m, deep)
 				if err != nil {
 					return err

@@ -43,6 +43,11 @@ type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return fault.As(fault.Config, e.error) }
 
+// errOpening marks what kept a command from its configuration: nothing was begun.
+type errOpening struct{ error }
+
+func (e errOpening) Unwrap() error { return e.error }
+
 // exit prints how c ended, if not well: what happened, what is safe, what to type
 // next and where to read more. It returns the exit code.
 func (s *streams) exit(c *cobra.Command, err error) int {

@@ -44,11 +44,14 @@ roll, and keep the present one parked. Without names: every node that has one.
 That is possible only while the old system still fits: its machine configuration
 and Kubernetes version are unchanged, and, for a control plane, etcd's minor
 version too and its old disk holds no data of etcd because it had left.
-Otherwise the way back is a roll to the previous lock: put the old recast.lock
-back and run recast roll. The refusal says what does not fit.
+Otherwise the way back is a roll to the previous lock. The refusal says what does
+not fit.
 
-Put the old recast.lock back in any case: by the present one the nodes are stale,
-and the next roll would bring them forward again. A second rollback does, too.`,
+Put the previous lock back in any case, with the recast.yaml and the schematics that
+it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/): by the present
+one the nodes are stale, and the next roll would bring them forward again. A second
+rollback does, too. A lock alone is refused where recast.yaml names another version,
+and recast lock would undo it.`,
 		Example: `  recast rollback wk1
   recast rollback --yes        # all that have a parked system disk`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -111,6 +111,22 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 	}
 }
 
+// TestRenovateReadsTheCronJob: the manager of manifests has no files of its own accord.
+func TestRenovateReadsTheCronJob(t *testing.T) {
+	t.Parallel()
+	var preset struct {
+		Kubernetes struct {
+			Files []string `json:"managerFilePatterns"`
+		} `json:"kubernetes"`
+	}
+	if err := json.Unmarshal([]byte(repositoryFile(t, "renovate/default.json")), &preset); err != nil {
+		t.Fatal(err)
+	}
+	if len(preset.Kubernetes.Files) != 1 || !regexp.MustCompile(strings.Trim(preset.Kubernetes.Files[0], "/")).MatchString("recast/drift-cronjob.yaml") {
+		t.Errorf("files %q", preset.Kubernetes.Files)
+	}
+}
+
 // TestRenovateReadsRecastYAML: in any directory, and nothing else.
 func TestRenovateReadsRecastYAML(t *testing.T) {
 	t.Parallel()

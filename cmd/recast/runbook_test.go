@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -216,6 +217,35 @@ func TestNextStepsNameCommandsThatThereAre(t *testing.T) {
 				t.Errorf("%s: there is no %q", code, m[0])
 			}
 		}
+	}
+}
+
+// An error of the configuration that comes up in the middle of a run says no more
+// than what holds then.
+func TestOnlyWhatWasNotBegunChangedNothing(t *testing.T) {
+	t.Parallel()
+	roll, _, err := newRootCmd(&streams{}).Find([]string{"roll"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired := fault.Credentials.Configf("its certificate expired")
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"usage":                  {fault.WithHint(errUsage{errors.New("no such flag")}, "h"), "nothing was changed"},
+		"no recast.yaml":         {errOpening{fault.Configf("no such file")}, "nothing was changed"},
+		"an expired certificate": {fmt.Errorf("roll/workers/wk1: %w", expired), untouched["recast roll"]},
+		"no docker":              {fault.BuildFailed.Configf("neither docker nor podman"), untouched["recast roll"]},
+	} {
+		if got := safeAfter(roll, c.err); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	var out bytes.Buffer
+	(&streams{err: &console{Writer: &out}}).exit(roll, fault.WithSafe(expired, "scsi1 is parked"))
+	if !strings.Contains(out.String(), "\nsafe: scsi1 is parked\n") || strings.Contains(out.String(), "nothing was changed") {
+		t.Error(out.String())
 	}
 }
 

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"github.com/spf13/cobra"
+	"errors"
 
-	"github.com/recast-sh/recast/internal/fault"
+	"github.com/spf13/cobra"
 )
 
 const reads = "nothing was changed: this command only reads"
@@ -41,8 +41,12 @@ var untouched = map[string]string{
 }
 
 // safeAfter is what holds once a command has failed, or the one that it is part of.
+// What kind of error it is tells nothing of that: a certificate expires in the
+// middle of a run.
 func safeAfter(c *cobra.Command, err error) string {
-	if fault.KindOf(err) == fault.Config {
+	_, usage := errors.AsType[errUsage](err)
+	_, opening := errors.AsType[errOpening](err)
+	if usage || opening {
 		return "nothing was changed"
 	}
 	for ; c != nil; c = c.Parent() {

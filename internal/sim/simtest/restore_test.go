@@ -198,6 +198,9 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 					if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
 						t.Errorf("err = %v", err)
 					}
+					if safe := fault.Safe(err); len(safe) > 0 {
+						t.Errorf("safe is %q, after Talos was told to make etcd anew", safe)
+					}
 					_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 				}
 				if err != nil || done.Load() != 1 {

@@ -168,7 +168,7 @@ func TestRollbackRefused(t *testing.T) {
 		spoil      func(t *testing.T, lab *Lab)
 		text, hint string
 	}{
-		"nothing is kept": {oneWorker(), "cp1", nil, "cp1: no earlier system disk of it is parked: put the previous lock back and recast roll", ""},
+		"nothing is kept": {oneWorker(), "cp1", nil, "cp1: no earlier system disk of it is parked: put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll", ""},
 		"an unfinished roll": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
@@ -178,7 +178,7 @@ func TestRollbackRefused(t *testing.T) {
 		},
 		"the machine configuration has changed": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.editMachineConfig(t, "wk1") },
-			"wk1: its machine configuration has changed since: put the previous lock back and recast roll instead", "",
+			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of", "",
 		},
 		"the kubelet has another version": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {

@@ -4,7 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
 )
 
 // requireTrouble wants an error with that code that says of disks what is safe.
@@ -16,4 +18,22 @@ func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 	if got := strings.Join(fault.Safe(err), "\n"); !strings.Contains(got, safe) {
 		t.Errorf("it says that safe is %q, not %q", got, safe)
 	}
+}
+
+// TestTheLockIsGoneBetweenTwoPlans: a roll that has finished what another one had
+// left, and can't make its own plan then, does not say that nothing was touched.
+func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.rollKilledWhen("wk1/take-down/stop")
+		next := lab.second()
+		next.Emit = whenStarted("wk1/bring-up/finish", func() { lab.Replace("recast.lock", "", "") })
+		_, err := next.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Config {
+			t.Errorf("err = %v", err)
+		}
+		requireTrouble(t, err, fault.LockStale, "wk1: done, with all their disks")
+		lab.RequireIntact()
+	})
 }
