@@ -11,8 +11,12 @@ BOUND ?= 2000
 N ?= 200
 REPLAY ?=
 
-# Without gRPC's pages for net/trace, as talosctl is built.
-TAGS := grpcnotrace
+# All is compiled as recast is (without gRPC's pages for net/trace, as talosctl), so
+# that tests, vet and staticcheck share one build of what it needs. The race
+# detector needs cgo.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath -tags=grpcnotrace)
+test race: export CGO_ENABLED := 1
 
 # The packages of which make test leaves something out.
 LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster images internal pipeline schematics | xargs -n1 dirname | sort -u | sed 's|^|./|')
@@ -27,7 +31,7 @@ help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
-	@CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -o bin/recast ./cmd/recast
+	@go build -o bin/recast ./cmd/recast
 
 demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
 	@bin/recast lab demo
