@@ -81,6 +81,7 @@ func TestLiveView(t *testing.T) {
 		t.Errorf("status afterwards:\n%s", said)
 	}
 
+	term.patch() // or nothing would be left where the terminal went away late
 	_, story := term.typed(exitDone, "roll", "--yes", "--progress", "json")
 	for text := range strings.Lines(story) {
 		if !json.Valid([]byte(text)) {
