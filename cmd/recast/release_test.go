@@ -46,7 +46,8 @@ func TestReleaseAgrees(t *testing.T) {
 		}
 	}
 	makefile := repositoryFile(t, "Makefile")
-	if !strings.Contains(makefile, "TAGS := "+strings.Join(build.Tags, ",")+"\n") || !strings.Contains(makefile, build.Env[0]+" go build "+build.Flags[0]) {
+	env, cgo, _ := strings.Cut(build.Env[0], "=")
+	if !strings.Contains(makefile, "\nexport "+env+" := "+cgo+"\n") || !strings.Contains(makefile, " "+build.Flags[0]+" -tags="+strings.Join(build.Tags, ",")+")\n") {
 		t.Errorf("make build builds otherwise than with %q %q %q", build.Env, build.Flags, build.Tags)
 	}
 	for _, f := range g.Archives[0].Files {
