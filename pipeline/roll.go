@@ -3,7 +3,6 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -314,8 +313,11 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		return err
 	}
 	if !ok {
-		what := map[bool]string{true: "nothing more", false: "nothing"}[w.began]
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, fmt.Errorf("not confirmed; %s was changed on the nodes", what)))
+		text := "not confirmed; nothing was changed on the nodes"
+		if w.began {
+			text = "not confirmed; nothing more was changed on the nodes"
+		}
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New(text)))
 	}
 	past, err := w.history(lock)
 	if err != nil {

@@ -23,14 +23,14 @@ type question struct {
 // well pass the question on.
 func (s *streams) unasked() string {
 	if !ui.IsTerminal(s.in) {
-		return "there is no terminal to ask on"
+		return "needs to be confirmed, and there is no terminal to ask on"
 	}
 	file, ok := s.err.Writer.(*os.File)
 	if !ok || ui.IsTerminal(file) {
 		return ""
 	}
 	if info, err := file.Stat(); err == nil && (info.Mode().IsRegular() || info.Mode()&os.ModeCharDevice != 0) {
-		return "standard error is a file, where nobody would see the question"
+		return "needs to be confirmed, and standard error is a file, where nobody would see the question"
 	}
 	return ""
 }
@@ -48,7 +48,7 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 		return true, nil
 	}
 	if why := s.unasked(); why != "" {
-		return false, fault.WithHint(fault.NotConfirmed.Configf("%s needs to be confirmed, and %s; %s", q.command, why, q.untouched),
+		return false, fault.WithHint(fault.NotConfirmed.Configf("%s %s; %s", q.command, why, q.untouched),
 			"%s --yes", q.command)
 	}
 	forgetTyped(s.in)
