@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,12 +17,22 @@ import (
 // checkMetricsFile finds early what would keep the metrics from being written: the
 // command may take hours.
 func checkMetricsFile(path string) error {
+	if isSpecial(path) {
+		return nil
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
 		return err
 	}
 	_ = f.Close() // nothing was written
 	return os.Remove(f.Name())
+}
+
+// isSpecial says whether a path leads to a pipe, a device or elsewhere. It is written
+// to: a root who renames a file over /dev/stdout has taken that from everybody.
+func isSpecial(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && !info.Mode().IsRegular()
 }
 
 // counts are the metrics that add up while a command goes.
@@ -106,6 +117,13 @@ func (t *Telemetry) writeMetrics(exitCode int) error {
 	reg, err := t.metrics(exitCode)
 	if err != nil {
 		return err
+	}
+	if isSpecial(t.o.MetricsFile) {
+		f, err := os.OpenFile(t.o.MetricsFile, os.O_WRONLY|os.O_TRUNC, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(t.WriteMetrics(f, exitCode), f.Close())
 	}
 	// Writes beside the file and renames, with mode 0644.
 	return prometheus.WriteToTextfile(t.o.MetricsFile, reg)

@@ -3,11 +3,13 @@ package telemetry
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,6 +45,29 @@ func parse(t *testing.T, path string) map[string]float64 {
 		}
 	}
 	return got
+}
+
+// A pipe is written to, and still one afterwards.
+func TestMetricsIntoAPipe(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(path, os.O_RDWR, 0) // as long as it is open, nobody waits for the other end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	tele, ctx := start(t, Options{MetricsFile: path})
+	tele.End(ctx, 0, nil)
+	if info, err := os.Lstat(path); err != nil || info.Mode().Type() != os.ModeNamedPipe {
+		t.Fatalf("it is %v now, %v", info.Mode(), err)
+	}
+	got := make([]byte, 64<<10)
+	if n, err := r.Read(got); err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_") {
+		t.Errorf("it holds %q, %v", got[:n], err)
+	}
 }
 
 // TestStepsAreCountedByKind: neither what only groups steps nor a name of the world is a kind.
