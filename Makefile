@@ -15,7 +15,7 @@ REPLAY ?=
 # that tests, vet and staticcheck share one build of what it needs. The race
 # detector needs cgo.
 export CGO_ENABLED := 0
-export GOFLAGS := $(strip $(GOFLAGS) -trimpath -tags=grpcnotrace)
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath -tags=grpcnotrace)
 test race: export CGO_ENABLED := 1
 
 # The packages of which make test leaves something out.

@@ -74,6 +74,9 @@ func (a About) last() cluster.Holder {
 // keepPlan notes the plan that is carried out. Who goes on with a run plans only what
 // is left of it, so that the one that it was begun with is kept beside that.
 func (w *work) keepPlan(j *journal.Journal) error {
+	if w.rep.Plan.Run == "" { // the run's own, perhaps behind that of machines that were reset
+		return j.Put(planKey, w.rep.Plan)
+	}
 	first, err := fact[json.RawMessage](j, firstPlanKey)
 	begun, errBegun := fact[json.RawMessage](j, planKey)
 	if err == nil && errBegun == nil && first == nil && begun != nil { // what can't be read is not worth keeping
@@ -92,7 +95,11 @@ func (w *work) keepFates(j *journal.Journal) error {
 		mine = append(mine, n.Node)
 	}
 	f := w.tally.fates(mine)
-	before := fatesBefore(j)
+	var before cluster.Fates
+	if w.rep.Plan.Run != "" { // see keepPlan
+		before = fatesBefore(j)
+		f = asBefore(f, w.rep.Plan, j)
+	}
 	merge := func(before, now []string) []string {
 		before = slices.DeleteFunc(before, func(name string) bool { return slices.Contains(mine, name) })
 		now = slices.DeleteFunc(now, func(name string) bool { return !slices.Contains(mine, name) })
@@ -103,6 +110,22 @@ func (w *work) keepFates(j *journal.Journal) error {
 	return j.Put(fatesKey, cluster.Fates{
 		Done: merge(before.Done, f.Done), Failed: merge(before.Failed, f.Failed), Left: merge(before.Left, f.Left),
 	})
+}
+
+// asBefore counts nodes that were put back among those that are left: they are as
+// they were before the run, not as it wanted them.
+func asBefore(f cluster.Fates, now cluster.Plan, j *journal.Journal) cluster.Fates {
+	begun, err := fact[cluster.Plan](j, firstPlanKey)
+	if err != nil || begun == nil {
+		return f
+	}
+	for _, n := range now.Work() {
+		wanted := slices.ContainsFunc(begun.Work(), func(b cluster.NodePlan) bool { return b.Node == n.Node && b.Strategy != cluster.PutBack })
+		if i := slices.Index(f.Done, n.Node); i >= 0 && wanted && n.Strategy == cluster.PutBack {
+			f.Done, f.Left = slices.Delete(f.Done, i, i+1), append(f.Left, n.Node)
+		}
+	}
+	return f
 }
 
 // fatesBefore is what had become of a run's nodes when somebody went on with it: as was

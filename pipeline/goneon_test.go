@@ -107,6 +107,41 @@ func TestARunThatIsGoneOnWith(t *testing.T) {
 	}
 }
 
+// A roll whose first plan was about machines that had been reset is told by its own,
+// and a node that was put back is not one that the run has brought to what it wanted.
+func TestTheRunsOwnPlan(t *testing.T) {
+	t.Parallel()
+	p := projectOf(t)
+	reset := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Configure}}}
+	own := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk2", Strategy: cluster.Recreate}, {Node: "wk3", Strategy: cluster.Recreate}}}
+	back := cluster.Plan{Run: "r", Nodes: []cluster.NodePlan{{Node: "wk3", Strategy: cluster.PutBack}}}
+	session := func(plan cluster.Plan, fates map[string]step.Status, outcome string) {
+		t.Helper()
+		s := begin(t, p, 1, plan)
+		for node, status := range fates {
+			s.saw("roll/workers/"+node, status)
+		}
+		s.finish(outcome)
+		s.must(s.j.Close())
+	}
+	require := func(want string) {
+		t.Helper()
+		r, err := p.PastRun("r", PastOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, planned := r.Counted()
+		if got := fmt.Sprintf("%d of %d, %v", done, planned, *r.Fates); got != want {
+			t.Errorf("it is told as %s, want %s", got, want)
+		}
+	}
+	session(reset, map[string]step.Status{"wk1": step.Done}, "done")
+	session(own, map[string]step.Status{"wk2": step.Done, "wk3": step.Failed}, "failed: x")
+	require("1 of 2, {[wk2] [wk3] []}")
+	session(back, map[string]step.Status{"wk3": step.Done}, "done")
+	require("1 of 2, {[wk2] [] [wk3]}")
+}
+
 // What became of a node last is what became of it.
 func TestTheLastFateOfANode(t *testing.T) {
 	t.Parallel()

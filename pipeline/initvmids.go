@@ -38,6 +38,9 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.draft.VMIDs, err = read(answer); err != nil {
 		return err
 	}
+	if in.rolled(own) != "" && !slices.ContainsFunc(own, cluster.IsClaim) {
+		in.warn("recast has run on these nodes before, and no run is at work that would show where its claim is: proxmox.vmids of that other recast.yaml have to begin with %d as well, or two runs don't see each other", in.draft.VMIDs.First)
+	}
 	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
 		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(others, ", "))
 	}
@@ -75,7 +78,8 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 				what = "is the claim of a run, with the first number of its range"
 			}
 			return fault.WithHint(fault.Refusedf("%s %s: it is of a recast.yaml with other proxmox.vmids than %s, and two of them would not see each other's claim", vm, what, r),
-				"--vmids: the range of the recast.yaml that has rolled them. Is that one of another Talos cluster? Then --cluster gives this one another name than %s", in.draft.Cluster)
+				"--vmids: the range of the recast.yaml that has rolled them. Were its proxmox.vmids moved since? Then copy that recast.yaml: an older or a wider range may begin elsewhere, and its claim with it. "+
+					"Is that one of another Talos cluster? Then --cluster gives this one another name than %s", in.draft.Cluster)
 		case !claim && int(vm.ID) == r.First:
 			return fault.WithHint(fault.Refusedf("%s is recast's own, and not its claim: the range that it is of begins before %s", vm, r),
 				"--vmids: the range of the recast.yaml that has rolled them")

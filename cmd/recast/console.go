@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -74,6 +75,24 @@ func (c *console) flush() {
 	c.mu.Unlock()
 	if p != nil {
 		p.flush()
+	}
+}
+
+// drain waits until all is written, or ctx ends: somebody may read on later.
+func (c *console) drain(ctx context.Context) {
+	c.mu.Lock()
+	p := c.pump
+	c.mu.Unlock()
+	if p == nil {
+		return
+	}
+	p.flush() // after Ctrl-C, too
+	for p.left.Load() > 0 {
+		select {
+		case <-p.wrote:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -196,7 +196,10 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	}
 	_, err = px.Permissions(ctx, "/")
 	why, wrongName := pve.Untrusted(err)
-	if why == "" || wrongName || f.CAFile != "" || len(f.Endpoints) > 1 {
+	if wrongName {
+		return nil, fault.WithHint(err, "where none of those names leads there from here: --fingerprint with what pvenode cert info shows on the node itself")
+	}
+	if why == "" || f.CAFile != "" || len(f.Endpoints) > 1 {
 		return px, err
 	}
 	seen, errSeen := pve.Fingerprint(ctx, f.Endpoints[0], nil)

@@ -34,6 +34,17 @@ func TestEveryResetNamesItsLabels(t *testing.T) {
 	}
 }
 
+// A member of etcd that comes back with old data has forgotten what it promised.
+func TestNoPageBringsOldEtcdBack(t *testing.T) {
+	t.Parallel()
+	for _, p := range readPages(t) {
+		before, after, restores := strings.Cut(p.text, "qmrestore")
+		if restores && (!strings.Contains(after, "remove-member") || strings.Contains(before, "remove-member")) {
+			t.Errorf("%s restores a VM and does not say what becomes of its etcd member", p.name)
+		}
+	}
+}
+
 // VMID is a node's VM on these pages.
 func TestNoPageDestroysANodesVM(t *testing.T) {
 	t.Parallel()

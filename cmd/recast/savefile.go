@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -36,11 +37,25 @@ func saveFile(file string, write func(io.Writer) error) (err error) {
 
 // writeTo writes to a pipe, a device, or whatever a link leads to.
 func writeTo(file string, write func(io.Writer) error) error {
+	if isOutput(file) {
+		return fmt.Errorf("%s is the file where standard output goes: give - instead", file)
+	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return err
 	}
 	return errors.Join(buffered(f, write), f.Close())
+}
+
+// isOutput says whether a name leads to the regular file that is our stdout: opened
+// once more it would be written from its beginning, and so would the answer.
+func isOutput(file string) bool {
+	there, err := os.Stat(file)
+	if err != nil || !there.Mode().IsRegular() {
+		return false
+	}
+	out, err := os.Stdout.Stat()
+	return err == nil && os.SameFile(there, out)
 }
 
 func buffered(f *os.File, write func(io.Writer) error) error {

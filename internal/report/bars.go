@@ -92,7 +92,7 @@ func (v view) rows() []row {
 		r.Bars = append(r.Bars, v.Axis.bar(o.From, o.To, "away", "away"))
 		text := "away " + seconds(o.Seconds())
 		if o.Open {
-			text += ", not back"
+			text += ", not seen back"
 		}
 		r.Text = strings.TrimPrefix(r.Text+", "+text, ", ")
 	}
@@ -155,7 +155,7 @@ func (v view) cards() []card {
 		if !t.AwayFrom.IsZero() {
 			c.Away = "away for " + took(cmp.Or(t.AwayTo, t.Until()).Sub(t.AwayFrom))
 			if t.AwayTo.IsZero() {
-				c.Away += ", and not back by then"
+				c.Away += ", and not seen back by then"
 			}
 			c.Expected = v.expected(t)
 		}

@@ -164,7 +164,7 @@ func (v view) figures() []fact {
 		figures = append(figures, fact{"longest outage, " + o.Node, text})
 	}
 	if names := v.Story.NotBack(); len(names) > 0 {
-		figures = append(figures, fact{"not back", strings.Join(names, ", ")})
+		figures = append(figures, fact{"not seen back", strings.Join(names, ", ")})
 	}
 	for _, c := range v.Charts {
 		figures = append(figures, fact{c.Lowest, c.Least})

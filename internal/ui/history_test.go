@@ -114,7 +114,7 @@ func TestWriteRun(t *testing.T) {
   schematic base: build none → none
     [redacted]
   1 of 1 node done
-  wk1 recreate failed in 3m20s, away 3m12s, and not back by then: drain 8s, stop 3m12s (failed)
+  wk1 recreate failed in 3m20s, away 3m12s, and not seen back by then: drain 8s, stop 3m12s (failed)
       error: no quorum
       hint: bring it back, [redacted]
   1 hook ran, for 0s in all

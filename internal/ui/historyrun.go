@@ -165,7 +165,7 @@ func drawTold(p *page, t TurnTold) {
 		text += ", away " + inWords(t.AwaySeconds)
 	}
 	if t.NotBack {
-		text += ", and not back by then"
+		text += ", and not seen back by then"
 	}
 	var parts []string
 	for _, s := range t.Stages {
