@@ -79,7 +79,7 @@ var table = []row{
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 
 	// adapters: the domain packages whose interfaces they fill, and one client library each
-	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup}},
+	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
 	{pkg: "internal/talos", allow: []string{
 		"cluster", "internal/wait", "internal/fault", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},

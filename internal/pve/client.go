@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/luthermonson/go-proxmox"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
@@ -53,7 +54,7 @@ type Client struct {
 	workers   knownTasks
 	lasted    durations
 	seen      lastSeen
-	shared    shared
+	shared    singleflight.Group
 	slots     slots
 }
 
