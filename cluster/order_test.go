@@ -113,6 +113,24 @@ func TestBatches(t *testing.T) {
 	}
 }
 
+// TestBegunGoesFirst: what an earlier run has cordoned is out already, so nobody
+// goes before it or beside it, the canary neither.
+func TestBegunGoesFirst(t *testing.T) {
+	t.Parallel()
+	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", worker, time.Minute)}
+	p.Nodes[2].found.Node = &KubeNode{Mark: &Mark{Run: "r1", Strategy: InPlace}}
+	p.order(Policy{Canary: true, CanaryNode: "n3"})
+	p.arrange()
+	want := []Batch{
+		{Phase: Unfinished, Nodes: []string{"n3"}, Limit: 1},
+		{Phase: Canary, Nodes: []string{"n1"}, Limit: 1},
+		{Phase: Workers, Nodes: []string{"n2"}, Limit: 2},
+	}
+	if diff := cmp.Diff(want, p.Batches); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestQuorumOnOneHost(t *testing.T) {
 	t.Parallel()
 	for hosts, want := range map[string]string{

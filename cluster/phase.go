@@ -65,7 +65,7 @@ func (p *Plan) order(policy Policy) {
 		switch {
 		case n.Strategy == Configure:
 			n.Phase = Reset
-		case n.Resume:
+		case n.Resume, n.begun():
 			n.Phase = Unfinished
 		case n.Role == controlPlane:
 			n.Phase = ControlPlanes
@@ -84,6 +84,12 @@ func (p *Plan) order(policy Policy) {
 	p.spread()
 }
 
+// begun says whether an earlier run has cordoned the node and left it so. It is out
+// already: no other goes before it.
+func (n *NodePlan) begun() bool {
+	return n.Strategy != "" && n.found.Node != nil && n.found.Node.Mark != nil
+}
+
 // pickCanary sends one node ahead if several are to change, to a build that none
 // has booted: the one that is named, else a worker if there is one, since that is the least to lose.
 func (p *Plan) pickCanary(named string) {
@@ -100,7 +106,7 @@ func (p *Plan) pickCanary(named string) {
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || booted[n.wanted.Build.ID] {
+		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.wanted.Build.ID] {
 			continue
 		}
 		switch {

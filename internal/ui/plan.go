@@ -81,6 +81,9 @@ func ofPhase(plan cluster.Plan, phase cluster.Phase) []cluster.NodePlan {
 func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
 	switch phase {
 	case cluster.Unfinished:
+		if plan.Run == "" {
+			return "first: left cordoned by an earlier run"
+		}
 		return "finish first: left by run " + plan.Run
 	case cluster.Canary:
 		return "canary: one node first, since none runs the new build yet"
