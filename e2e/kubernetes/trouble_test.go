@@ -66,7 +66,7 @@ func (s *scene) suffer(c trouble) {
 	s.waits(patient)
 	s.must(0, "lab patch iscsi-tools --dir .")
 	s.must(0, "lock --update")
-	s.must(2, "drift", "stale  "+target)
+	s.must(2, "drift", "stale    "+target)
 	ends := func() {}
 	if c.begins != nil {
 		ends = c.begins(s)
