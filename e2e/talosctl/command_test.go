@@ -24,7 +24,8 @@ type command struct {
 	unlike string        // file with what stdout must not be
 }
 
-// types runs commands one after the other and says of each what became of it.
+// types runs commands one after the other and says of each what became of it. The
+// first that is not as it has to be ends the chapter: the rest builds on it.
 func (u *user) types(chapter string, commands ...command) {
 	u.t.Helper()
 	fmt.Fprintf(u.t.Output(), "\n%s\n", chapter)
@@ -46,6 +47,7 @@ func (u *user) types(chapter string, commands ...command) {
 		}
 		u.failed++
 		u.t.Errorf("%s %s: %v\n%s", program, u.places.Replace(strings.Join(args, " ")), err, shortened(stdout+stderr))
+		return
 	}
 }
 

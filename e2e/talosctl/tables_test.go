@@ -168,10 +168,12 @@ func rollback() []command {
 	}
 }
 
-// maintenance puts wk2 into maintenance mode and brings it back.
+// maintenance puts wk2 into maintenance mode and brings it back. The control planes
+// that met it switched off leave it alone for a while, each on its own: talosctl asks
+// any of them.
 func maintenance() []command {
 	return []command{
-		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false"},
+		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false", within: boots},
 		{line: "get machinestatus -i -n {wk2}", out: []string{`maintenance +true`}, within: boots},
 		{line: "version -i -n {wk2}", out: []string{`{talos}`}},
 		{line: "get disks -i -n {wk2}", out: []string{`Disk +sda .* 11 GB .* virtio .* QEMU HARDDISK *`}},
@@ -192,7 +194,7 @@ func maintenance() []command {
 func bareMaintenance() []command {
 	unimplemented := []string{`Unimplemented desc = API is not implemented in maintenance mode`}
 	return []command{
-		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false"},
+		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false", within: boots},
 		{line: "version -i -n {wk2}", code: 1, errs: unimplemented, within: boots},
 		{line: "get disks -i -n {wk2}", code: 1, errs: unimplemented},
 		{line: "service -i -n {wk2}", code: 1, errs: []string{`Unimplemented`}},
