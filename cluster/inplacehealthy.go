@@ -109,6 +109,9 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 	if policy == StopOnBootFailure {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
+	if err := n.requireToReboot(ctx); err != nil {
+		return errors.Join(cause, fmt.Errorf("and it is not asked to boot its previous system: %w", err))
+	}
 	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
 	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
 		return n.cannotRollBack(ctx, cause, fmt.Errorf("and it can't be asked to roll back: %w", err))
@@ -117,6 +120,18 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		return errors.Join(cause, fmt.Errorf("and its previous system did not come back either: %w", err))
 	}
 	return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
+}
+
+// requireToReboot refuses to take a machine down again that etcd lives on: what it
+// waits for may be another member. One whose own etcd does not answer costs nothing.
+func (n *nodeRoll) requireToReboot(ctx context.Context) error {
+	if n.plan.Role != controlPlane {
+		return nil
+	}
+	if _, err := n.Talos.EtcdStatus(ctx, n.plan.Addr); err != nil {
+		return nil //nolint:nilerr // it is no member that the others could miss
+	}
+	return n.requireEtcd(ctx)
 }
 
 // cannotRollBack gives a machine up for a reimage if one is planned, unless it is

@@ -49,6 +49,10 @@ func faultsInPlace() map[string]*talosFault {
 			begins: breakEtcd(talosapi.EtcdFault{Down: true}, "cp2"), mends: breakEtcd(talosapi.EtcdFault{}, "cp2"),
 			says: []string{"stage booting, not ready: services: etcd not running", "etcd: cp2 does not answer"}, stands: "on, cordoned",
 		},
+		"another control plane loses etcd meanwhile": {
+			o: threePlanes, rolls: "cp2", at: "upgrade/reboot", begins: breakEtcd(talosapi.EtcdFault{Down: true}, "cp3"), mends: breakEtcd(talosapi.EtcdFault{}, "cp3"),
+			says: []string{"cp2 did not come back from its upgrade", "and it is not asked to boot its previous system: etcd would not survive losing cp2: cp3 does not answer"}, stands: "on, cordoned",
+		},
 		"the installer fails": {
 			begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
 			says: []string{"failed to copy boot assets: input/output error", "wk1 still runs its old system and takes pods again"}, stands: untouched,
