@@ -110,7 +110,8 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
 	if err := n.requireToReboot(ctx); err != nil {
-		return errors.Join(cause, fmt.Errorf("and it is not asked to boot its previous system: %w", err))
+		return fault.WithHint(fault.UpgradeStuck.Errorf("%w, and it is not asked to boot its previous system: %s", cause, err),
+			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.plan.Node)
 	}
 	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
 	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
