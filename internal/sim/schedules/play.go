@@ -340,12 +340,13 @@ func (p *play) tell(format string, args ...any) {
 	p.res.Story = append(p.res.Story, fmt.Sprintf("%s, %d changes: ", time.Since(p.begun).Round(time.Second), p.calls)+fmt.Sprintf(format, args...))
 }
 
-// fail notes a problem, once.
+// fail notes a problem, once: after whichever call it was seen first.
 func (p *play) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
+	what, _, _ := strings.Cut(text, " (after ")
 	p.mu.Lock()
-	known := p.problems[text]
-	p.problems[text] = true
+	known := p.problems[what]
+	p.problems[what] = true
 	if !known {
 		p.res.Problems = append(p.res.Problems, text)
 	}

@@ -117,6 +117,11 @@ func TestSchedules(t *testing.T) {
 	var b strings.Builder
 	tally.Distribution(&b)
 	fmt.Printf("%s%s\n%.1f node-rolls a second with %d processes\n", b.String(), tally, float64(tally.NodeRolls)/took.Seconds(), *procs)
+	figures(t, tally)
+}
+
+// figures are those of the last line that make schedules prints.
+func figures(t *testing.T, tally *Tally) {
 	for name, figure := range map[string]int{"schedules": tally.Schedules, "node-rolls": tally.NodeRolls, "faults": tally.Faults, "violations": tally.Violations} {
 		t.Attr(name, strconv.Itoa(figure))
 	}
@@ -260,8 +265,9 @@ func TestReplay(t *testing.T) {
 		return
 	}
 	t.Logf("%s\n%d runs, %d calls, %v, %v", strings.Join(r.Story, "\n"), r.Runs, r.Calls, r.Struck, r.Persons)
-	t.Attr("schedules", "1")
-	t.Attr("node-rolls", strconv.Itoa(r.NodeRolls))
+	tally := NewTally()
+	tally.Add(c, r)
+	figures(t, tally)
 }
 
 // TestCorpus plays what has failed in the past; in a short run the first of it,
