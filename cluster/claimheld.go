@@ -25,13 +25,13 @@ type Held struct {
 	fault error     // why there was none since
 	lost  error     // for good; nothing is written after it
 
-	excluding sync.Mutex
-	unseen    bool // what is at others could not be read yet
+	excluding chan struct{} // has a token while somebody looks at others
+	unseen    bool          // what is at others could not be read yet
 }
 
 func hold(ctx context.Context, c Claim, place, others claimPlace, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
-	h := &Held{claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent}
+	h := &Held{claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent, excluding: make(chan struct{}, 1)}
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }

@@ -32,8 +32,12 @@ func (h *Held) exclude(ctx context.Context) error {
 
 // stillAlone looks at the other place again, as far as somebody may have come there.
 func (h *Held) stillAlone(ctx context.Context) error {
-	h.excluding.Lock()
-	defer h.excluding.Unlock()
+	select {
+	case h.excluding <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-h.excluding }()
 	if h.claim.InLease {
 		return h.awaitNoVM(ctx)
 	}

@@ -160,7 +160,7 @@ func (m mutant) build(t *testing.T) (string, error) {
 	return program, nil
 }
 
-// playIn plays some schedules of the run with a program; said is the end of what it said else.
+// playIn plays some schedules of the run with a program; said is the beginning of what it said else.
 func playIn(t *testing.T, program string, from, count int) (results []Result, said string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestSchedules$", "-test.timeout", "0", "-schedules.child",
@@ -178,5 +178,5 @@ func playIn(t *testing.T, program string, from, count int) (results []Result, sa
 		said += lines.Text() + "\n"
 	}
 	const longest = 4 << 10
-	return results, fmt.Sprintf("%s\n%v", said[max(0, len(said)-longest):], err)
+	return results, fmt.Sprintf("%s\n%v", said[:min(len(said), longest)], err)
 }
