@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -278,8 +279,9 @@ func (p *play) second() {
 
 // remedy does what recast says has to be done by hand, where that is mechanical:
 // what the creation of a VM left that was killed only root can remove, the boot ISO
-// of a build that came in place nobody has published, and a build that once came back
-// as the old system is not tried in place again.
+// of a build that came in place nobody has published, a system that is installed and
+// waits for a reboot, and a build that once came back as the old system, which is not
+// tried in place again.
 func (p *play) remedy(err error) {
 	switch {
 	case err == nil:
@@ -289,6 +291,26 @@ func (p *play) remedy(err error) {
 		p.publishPrevious()
 	case strings.Contains(err.Error(), "is never tried again with the same image"):
 		p.change(changePatch)
+	case waitsForReboot.MatchString(err.Error()):
+		for _, found := range waitsForReboot.FindAllStringSubmatch(err.Error(), -1) {
+			p.reboot(found[1])
+		}
+	}
+}
+
+var waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`)
+
+// reboot resets the VM of a node.
+func (p *play) reboot(name string) {
+	for i, n := range p.lab.Nodes {
+		if n.Name != name {
+			continue
+		}
+		vm, err := p.vmOf(i)
+		if err == nil {
+			err = p.task(p.lab.World.Reset("root@pam", vm.Host, vm.ID))
+		}
+		p.tell("reboot %s: %s", name, said(err))
 	}
 }
 
