@@ -322,6 +322,37 @@ func TestDeletedLeaseIsLost(t *testing.T) {
 	})
 }
 
+// TestClaimAsLeaseIsLookedAtByTurns: a node that waits for another one's look at
+// Proxmox, which is away, ends with its context.
+func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := newClaimPVE(), &leases{}
+		h := acquire(t, leaseClaimant(p, l, "r1"))
+		p.do(func() { p.down = true })
+		looks, cancel := context.WithCancel(t.Context())
+		var first sync.WaitGroup
+		first.Go(func() {
+			if err := h.Check(looks); !errors.Is(err, context.Canceled) {
+				t.Errorf("who looks: %v", err)
+			}
+		})
+		synctest.Wait() // until it looks
+		ctx, end := context.WithTimeout(t.Context(), time.Second)
+		defer end()
+		start := time.Now()
+		if err := h.Check(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+			t.Errorf("who waits for its turn: after %s: %v", time.Since(start), err)
+		}
+		cancel()
+		first.Wait()
+		p.do(func() { p.down = false })
+		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestStrangeLeases(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ claim, want string }{
