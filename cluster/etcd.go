@@ -122,6 +122,9 @@ func (n *nodeRoll) emptiedEtcd(ctx context.Context, atWork bool) (bool, error) {
 	return err == nil, err
 }
 
+// learnerStill is a member that does not vote yet.
+const learnerStill = "its etcd member is a learner still"
+
 // lacksEtcd names what the node's own member still lacks after the roll.
 func (n *nodeRoll) lacksEtcd(ctx context.Context, mem memory) (string, error) {
 	if !mem.ControlPlane {
@@ -138,7 +141,7 @@ func (n *nodeRoll) lacksEtcd(ctx context.Context, mem memory) (string, error) {
 	case !member:
 		return "it is no member of etcd yet", nil
 	case m.Learner:
-		return "its etcd member is a learner still", nil
+		return learnerStill, nil
 	case mem.EtcdKept && m.ID != mem.EtcdID:
 		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
 	case len(v.Members) != mem.EtcdMembers:
@@ -167,10 +170,17 @@ func (n *nodeRoll) blameEtcd(ctx context.Context, waited error) error {
 	if err != nil {
 		what = err.Error()
 	}
-	if what == "" || strings.Contains(waited.Error(), what) {
-		return waited
+	if what != "" && !strings.Contains(waited.Error(), what) {
+		waited = fmt.Errorf("%w; %s", waited, what)
 	}
-	return fmt.Errorf("%w; %s", waited, what)
+	if what == learnerStill {
+		var machine *Machine // it may not answer
+		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil {
+			machine = &m
+		}
+		waited = fault.WithHint(waited, "%s", adviceForLearner(n.plan.Addr, machine))
+	}
+	return waited
 }
 
 // rememberEtcd notes which member the node is, to know it again.

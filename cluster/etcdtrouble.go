@@ -21,7 +21,11 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos Talos, files FileReader)
 	}
 	var out []error
 	for _, wrong := range v.unhealthy("") {
-		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "talosctl etcd status; talosctl etcd alarm list; a roll takes no control plane out before that is put right"))
+		hint := "talosctl etcd status; talosctl etcd alarm list"
+		if i := slices.IndexFunc(planes, func(e endpoint) bool { return wrong == e.Node+isLearner }); i >= 0 {
+			hint = adviceForLearner(planes[i].Addr, s.machineOf(planes[i].Node))
+		}
+		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is put right", hint))
 	}
 	for _, e := range planes {
 		if !v.has(e) {
@@ -48,20 +52,37 @@ func (s Survey) noMember(ctx context.Context, talos Talos, files FileReader, v e
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),
 			"there are two etcds: talosctl etcd members, asked of each control plane, shows who is in which; find out which has the cluster's data before anything is wiped")
 	}
-	i := slices.IndexFunc(s.Found, func(f Found) bool { return f.Name == e.Node && f.Machine != nil })
-	if i < 0 {
+	m := s.machineOf(e.Node)
+	if m == nil {
 		return fault.WithHint(err, "bring its machine back, or delete its Node if it is gone for good")
 	}
-	m := *s.Found[i].Machine
 	data, errData := hasEtcdData(ctx, files, RestoreTarget{Node: e.Node, Addr: e.Addr, UUID: m.UUID})
 	switch {
 	case errData != nil:
 		return fmt.Errorf("%w, and whether it has data of etcd can't be told: %w", err, errData)
 	case data && len(v.Members)*2 > len(s.controlPlanes()):
 		return fault.WithHint(fmt.Errorf("%w, but has data of one: it was removed, and its etcd restarts for ever (the member has been permanently removed from the cluster)", err),
-			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", emptyEtcd(e.Addr, &m))
+			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", emptyEtcd(e.Addr, m))
 	}
 	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
+}
+
+// machineOf is the machine of a node, nil if it does not answer.
+func (s Survey) machineOf(node string) *Machine {
+	for _, f := range s.Found {
+		if f.Name == node {
+			return f.Machine
+		}
+	}
+	return nil
+}
+
+// adviceForLearner is what makes a voter of a member that stays a learner. Talos
+// promotes the member that it has added in this very start of etcd, and no other
+// (learnerMemberID in internal/app/machined/pkg/system/services/etcd.go).
+func adviceForLearner(addr netip.Addr, m *Machine) string {
+	return fmt.Sprintf("Talos makes a member a voter only in the start in which it joined: where %s has started again since, the member stays a learner until it joins anew with empty data: %s, "+
+		"which also wipes whatever else that volume holds", addr, emptyEtcd(addr, m))
 }
 
 // emptyEtcd is the command that empties what a control plane has of etcd, so that

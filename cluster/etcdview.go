@@ -99,6 +99,9 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 	return m, found, nil
 }
 
+// isLearner follows the name of a member that is one.
+const isLearner = " is a learner: it does not vote yet"
+
 // unhealthy lists what is wrong with every member but the one named except.
 func (v etcdView) unhealthy(except string) []string {
 	var out []string
@@ -114,7 +117,7 @@ func (v etcdView) unhealthy(except string) []string {
 			out = append(out, m.name()+" "+err.Error())
 			continue
 		case m.Learner || s.Learner:
-			out = append(out, m.name()+" is a learner: it does not vote yet")
+			out = append(out, m.name()+isLearner)
 		case s.Leader == 0:
 			out = append(out, m.name()+" knows no leader")
 		}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -280,9 +282,10 @@ func (p *play) second() {
 // remedy does what recast says has to be done by hand, where that is mechanical:
 // what the creation of a VM left that was killed only root can remove, the boot ISO
 // of a build that came in place nobody has published, a system that is installed and
-// waits for a reboot, and a build that once came back as the old system, which is not
-// tried in place again.
+// waits for a reboot, a member of etcd that stays a learner, and a build that once came
+// back as the old system, which is not tried in place again.
 func (p *play) remedy(err error) {
+	p.empty(err)
 	switch {
 	case err == nil:
 	case strings.Contains(err.Error(), "is locked by its creation (create)"):
@@ -311,6 +314,16 @@ func (p *play) reboot(name string) {
 			err = p.task(p.lab.World.Reset("root@pam", vm.Host, vm.ID))
 		}
 		p.tell("reboot %s: %s", name, said(err))
+	}
+}
+
+var staysLearner = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
+
+// empty empties what machines have of etcd, where a hint says how.
+func (p *play) empty(err error) {
+	for _, found := range staysLearner.FindAllStringSubmatch(strings.Join(fault.Hints(err), "\n"), -1) {
+		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == found[1] })
+		p.tell("reset %s: %s", p.lab.Nodes[i].Name, said(p.lab.ResetNode(p.ctx, p.lab.Nodes[i].Name, found[2])))
 	}
 }
 

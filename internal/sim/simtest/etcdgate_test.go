@@ -3,9 +3,7 @@ package simtest
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,8 +11,6 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
-	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -22,16 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
-
-// node is a node of the lab by its name.
-func (l *Lab) node(name string) sim.Node {
-	l.t.Helper()
-	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
-	if i < 0 {
-		l.t.Fatalf("the lab has no node %s", name)
-	}
-	return l.Nodes[i]
-}
 
 // breakEtcd sets what is broken of control planes' etcd.
 func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
@@ -43,24 +29,11 @@ func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	}
 }
 
-// talosctl is one call to a node as a person makes it, with Talos' own client.
+// talosctl is Talosctl, which is to be answered.
 func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
 	l.t.Helper()
-	conf, err := clientconfig.FromBytes(l.Read("talosconfig"))
-	if err != nil {
+	if err := l.Talosctl(l.t.Context(), name, call); err != nil {
 		l.t.Fatal(err)
-	}
-	dialer := l.Lab.Client()
-	c, err := client.New(l.t.Context(), client.WithConfig(conf), client.WithEndpoints(l.node(name).Addr.String()), client.WithGRPCDialOptions(
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
-	defer cancel()
-	if err := call(ctx, c); err != nil {
-		l.t.Fatalf("%s: %v", name, err)
 	}
 }
 

@@ -73,16 +73,12 @@ func (l *Lab) removeMember(id string) {
 	})
 }
 
-// reset is talosctl reset --graceful=false --reboot --system-labels-to-wipe; without labels of the whole system disk.
+// reset is ResetNode, and the time that it takes.
 func (l *Lab) reset(node string, labels ...string) {
 	l.t.Helper()
-	req := &machineapi.ResetRequest{Reboot: true}
-	for _, label := range labels {
-		req.SystemPartitionsToWipe = append(req.SystemPartitionsToWipe, &machineapi.ResetPartitionSpec{Label: label, Wipe: true})
+	if err := l.ResetNode(l.t.Context(), node, labels...); err != nil {
+		l.t.Fatal(err)
 	}
-	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
-		return c.ResetGeneric(ctx, req)
-	})
 	time.Sleep(2 * time.Minute)
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,6 +59,23 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 
 // switchedOff is a machine whose VM somebody has stopped.
 func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.Lab.node(s.rolls).VMID)) }
+
+// restarted is a machine whose VM somebody has reset.
+func restarted(s *talosScene) {
+	n := s.Lab.node(s.rolls)
+	upid, err := s.World.Reset("root@pam", n.Host, n.VMID)
+	must(s.t, err)
+	s.World.WaitTask(upid)
+}
+
+// joinedAnew empties what the node has of etcd, as doctor says too, and goes on.
+func joinedAnew(s *talosScene) {
+	if said := problems(doctor(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
+		s.t.Errorf("doctor says %q", said)
+	}
+	s.reset(s.rolls, "EPHEMERAL")
+	must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
+}
 
 func inTurn(acts ...func(*talosScene)) func(*talosScene) {
 	return func(s *talosScene) {

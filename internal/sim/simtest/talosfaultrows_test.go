@@ -184,6 +184,10 @@ func faultsOfEtcd() map[string]*talosFault {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: breakEtcd(up, "cp2"),
 			says: []string{"its etcd member is a learner still", "recast recover cp2"}, stands: isOut,
 		},
+		"it starts again while it is a learner": {
+			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: inTurn(restarted, breakEtcd(up, "cp2"), later), remedy: joinedAnew,
+			says: []string{"its etcd member is a learner still", "talosctl reset -n 127.42.7.12 --graceful=false --reboot --system-labels-to-wipe EPHEMERAL"}, stands: isOut,
+		},
 		"etcd loses its leader meanwhile": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp1"), mends: breakEtcd(up, "cp1"),
 			says: []string{"cp2 healthy for 2s: gave up", "ask cp1 for the members of etcd", "no control plane says who the members of etcd are"}, stands: isOut,
