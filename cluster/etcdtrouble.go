@@ -78,11 +78,12 @@ func (s Survey) machineOf(node string) *Machine {
 }
 
 // adviceForLearner is what makes a voter of a member that stays a learner. Talos
-// promotes the member that it has added in this very start of etcd, and no other
-// (learnerMemberID in internal/app/machined/pkg/system/services/etcd.go).
+// promotes the member that it has added in this very start of etcd, and gives that
+// up after ten minutes (learnerMemberID and promoteMember in
+// internal/app/machined/pkg/system/services/etcd.go).
 func adviceForLearner(addr netip.Addr, m *Machine) string {
-	return fmt.Sprintf("Talos makes a member a voter only in the start in which it joined: where %s has started again since, the member stays a learner until it joins anew with empty data: %s, "+
-		"which also wipes whatever else that volume holds", addr, emptyEtcd(addr, m))
+	return fmt.Sprintf("Talos makes a member a voter within ten minutes of the start in which it joined: if %s has started again since, or that time is over, it stays a learner "+
+		"until it joins anew with empty data: %s, which also wipes whatever else that volume holds", addr, emptyEtcd(addr, m))
 }
 
 // emptyEtcd is the command that empties what a control plane has of etcd, so that

@@ -18,6 +18,7 @@ const (
 	etcdJoinRetry   = 3 * time.Second
 	etcdJoinTimeout = 30 * time.Second // of one attempt
 	promoteRetry    = 2 * time.Second
+	promoteTimeout  = 10 * time.Minute
 	healthDelay     = 5 * time.Second
 	healthPeriod    = 20 * time.Second
 	healthTimeout   = 15 * time.Second

@@ -327,20 +327,37 @@ func TestEtcdStartsDuringTheISOBoot(t *testing.T) {
 	})
 }
 
-func TestALearnerThatRebootsStaysOne(t *testing.T) {
+func TestALearnerStaysOne(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
-		q.kill("cp3")
-		q.blank("cp3")
-		q.fw.BreakEtcd(9003, talosapi.EtcdFault{Learner: true})
-		time.Sleep(10 * time.Second)
-		q.start(3, "cp3", "cp3")
-		time.Sleep(time.Minute)
-		q.kill("cp3")
-		q.fw.BreakEtcd(9003, talosapi.EtcdFault{})
-		q.start(3, "cp3", "cp3")
-		time.Sleep(5 * time.Minute)
-		want(t, "members", q.members(), "cp1 cp2 cp3?")
-	})
+	for name, c := range map[string]struct {
+		learns  time.Duration // how long it can't be promoted
+		reboots bool
+		members string
+	}{
+		"it is promoted in time":             {9 * time.Minute, false, "cp1 cp2 cp3"},
+		"Talos gives up":                     {11 * time.Minute, false, "cp1 cp2 cp3?"},
+		"its machine starts again meanwhile": {time.Minute, true, "cp1 cp2 cp3?"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				q := newQuorum(t, 3)
+				q.kill("cp3")
+				q.blank("cp3")
+				q.fw.BreakEtcd(9003, talosapi.EtcdFault{Learner: true})
+				time.Sleep(10 * time.Second)
+				q.start(3, "cp3", "cp3")
+				time.Sleep(c.learns)
+				if c.reboots {
+					q.kill("cp3")
+				}
+				q.fw.BreakEtcd(9003, talosapi.EtcdFault{})
+				if c.reboots {
+					q.start(3, "cp3", "cp3")
+				}
+				time.Sleep(5 * time.Minute)
+				want(t, "members", q.members(), c.members)
+			})
+		})
+	}
 }

@@ -88,9 +88,11 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 }
 
 // promote makes the learner that this machine has added a voter as soon as the
-// cluster lets it. A learner that was added in an earlier boot stays one
-// (learnerMemberID in services/etcd.go).
+// cluster lets it, unless that takes too long. A learner that was added in an
+// earlier boot stays one (learnerMemberID and promoteMember in services/etcd.go).
 func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
+	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
+	defer cancel()
 	e.mu.Lock()
 	joined := e.joined
 	e.mu.Unlock()
