@@ -171,8 +171,8 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 		return nil, err
 	}
 	if !n.cutOff(ctx, r, mem) {
-		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, one of the other disks has a META partition; if it is in maintenance mode, "+
-			"something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Addr, n.plan.Node)
+		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
+			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Addr, n.plan.Node)
 	}
 	if err := n.renew(ctx, r, silent); err != nil {
 		return nil, err

@@ -50,6 +50,8 @@ type play struct {
 	beside sync.WaitGroup // what faults do beside calls
 	others others
 
+	screens screens
+
 	mu       sync.Mutex
 	res      Result
 	list     []*struck
@@ -95,13 +97,16 @@ func Play(t testing.TB, c Case) Result {
 func newPlay(t testing.TB, c Case) *play {
 	p := &play{
 		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{}, records: map[string]*cluster.Record{},
-		others: others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
-		res:    Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
+		screens: screens{lines: map[string]string{}},
+		others:  others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
+		res:     Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},
 	}
+	o := c.options()
+	o.Console = &p.screens
 	if c.Direct {
-		p.lab = simtest.NewDirect(t, c.options())
+		p.lab = simtest.NewDirect(t, o)
 	} else {
-		p.lab = simtest.New(t, c.options())
+		p.lab = simtest.New(t, o)
 	}
 	return p
 }
@@ -203,9 +208,8 @@ func (p *play) run() (died bool, err error) {
 	p.mu.Lock()
 	away := p.away
 	p.away = false
-	p.res.Runs++
-	run := fmt.Sprintf("20000101-0000-%04x", p.res.Runs)
 	p.mu.Unlock()
+	run := p.nextRun()
 	c := p.lab.Client()
 	c.Run, c.Elsewhere = run, away
 	if away {
@@ -233,6 +237,14 @@ func (p *play) run() (died bool, err error) {
 	p.mu.Unlock()
 	p.tell("run %s: died %t: %s", run, died, said(err))
 	return died, err
+}
+
+// nextRun is the ID of another run.
+func (p *play) nextRun() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.res.Runs++
+	return fmt.Sprintf("20000101-0000-%04x", p.res.Runs)
 }
 
 func (p *play) policy() cluster.Policy { return cluster.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
@@ -282,10 +294,11 @@ func (p *play) second() {
 // remedy does what recast says has to be done by hand, where that is mechanical:
 // what the creation of a VM left that was killed only root can remove, the boot ISO
 // of a build that came in place nobody has published, a system that is installed and
-// waits for a reboot, a member of etcd that stays a learner, and a build that once came
-// back as the old system, which is not tried in place again.
+// waits for a reboot, a member of etcd that stays a learner, an installation that was cut
+// off, and a build that once came back as the old system, which is not tried in place again.
 func (p *play) remedy(err error) {
 	p.empty(err)
+	p.recover(err)
 	switch {
 	case err == nil:
 	case strings.Contains(err.Error(), "is locked by its creation (create)"):
@@ -325,6 +338,43 @@ func (p *play) empty(err error) {
 		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == found[1] })
 		p.tell("reset %s: %s", p.lab.Nodes[i].Name, said(p.lab.ResetNode(p.ctx, p.lab.Nodes[i].Name, found[2])))
 	}
+}
+
+var isCutOff = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
+
+// recover gives up the replacements of machines that say on their screen that they are
+// installed already, where a hint says to look at it.
+func (p *play) recover(err error) {
+	for _, found := range isCutOff.FindAllStringSubmatch(strings.Join(fault.Hints(err), "\n"), -1) {
+		if !strings.Contains(p.screens.last("VM "+found[1]), "Talos is already installed to disk") {
+			continue
+		}
+		c := p.lab.Client()
+		c.Run = p.nextRun()
+		_, err := c.Recover(p.ctx, found[2])
+		p.tell("recover %s: %s", found[2], said(err))
+	}
+}
+
+// screens has the last line of each machine's screen.
+type screens struct {
+	mu    sync.Mutex
+	lines map[string]string
+}
+
+// Write gets a line at a time, after what it is that says it.
+func (s *screens) Write(line []byte) (int, error) {
+	who, text, _ := strings.Cut(string(line), ": ")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines[who] = text
+	return len(line), nil
+}
+
+func (s *screens) last(who string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lines[who]
 }
 
 // publishPrevious is recast publish with the lock that was there before the last change.

@@ -50,7 +50,7 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"it halts because META is on another disk": {
 			at: "bring-up/start", begins: alien, mends: inTurn(switchedOff, unplugged),
-			says: []string{"wk1 in maintenance mode: gave up after 2m0s", "one of the other disks has a META partition"}, stands: isOut,
+			says: []string{"wk1 in maintenance mode: gave up after 2m0s", "its installation was cut off, or one of the other disks has a META partition"}, stands: isOut,
 		},
 		"the installed image loops": {
 			at: "bring-up/start", begins: breakImage(talosapi.Loops), remedy: (*talosScene).recovered,
