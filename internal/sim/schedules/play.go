@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -14,8 +13,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -289,113 +286,6 @@ func (p *play) second() {
 	c.Run, c.Elsewhere, c.Dir = "20000101-0000-beef", true, dir
 	_, err := c.Roll(p.ctx, p.policy())
 	p.tell("second: %s", said(err))
-}
-
-// remedy does what recast says has to be done by hand, where that is mechanical:
-// what the creation of a VM left that was killed only root can remove, the boot ISO
-// of a build that came in place nobody has published, a system that is installed and
-// waits for a reboot, a member of etcd that stays a learner, an installation that was cut
-// off, and a build that once came back as the old system, which is not tried in place again.
-func (p *play) remedy(err error) {
-	p.empty(err)
-	p.recover(err)
-	switch {
-	case err == nil:
-	case strings.Contains(err.Error(), "is locked by its creation (create)"):
-		p.removeLocked()
-	case strings.Contains(err.Error(), "could not be reimaged: boot ISO"):
-		p.publishPrevious()
-	case strings.Contains(err.Error(), "is never tried again with the same image"):
-		p.change(changePatch)
-	case waitsForReboot.MatchString(err.Error()):
-		for _, found := range waitsForReboot.FindAllStringSubmatch(err.Error(), -1) {
-			p.reboot(found[1])
-		}
-	}
-}
-
-var waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`)
-
-// reboot resets the VM of a node.
-func (p *play) reboot(name string) {
-	for i, n := range p.lab.Nodes {
-		if n.Name != name {
-			continue
-		}
-		vm, err := p.vmOf(i)
-		if err == nil {
-			err = p.task(p.lab.World.Reset("root@pam", vm.Host, vm.ID))
-		}
-		p.tell("reboot %s: %s", name, said(err))
-	}
-}
-
-var staysLearner = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
-
-// empty empties what machines have of etcd, where a hint says how.
-func (p *play) empty(err error) {
-	for _, found := range staysLearner.FindAllStringSubmatch(strings.Join(fault.Hints(err), "\n"), -1) {
-		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == found[1] })
-		p.tell("reset %s: %s", p.lab.Nodes[i].Name, said(p.lab.ResetNode(p.ctx, p.lab.Nodes[i].Name, found[2])))
-	}
-}
-
-var isCutOff = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
-
-// recover gives up the replacements of machines that say on their screen that they are
-// installed already, where a hint says to look at it.
-func (p *play) recover(err error) {
-	for _, found := range isCutOff.FindAllStringSubmatch(strings.Join(fault.Hints(err), "\n"), -1) {
-		if !strings.Contains(p.screens.last("VM "+found[1]), "Talos is already installed to disk") {
-			continue
-		}
-		c := p.lab.Client()
-		c.Run = p.nextRun()
-		_, err := c.Recover(p.ctx, found[2])
-		p.tell("recover %s: %s", found[2], said(err))
-	}
-}
-
-// screens has the last line of each machine's screen.
-type screens struct {
-	mu    sync.Mutex
-	lines map[string]string
-}
-
-// Write gets a line at a time, after what it is that says it.
-func (s *screens) Write(line []byte) (int, error) {
-	who, text, _ := strings.Cut(string(line), ": ")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lines[who] = text
-	return len(line), nil
-}
-
-func (s *screens) last(who string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lines[who]
-}
-
-// publishPrevious is recast publish with the lock that was there before the last change.
-func (p *play) publishPrevious() {
-	now := p.lab.Read("recast.lock")
-	p.lab.Write("recast.lock", p.previous)
-	err := p.lab.Client().Publish(p.ctx)
-	p.lab.Write("recast.lock", now)
-	p.tell("publish with the previous lock: %s", said(err))
-}
-
-func (p *play) removeLocked() {
-	for _, vm := range p.lab.World.VMs() {
-		if vm.Config["lock"] != "create" {
-			continue
-		}
-		p.lab.World.SetLock(vm.ID, "")
-		if err := p.task(p.lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})); err != nil {
-			p.tell("remove VM %d: %v", vm.ID, err)
-		}
-	}
 }
 
 var errNoVM = errors.New("there is no such VM")

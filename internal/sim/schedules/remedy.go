@@ -1,0 +1,118 @@
+package schedules
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// What hints tell people to do by hand.
+var (
+	waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`) // the error itself
+	isOff          = regexp.MustCompile(`start VM (\d+) "\S+" on \S+ in Proxmox`)
+	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
+	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
+)
+
+// remedy does what recast says has to be done by hand, where that is mechanical.
+func (p *play) remedy(err error) {
+	if err == nil {
+		return
+	}
+	text, hints := err.Error(), strings.Join(fault.Hints(err), "\n")
+	switch {
+	case strings.Contains(text, "is locked by its creation (create)"): // which was killed: only root can remove that
+		p.removeLocked()
+	case strings.Contains(text, "could not be reimaged: boot ISO"): // of a build that came in place, and was not published
+		p.publishPrevious()
+	case strings.Contains(text, "is never tried again with the same image"):
+		p.change(changePatch)
+	}
+	for _, found := range waitsForReboot.FindAllStringSubmatch(text, -1) {
+		p.reboot(p.nodeWhere(func(n sim.Node) bool { return n.Name == found[1] }))
+	}
+	for _, found := range isOff.FindAllStringSubmatch(hints, -1) {
+		p.startAgain(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] }))
+	}
+	for _, found := range staysLearner.FindAllStringSubmatch(hints, -1) {
+		p.empty(p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] }), found[2])
+	}
+	for _, found := range isCutOff.FindAllStringSubmatch(hints, -1) {
+		if strings.Contains(p.screens.last("VM "+found[1]), "Talos is already installed to disk") {
+			p.giveUp(found[2])
+		}
+	}
+}
+
+func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
+
+// reboot resets the VM of a node.
+func (p *play) reboot(node int) {
+	vm, err := p.vmOf(node)
+	if err == nil {
+		err = p.task(p.lab.World.Reset("root@pam", vm.Host, vm.ID))
+	}
+	p.tell("reboot %s: %s", p.lab.Nodes[node].Name, said(err))
+}
+
+// empty wipes the volume of a node in which its etcd's data is.
+func (p *play) empty(node int, label string) {
+	name := p.lab.Nodes[node].Name
+	p.tell("reset %s: %s", name, said(p.lab.ResetNode(p.ctx, name, label)))
+}
+
+// giveUp is recast recover.
+func (p *play) giveUp(name string) {
+	c := p.lab.Client()
+	c.Run = p.nextRun()
+	_, err := c.Recover(p.ctx, name)
+	p.tell("recover %s: %s", name, said(err))
+}
+
+// publishPrevious is recast publish with the lock that was there before the last change.
+func (p *play) publishPrevious() {
+	now := p.lab.Read("recast.lock")
+	p.lab.Write("recast.lock", p.previous)
+	err := p.lab.Client().Publish(p.ctx)
+	p.lab.Write("recast.lock", now)
+	p.tell("publish with the previous lock: %s", said(err))
+}
+
+func (p *play) removeLocked() {
+	for _, vm := range p.lab.World.VMs() {
+		if vm.Config["lock"] != "create" {
+			continue
+		}
+		p.lab.World.SetLock(vm.ID, "")
+		if err := p.task(p.lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})); err != nil {
+			p.tell("remove VM %d: %v", vm.ID, err)
+		}
+	}
+}
+
+// screens has the last line of each machine's screen.
+type screens struct {
+	mu    sync.Mutex
+	lines map[string]string
+}
+
+// Write gets a line at a time, after what it is that says it.
+func (s *screens) Write(line []byte) (int, error) {
+	who, text, _ := strings.Cut(string(line), ": ")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines[who] = text
+	return len(line), nil
+}
+
+func (s *screens) last(who string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lines[who]
+}
