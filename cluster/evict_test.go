@@ -58,10 +58,17 @@ func (bootedTalos) Booted(context.Context, netip.Addr) (Machine, error) {
 	return Machine{UUID: "u1", BootID: "b1"}, nil
 }
 
+// runningVMs is a Proxmox whose VMs run.
+type runningVMs struct{ Proxmox }
+
+func (runningVMs) VMState(_ context.Context, id VMID) (VM, error) {
+	return VM{ID: id, Running: true}, nil
+}
+
 // drainedNode is wk1, wanted with build "new", and its API.
 func drainedNode(k *drainedKube) *nodeRoll {
 	return &nodeRoll{
-		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Run: "r2", Timing: Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
+		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
 		plan:   NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: Wanted{Build: Build{ID: "new"}},
 	}
 }

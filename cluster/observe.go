@@ -271,7 +271,7 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 			err = fmt.Errorf("%s is in maintenance mode: its machine has no configuration any more, as after talosctl reset", f.VM)
 		}
 		if f.VM != nil && !f.VM.Running {
-			err = fault.WithHint(fmt.Errorf("%s is switched off: %w", f.VM, err), "start %s in Proxmox", f.VM)
+			err = switchedOff(*f.VM, err)
 		}
 		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():

@@ -18,6 +18,11 @@ func (n *nodeRoll) isOff(ctx context.Context) (bool, error) {
 	return err == nil && !vm.Running && !vm.HA, prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
 }
 
+// switchedOff adds to what can't be had of a machine that its VM is off, which it was not meant to be.
+func switchedOff(vm VM, err error) error {
+	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
+}
+
 func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	switch {

@@ -249,6 +249,9 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ct
 		err = empty(ctx, by)
 	}
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+		if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+			err = switchedOff(vm, err)
+		}
 		err = errors.Join(err, backOut())
 	}
 	return prefix("drain "+n.plan.Node, err)

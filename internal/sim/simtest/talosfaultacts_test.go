@@ -60,6 +60,14 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 // switchedOff is a machine whose VM somebody has stopped.
 func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.Lab.node(s.rolls).VMID)) }
 
+func switchedOn(s *talosScene) {
+	n := s.Lab.node(s.rolls)
+	upid, err := s.World.Start("root@pam", n.Host, n.VMID)
+	must(s.t, err)
+	s.World.WaitTask(upid)
+	later(s)
+}
+
 // restarted is a machine whose VM somebody has reset.
 func restarted(s *talosScene) {
 	n := s.Lab.node(s.rolls)

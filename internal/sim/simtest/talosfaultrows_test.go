@@ -40,6 +40,11 @@ func faultsOfBoots() map[string]*talosFault {
 			o: sim.Options{TalosVersion: "v1.12.6"}, begins: oldISO, mends: freshISO,
 			kind: fault.Refused, says: []string{"it booted v1.12.6 with schematic", "wanted is v1.13.9", "delete it from the Proxmox storage, then recast publish"}, stands: isOff,
 		},
+		"its VM is switched off while it is drained": {
+			first: deployed(stubborn), at: atDrain, begins: meanwhile(5*time.Second, switchedOff), mends: switchedOn,
+			says:   []string{`VM 9031 "wk1" on pve1 is switched off: drain node wk1: gave up after 10m0s`, `start VM 9031 "wk1" on pve1 in Proxmox`},
+			stands: "off",
+		},
 		"the boot ISO is another build": {
 			begins: inTurn(published, swapISOs), mends: swapISOs,
 			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic"}, stands: isOff,
