@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -32,6 +33,8 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 				return "", err
 			case want == "":
 				return "it is not known to have more than one", nil
+			case err == nil && m.FromISO: // whose entry may go by the same name
+				return "", nil
 			case err == nil && m.UUID == n.plan.UUID && m.BootEntry == want:
 				return "it booted " + want, nil
 			case err == nil && m.UUID == n.plan.UUID && m.Stage == "running" && m.BootEntry == "":
@@ -47,6 +50,9 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 				return n.wait(ctx, "boot-entry", n.plan.Node+" "+what, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
 					var err error
 					m, want, err = look(ctx)
+					if err == nil && m.FromISO {
+						return false, "it runs from its boot ISO, not from its system disk", nil
+					}
 					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + cmpNone(m.Stage), n.stillOn(ctx, err)
 				})
 			}
@@ -55,10 +61,11 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 				return err
 			}
 			n.say("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", m.BootEntry, want))
-			if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
-				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, m.BootEntry, err)
+			lost := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID)
+			if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, m.BootEntry, lost)
 			}
-			return await("up with "+want, func() bool { return m.BootEntry == want })
+			return unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
 		},
 	}
 }

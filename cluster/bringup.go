@@ -62,7 +62,7 @@ func (n *nodeRoll) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.Proxmox.Start(ctx, vm); err != nil {
+	if err := n.sending(ctx, sentStart, LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) }); err != nil {
 		return fmt.Errorf("start %s: %w", vm, err)
 	}
 	return nil
@@ -123,6 +123,9 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err := n.requireNameFree(ctx); err != nil {
 		return err
 	}
+	if err := n.noteStage(ctx, stageConfigured); err != nil {
+		return err
+	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.
 	lost := n.apply(ctx, mem.blankDisks(*blank)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
@@ -181,7 +184,7 @@ func (n *nodeRoll) awaitRenewed(ctx context.Context, mem memory, silent error) (
 }
 
 func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk, kubernetes KubernetesImages) error {
-	config, err := n.machineConfig()
+	config, err := n.machineConfig(ctx)
 	if err != nil {
 		return err
 	}
@@ -205,7 +208,7 @@ func (n *nodeRoll) patch(disk MachineDisk, kubernetes KubernetesImages) ConfigPa
 func (n *nodeRoll) stopMismatch(ctx context.Context, mismatch error) error {
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	if err == nil {
-		err = n.Proxmox.Stop(ctx, vm)
+		err = n.sending(ctx, sentStop, LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) })
 	}
 	if err != nil {
 		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.plan.VMID, err))

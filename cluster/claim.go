@@ -16,6 +16,8 @@ import (
 // whole Proxmox cluster and whose description is changed by compare-and-swap.
 // For a token that may not make VMs, a Lease of Kubernetes serves; whoever takes
 // the one looks for the other before anything is done, so that they exclude each other.
+// A recast.yaml with other proxmox.vmids gives the claim another VMID: whoever takes
+// one looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
 		Inventory
@@ -23,9 +25,12 @@ type Claim struct {
 	}
 	Cluster string
 	VMID    VMID
-	Host    string // the Proxmox node to make it on
-	Leases  Leases // nil: no Lease is looked for
-	InLease bool   // it is kept as a Lease, not as a VM
+	VMIDs   VMIDRange // of the recast.yaml: VMID is its first number
+	Nodes   []VMID    // the VMs of its nodes, as far as they are known
+	Parked  bool      // what another recast.yaml has parked is no reason to refuse
+	Host    string    // the Proxmox node to make it on
+	Leases  Leases    // nil: no Lease is looked for
+	InLease bool      // it is kept as a Lease, not as a VM
 	Holder  Holder
 	Run     string
 
@@ -75,18 +80,31 @@ const releaseOthers = time.Minute
 // One that stands still is taken over after Watch, a dead one's at once. The
 // claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
-	ours, others := c.places()
-	a := acquisition{Claim: c, place: ours}
-	if err := a.until(ctx); err != nil {
-		return nil, err
-	}
-	held := hold(ctx, *c, ours, others, a.sent)
-	if err := held.exclude(ctx); err != nil {
+	for {
+		if err := c.lookAround(ctx, false); err != nil {
+			return nil, err
+		}
+		ours, others := c.places()
+		a := acquisition{Claim: c, place: ours}
+		if err := a.until(ctx); err != nil {
+			return nil, err
+		}
+		held := hold(ctx, *c, ours, others, a.sent)
+		err := held.exclude(ctx)
+		if err == nil {
+			err = c.lookAround(ctx, !c.InLease)
+		}
+		if err == nil {
+			return held, nil
+		}
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseOthers)
-		defer cancel()
-		return nil, errors.Join(err, held.Release(release))
+		errRelease := held.Release(release)
+		cancel()
+		if !errors.Is(err, errYield) || errRelease != nil {
+			return nil, errors.Join(err, errRelease)
+		}
+		c.say("claim of cluster %s: %v, with a lower number for its claim; ours is deleted again", c.Cluster, errYield)
 	}
-	return held, nil
 }
 
 // acquisition is one attempt to take a claim, or to clear away one that nobody holds any more.
@@ -201,5 +219,8 @@ func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _
 }
 
 func (c *Claim) mine(beat int) ClaimState {
-	return ClaimState{Cluster: c.Cluster, Run: c.Run, Holder: c.Holder, Since: time.Now().UTC().Truncate(time.Second), Beat: beat}
+	return ClaimState{
+		Cluster: c.Cluster, Run: c.Run, Holder: c.Holder, Since: time.Now().UTC().Truncate(time.Second), Beat: beat,
+		VMIDs: c.VMIDs.String(), Nodes: c.Nodes,
+	}
 }

@@ -31,7 +31,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		vm, _ := p.VM(t.Context(), 9000)
 		description := vm.Config["description"]
 		delete(vm.Config, "description")
-		if diff := cmp.Diff(map[string]string{"name": "recast-claim", "memory": "16", "onboot": "0", "protection": "0"}, vm.Config); diff != "" || vm.Host != "pve1" {
+		if diff := cmp.Diff(map[string]string{"name": "recast-claim", "memory": "16", "onboot": "0", "protection": "1"}, vm.Config); diff != "" || vm.Host != "pve1" {
 			t.Errorf("on %s: %s", vm.Host, diff)
 		}
 		want := "Claim of recast: Talos cluster c1 is being worked on by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z. Never start this VM;"

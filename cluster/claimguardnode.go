@@ -121,6 +121,10 @@ func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) err
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetFailedBuild(ctx, node, build) })
 }
 
+func (g guardedKube) SetBooted(ctx context.Context, node string, b Booted) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.SetBooted(ctx, node, b) })
+}
+
 func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.RestoreMetadata(ctx, node, m) })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,9 @@ type Held struct {
 	alive time.Time // when the last change was sent that is known to have arrived
 	fault error     // why there was none since
 	lost  error     // for good; nothing is written after it
+	doubt bool      // it was silent for so long that others may not have counted on it
+
+	ends []context.CancelCauseFunc // of what goes on only while the claim is ours
 
 	excluding chan struct{} // has a token while somebody looks at others
 	unseen    bool          // what is at others could not be read yet
@@ -61,9 +65,105 @@ func (h *Held) Check(ctx context.Context) error {
 		case <-time.After(h.claim.heartbeat() / 3):
 		}
 	}
-	if err := h.stillAlone(ctx); err != nil {
+	if err := errors.Join(h.stillAlone(ctx), h.afterSilence(ctx)); err != nil {
 		return &unprovenError{err}
 	}
+	return nil
+}
+
+// Cover has the claim name these VMs as nodes, and looks for rivals again that name one
+// of them. It does nothing where the claim has them already.
+func (h *Held) Cover(ctx context.Context, nodes []VMID) error {
+	if !slices.ContainsFunc(nodes, func(id VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
+		return nil
+	}
+	write := func() error {
+		s, err := h.current(ctx)
+		if err != nil {
+			return err
+		}
+		next := s
+		next.Nodes, next.Beat = nodes, s.Beat+1
+		return h.place.write(ctx, s, next)
+	}
+	err := write()
+	for range 2 {
+		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) { // by a heartbeat, or it may have arrived
+			err = write()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("claim the nodes of cluster %s: %w", h.claim.Cluster, err)
+	}
+	h.mu.Lock()
+	h.claim.Nodes = nodes
+	h.mu.Unlock()
+	err = h.claim.lookAround(ctx, !h.claim.InLease)
+	if errors.Is(err, errYield) {
+		err = fault.WithHint(fault.ClaimHeld.Of(fault.As(fault.Claimed, err)), "run the same command again")
+	}
+	return err
+}
+
+// Within is ctx for as long as the claim is ours: once it is lost, that is the cause
+// of its end.
+func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	select {
+	case <-h.gone:
+		end(h.lost)
+	default:
+		h.ends = append(h.ends, end)
+	}
+	return ctx, func() { end(nil) }
+}
+
+// Judge is how a run has ended that came to err, which may be nil. One that has lost
+// its claim says so first, whatever a server said last.
+func (h *Held) Judge(err error) error {
+	if lost := h.Lost(); lost != nil {
+		return fault.As(fault.Claimed, errors.Join(lost, err))
+	}
+	return err
+}
+
+// Lost is how the claim was lost; nil while it is ours, and after it was given back.
+func (h *Held) Lost() error {
+	select {
+	case <-h.gone:
+		return h.isLost()
+	default:
+		return nil
+	}
+}
+
+// afterSilence looks for rivals where no heartbeat had arrived for so long that a run
+// which did not see our claim, because its host was away, may have begun.
+func (h *Held) afterSilence(ctx context.Context) error {
+	h.mu.Lock()
+	doubt := h.doubt
+	h.mu.Unlock()
+	if !doubt {
+		return nil
+	}
+	vms, away, err := h.claim.list(ctx)
+	if err != nil {
+		return err
+	}
+	rivals, err := h.claim.rivals(vms)
+	switch {
+	case err != nil:
+		return err
+	case len(rivals) > 0:
+		return h.lose(fmt.Errorf("to %s, which has begun meanwhile (%s)", rivals[0], rivals[0].where()))
+	case away != nil:
+		return fault.As(fault.Refused, fmt.Errorf("whether another run has begun meanwhile can't be told: %w", away.Hinted()))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.doubt = false
 	return nil
 }
 
@@ -127,6 +227,9 @@ func (h *Held) lose(how error) error {
 		err := fault.As(fault.Claimed, fmt.Errorf("lost the claim of cluster %s: %w", h.claim.Cluster, how))
 		h.lost = fault.WithHint(fault.ClaimLost.Of(err), "this run must not go on; recast status shows what it left")
 		close(h.gone)
+		for _, end := range h.ends {
+			end(h.lost)
+		}
 	}
 	return h.lost
 }
@@ -170,6 +273,7 @@ func (h *Held) beat(ctx context.Context) error {
 		if err = h.place.write(ctx, s, next); err == nil {
 			h.mu.Lock()
 			defer h.mu.Unlock()
+			h.doubt = h.doubt || elapsed(h.alive) > h.claim.watch()/2
 			h.alive, h.fault = sent, nil
 			return nil
 		}

@@ -66,7 +66,7 @@ func (p claimVM) create(ctx context.Context, s ClaimState) error {
 		return err
 	}
 	return prefix(fmt.Sprintf("create the claim, VM %d on %s", p.id, p.host), p.px.CreateVM(ctx, p.host, p.id, map[string]string{
-		"name": claimName, "memory": "16", "onboot": "0", "protection": "0", "description": description,
+		"name": claimName, "memory": "16", "onboot": "0", "protection": "1", "description": description,
 	}))
 }
 
@@ -75,7 +75,8 @@ func (p claimVM) write(ctx context.Context, from, to ClaimState) error {
 	if err != nil {
 		return err
 	}
-	return prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description}, nil))
+	// A claim of a recast from before, or one whose delete did not succeed, is not protected.
+	return prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description, "protection": "1"}, nil))
 }
 
 func (p claimVM) remove(ctx context.Context, s ClaimState) error {
@@ -97,10 +98,20 @@ func (p claimVM) remove(ctx context.Context, s ClaimState) error {
 		return err
 	}
 	// Whoever watches it has to begin anew: between this and the delete, which
-	// is not conditional, nobody can take it over.
+	// is not conditional, nobody can take it over. Proxmox may carry a delete out
+	// after its sender has died, when the number is another run's claim: so a claim
+	// is protected until right before its own delete.
 	next := s
 	next.Beat++
-	if err := p.write(ctx, s, next); err != nil {
+	description, err := next.description()
+	if err != nil {
+		return err
+	}
+	lift := map[string]string{"description": description, "protection": "0"}
+	if err := p.px.SetConfig(ctx, s.VM, lift, nil); err != nil {
+		return fmt.Errorf("write the claim into %s: %w", s.VM, err)
+	}
+	if err := RequireQuorum(ctx, p.px); err != nil { // it may have been lost since
 		return err
 	}
 	return prefix(fmt.Sprintf("delete %s", s.VM), p.px.DeleteVM(ctx, s.VM))

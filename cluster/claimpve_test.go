@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ type claimPVE struct {
 	lose     map[string]int // so many changes of a kind are made, but not answered
 	onSet    func(set map[string]string)
 	delay    time.Duration // of every change
+	away     *HostsAway    // what can't be listed
 }
 
 func newClaimPVE(vms ...VM) *claimPVE {
@@ -40,9 +42,12 @@ func (p *claimPVE) VM(_ context.Context, id VMID) (VM, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	vm, ok := p.vms[id]
+	_, away := p.away.VM(id)
 	switch {
 	case p.down:
 		return VM{}, errDown
+	case away:
+		return VM{}, p.away
 	case !ok:
 		return VM{}, ErrNotFound
 	}
@@ -71,6 +76,9 @@ func (p *claimPVE) change(what string, id VMID, f func(VM, bool) (VM, error)) er
 	defer p.mu.Unlock()
 	if p.down {
 		return errDown
+	}
+	if _, away := p.away.VM(id); away {
+		return p.away
 	}
 	old, found := p.vms[id]
 	vm, err := f(old, found)
@@ -117,7 +125,12 @@ func (p *claimPVE) SetConfig(_ context.Context, vm VM, set map[string]string, _ 
 }
 
 func (p *claimPVE) DeleteVM(_ context.Context, vm VM) error {
-	return p.change("delete", vm.ID, func(VM, bool) (VM, error) { return VM{}, nil })
+	return p.change("delete", vm.ID, func(now VM, _ bool) (VM, error) {
+		if now.Config["protection"] == "1" {
+			return VM{}, fmt.Errorf("can't remove VM %d - protection mode enabled", vm.ID)
+		}
+		return VM{}, nil
+	})
 }
 
 func (p *claimPVE) state(t *testing.T) ClaimState {
@@ -147,4 +160,24 @@ func orphan(t *testing.T, run string) VM {
 		t.Fatal(err)
 	}
 	return VM{ID: 9000, Name: claimName, Host: "pve1", Config: map[string]string{"name": claimName, "description": description + "\n"}}
+}
+
+// VMs lists what claimants of other numbers see.
+func (p *claimPVE) VMs(context.Context) ([]VM, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return nil, errDown
+	}
+	var vms []VM
+	for _, id := range slices.Sorted(maps.Keys(p.vms)) {
+		vm := p.vms[id]
+		vm.Config = maps.Clone(vm.Config)
+		vms = append(vms, vm)
+	}
+	if p.away != nil {
+		vms = slices.DeleteFunc(vms, func(vm VM) bool { _, there := p.away.VM(vm.ID); return there })
+		return vms, p.away
+	}
+	return vms, nil
 }

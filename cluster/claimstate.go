@@ -7,17 +7,21 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // Holder is the process that holds a claim.
 type Holder struct {
-	Host  string `json:"host"`
-	Boot  string `json:"boot"` // kernel boot ID of the host
-	PID   int    `json:"pid"`
-	Start string `json:"start"` // when the process started, so that its PID is not mistaken for another's
+	Host string `json:"host"`
+	Boot string `json:"boot"` // kernel boot ID of the host; "": unknown, and nobody can say that it is dead
+	PID  int    `json:"pid"`
+	// Namespace is the PID namespace that PID belongs to. A recast from before it was
+	// written had it behind Boot: such a holder is of no boot that anybody has now.
+	Namespace string `json:"pidNamespace,omitempty"`
+	Start     string `json:"start"` // when the process started, so that its PID is not mistaken for another's
 }
 
-func (h Holder) String() string { return fmt.Sprintf("pid %d on %s", h.PID, h.Host) }
+func (h Holder) String() string { return foreign.Line(fmt.Sprintf("pid %d on %s", h.PID, h.Host)) }
 
 // ClaimState is what a claim's VM or Lease says about it.
 type ClaimState struct {
@@ -28,6 +32,10 @@ type ClaimState struct {
 	Holder  Holder    `json:"holder"`
 	Since   time.Time `json:"since"`
 	Beat    int       `json:"beat"` // goes up for as long as the holder lives
+	// VMIDs is proxmox.vmids of the holder's recast.yaml, and Nodes are the VMs of its
+	// nodes, as far as they were known. A recast from before has written neither.
+	VMIDs string `json:"vmids,omitempty"`
+	Nodes []VMID `json:"nodes,omitempty"`
 }
 
 func (s ClaimState) String() string {
@@ -106,13 +114,19 @@ func claimOf(vm VM, cluster string) (ClaimState, error) {
 	return s, nil
 }
 
-// PeekClaim says who holds the claim of a cluster; found is false when nobody
-// does yet. A VM with the claim's VMID that is none is an error.
+// PeekClaim says who holds the claim of a cluster, whatever number it has; found is
+// false when nobody does yet. A VM with the number that our claim would have, and
+// which is none, is an error.
 func PeekClaim(vms []VM, cluster string, id VMID) (s ClaimState, found bool, err error) {
 	for _, vm := range vms {
 		if vm.ID == id && !forming(vm) {
 			s, err = claimOf(vm, cluster)
 			return s, err == nil, err
+		}
+	}
+	for _, vm := range vms {
+		if s, ok, err := readClaim(vm); ok && err == nil && s.Cluster == cluster {
+			return s, true, nil
 		}
 	}
 	return ClaimState{}, false, nil

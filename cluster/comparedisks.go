@@ -14,8 +14,11 @@ import (
 // other, and that nobody else has one of them too: it is started next.
 func (r *Replace) compareDisks(ctx context.Context) error {
 	vm, found, err := r.powered(ctx)
-	if err != nil || !found {
-		return errors.Join(err, fault.DiskMismatch.Refusedf("VM %d is gone", r.VM.ID))
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return fault.DiskMismatch.Refusedf("VM %d is gone", r.VM.ID)
 	}
 	have, err := vm.Disks()
 	if err != nil {
@@ -81,6 +84,9 @@ func added(vm VM, before, have []Disk) (problems []error) {
 func takeOut(vm VM, d Disk) string {
 	if d.Owner == vm.ID {
 		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)
+	}
+	if vm.Config["protection"] == "1" {
+		return fmt.Sprintf("qm set %d --protection 0 && qm set %[1]d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
 	}
 	return fmt.Sprintf("qm set %d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
 }

@@ -56,8 +56,7 @@ func (f *Found) withoutConfig() string {
 	if f.Blank.installable() {
 		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
 	}
-	return fmt.Sprintf("its machine configuration is nowhere to be had: put it as %s.yaml into the directory that talos.machineConfigs names, and run the same command again, or %s. "+
-		"An earlier run may have saved it, as it was then: ls .recast/runs/*/%s*.secret", f.Name, f.applyByHand(), f.Name)
+	return fmt.Sprintf("its machine configuration is nowhere to be had: put it as %s.yaml into the directory that talos.machineConfigs names, and run the same command again, or %s", f.Name, f.applyByHand())
 }
 
 // silent is what to do about a machine that is on and does not answer at all.
@@ -96,9 +95,12 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, cmpNone(m.SystemDisk)),
 			"run recast plan and look again")
 	}
-	config, err := n.machineConfig()
+	config, found, err := n.userConfig(ctx)
 	if err != nil {
 		return err
+	}
+	if !found {
+		return fault.MachineConfig.Refusedf("node %s: its machine configuration is not in talos.machineConfigs", n.plan.Node)
 	}
 	kubernetes, err := n.kubernetesOfOthers(ctx)
 	if err != nil {

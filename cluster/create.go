@@ -67,13 +67,15 @@ func (r *Replace) newConfig(iso string) (map[string]string, error) {
 }
 
 // oldConfig is the remembered configuration without disks, which attach gives
-// back, with onboot off until the node is healthy, and with the run's mark.
+// back, and with the run's mark. Until the node is healthy onboot is off, and the
+// VM protected: the delete of the one before it has no digest, and Proxmox may
+// carry out late what it was sent twice, or got no answer to.
 func (r *Replace) oldConfig() (map[string]string, error) {
 	if _, err := r.VM.Disks(); err != nil {
 		return nil, err
 	}
 	config := oldSettings(r.VM)
-	config["onboot"] = "0"
+	config["onboot"], config["protection"] = "0", "1"
 	description, err := r.marked()
 	if err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "0",
+		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "0", "protection": "1",
 		"scsi0": "fast:10,discard=on,iothread=1,format=qcow2,serial=recast-1,wwn=0x37eb0b496c370925", "ide2": "isos:iso/recast-new.iso,media=cdrom",
 		"ide0": "fast:cloudinit,format=qcow2", "boot": "order=scsi0;ide2;scsi1;net0", "scsihw": "virtio-scsi-single", "pool": "talos",
 		"description": "mine\nrecast: run=r1 build=b1",

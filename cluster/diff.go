@@ -81,7 +81,11 @@ func Diff(w Wanted, f Found, past History) Drift {
 	}
 	for _, p := range f.parkings() {
 		for _, kept := range p.Record.Kept {
-			d.Notes = append(d.Notes, fmt.Sprintf("previous system disk is parked as %s of %s (run %s)", kept.Key, p.VM, kept.Run))
+			what := "previous system disk"
+			if kept.GivenUp {
+				what = "system disk that was given up"
+			}
+			d.Notes = append(d.Notes, fmt.Sprintf("%s is parked as %s of %s (run %s)", what, kept.Key, p.VM, kept.Run))
 		}
 	}
 	d.Stale = len(d.Reasons) > 0

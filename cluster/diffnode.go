@@ -10,11 +10,19 @@ const (
 	superseded        = "superseded-disk"
 )
 
+// isBeingInstalled says whether the machine may yet leave its boot ISO by itself: one
+// whose installation broke off gets as far as "running".
+func (m Machine) isBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
+
 // diffInstalled compares what the machine would become without anybody's doing:
 // at its next boot, or when it is installed anew from its own configuration.
 func diffInstalled(b Build, m Machine) []Reason {
 	var out []Reason
-	if m.NextBoot != "" && m.BootEntry != "" && m.NextBoot != m.BootEntry {
+	if m.FromISO {
+		// Its installation broke off, and nothing else says so: the phase is "installed".
+		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
+	}
+	if m.pendingReboot() {
 		out = append(out, Reason{
 			"pending-reboot", fmt.Sprintf("%s is installed, but %s is running: the next reboot starts the other system", m.NextBoot, m.BootEntry),
 			m.BootEntry, m.NextBoot,

@@ -169,7 +169,7 @@ func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discover
 		g.Go(func() error {
 			n := &nodes[i]
 			if !n.Addr.IsValid() {
-				errs[i] = fmt.Errorf("node %s: no address known", n.Name)
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, NoAddress(n.Name))
 				return nil
 			}
 			m, err := talos.Machine(ctx, n.Addr)

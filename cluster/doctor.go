@@ -131,9 +131,11 @@ func readTies(ctx context.Context, src Sources, f *Found) (err error) {
 		}
 	}
 	if f.Node != nil {
-		if f.Local, err = src.Kube.LocalData(ctx, f.Name); err != nil {
-			return fmt.Errorf("node %s: %w", f.Name, err)
+		local, err := src.Kube.LocalData(ctx, f.Name)
+		if err != nil {
+			return err
 		}
+		f.Local = local[f.Name]
 	}
 	return nil
 }

@@ -55,25 +55,21 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node),
 			"start VM %d and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", n.plan.VMID)
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
-	if err != nil {
+	member, serves := false, false
+	err = n.repeat(ctx, "take-down/leave-etcd", repeatBefore, func(ctx context.Context) error {
+		member, serves, err = n.mayLeaveEtcd(ctx)
 		return err
-	}
-	m, member, err := v.member(n.plan.Node)
-	if err != nil {
+	})
+	switch {
+	case err != nil && serves:
+		return final(errors.Join(err, n.backOut(ctx))) // it goes on
+	case err != nil:
 		return err
-	}
-	if err := errors.Join(n.requireOneMachine(ctx), n.requireSameEtcd(ctx, v, m)); err != nil {
-		return errors.Join(err, n.backOut(ctx))
 	}
 	var lost error
 	if member {
-		if wrong := v.unhealthy(n.plan.Node); len(wrong) > 0 {
-			err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
-			return errors.Join(err, n.backOut(ctx)) // it serves still, and goes on
-		}
 		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
-			return fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err)
+			return repeatable(fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err))
 		}
 		lost = prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
 		if lost != nil && !errors.Is(lost, ErrLostAnswer) {
@@ -100,6 +96,28 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		}
 	}
 	return n.updateRecord(ctx, func(rec *Record) { rec.Left = true })
+}
+
+// mayLeaveEtcd refuses where the others could not go on without the node, or who it
+// is is not proven; serves says that it goes on as a member then. member says
+// whether it is one at all.
+func (n *nodeRoll) mayLeaveEtcd(ctx context.Context) (member, serves bool, err error) {
+	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil {
+		return false, false, err
+	}
+	m, member, err := v.member(n.plan.Node)
+	if err != nil {
+		return false, false, err
+	}
+	if err := errors.Join(n.requireOneMachine(ctx), n.requireSameEtcd(ctx, v, m)); err != nil {
+		return member, true, err
+	}
+	if wrong := v.unhealthy(n.plan.Node); member && len(wrong) > 0 {
+		err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
+		return member, true, v.silentOr(err, wrong)
+	}
+	return member, true, nil
 }
 
 // emptiedEtcd says whether the data of the member that is gone is gone, too. Talos

@@ -50,7 +50,7 @@ func BackUpEtcd(ctx context.Context, etcd EtcdReader, ask []netip.Addr, file str
 		s := v.statuses[m.ID]
 		b.Member, b.Address = m.name(), at[m.ID]
 		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
-		b.Snapshot, err = SaveSnapshot(file, func(w io.Writer) error {
+		b.Snapshot, err = SaveSnapshot(ctx, file, func(w io.Writer) error {
 			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
 		})
 		if err == nil {

@@ -56,7 +56,7 @@ func TestBackUpEtcdToNoRoom(t *testing.T) {
 		e.status[addr] = EtcdStatus{MemberID: uint64(i + 1), Leader: 1}
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if _, err := SaveSnapshot(file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
+	if _, err := SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
 		t.Fatal(err)
 	}
 	_, err := BackUpEtcd(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})

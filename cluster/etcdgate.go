@@ -27,8 +27,8 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 		except = "" // nobody else tells what is wrong with it
 	}
 	if wrong := v.unhealthy(except); len(wrong) > 0 {
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
-			"talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+		return v.silentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
+			"talosctl etcd status; talosctl etcd alarm list; put etcd right first"), wrong)
 	}
 	voters := len(v.Members)
 	if !member {

@@ -137,6 +137,21 @@ func (v etcdView) unhealthy(except string) []string {
 	return append(out, v.skew(except)...)
 }
 
+// silentOr is the refusal of what is wrong with members, which may be asked again
+// where that is only that they gave no answer.
+func (v etcdView) silentOr(refusal error, wrong []string) error {
+	silent := 0
+	for _, err := range v.errs {
+		if isUnanswered(err) {
+			silent++
+		}
+	}
+	if silent < len(wrong) {
+		return refusal
+	}
+	return &silentError{refusal}
+}
+
 // skew says whether members are more than one minor version apart, which etcd
 // does not support: it is upgraded one minor version after the other, and so one
 // is what a roll passes through.

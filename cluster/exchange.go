@@ -33,6 +33,11 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 		return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
 			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", drives(o.VM))
 	}
+	if o.Strategy == Recreate {
+		if err := requireRemakeable(o.VM); err != nil {
+			return nil, err
+		}
+	}
 	system, err := ParseDisk(o.System, o.VM.Config[o.System])
 	if err != nil {
 		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
@@ -49,7 +54,7 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 		Old: KeptDisk{Run: o.Run, Slot: o.System, Options: optionString(system)},
 	}
 	opening := Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
-	id, rec, err := openParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, func(VMID) error { return nil })
+	id, rec, err := openParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &freeNumbers{}, func(VMID) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +86,7 @@ func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
 		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, ha: mem.HA, old: mem.Old,
+		late: new(lateRequests),
 	}
 }
 
@@ -131,14 +137,7 @@ func branch(id, title string, steps []step.Step) step.Step {
 
 // record reads the record afresh.
 func (r *Replace) record(ctx context.Context) (Record, error) {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
-	if err != nil {
-		return Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
-	}
-	rec, ok, err := ReadRecord(park)
-	if err == nil && !ok {
-		err = descriptionChanged(park, r.VM.Name)
-	}
+	_, rec, err := r.parkingNow(ctx)
 	return rec, err
 }
 
@@ -147,7 +146,7 @@ func (r *Replace) updateRecord(ctx context.Context, change func(*Record)) error 
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
-	return changeRecord(ctx, r.Proxmox, park, r.Run, change)
+	return changeRecord(ctx, r.Proxmox, park, r.Run, r.late.forgetting(park.ID, change))
 }
 
 func (r *Replace) notGivenUp(ctx context.Context) error {
@@ -202,7 +201,7 @@ func (r *Replace) keepOff(ctx context.Context) (VM, error) {
 		return vm, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
 	if ha != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
-		if err := r.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
+		if err := r.sending(ctx, sentRemoveHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
 			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
 		}
 		if vm, err = look(); err != nil {

@@ -62,13 +62,15 @@ func (n *nodeRoll) rememberForFallback(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.rememberMachineConfig(ctx, kubernetes); err != nil || n.plan.previous == nil {
+	sum, err := n.rememberMachineConfig(ctx, kubernetes)
+	if err != nil || n.plan.previous == nil {
 		return err
 	}
 	mem, err := n.fallback().observeMemory(ctx)
 	if err != nil {
 		return err
 	}
+	mem.ConfigSum = sum
 	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,7 +20,7 @@ func (n *nodeRoll) finishSteps(ctx context.Context) ([]step.Step, error) {
 	return append(append(r.finishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: r.keep},
+		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.thenForget(r.keep)},
 	), n.freeSteps("bring-up/finish")...), nil
 }
 
@@ -132,7 +133,11 @@ func (r *Replace) haRestored(ctx context.Context) (string, error) {
 // restoreHA waits for the VM to run: HA would start one that it finds stopped,
 // wherever it likes.
 func (r *Replace) restoreHA(ctx context.Context) error {
-	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), r.Proxmox.AddHA(ctx, *r.ha))
+	err := r.awaitLate(ctx, "finish/restore-ha", sentRemoveHA) // it would take that back
+	if err == nil {
+		err = r.sending(ctx, sentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
+	}
+	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
 }
 
 // uncordoned is so once the mark is gone: somebody else's cordon stays.
@@ -150,7 +155,7 @@ func (n *nodeRoll) uncordoned(ctx context.Context) (string, error) {
 }
 
 func (n *nodeRoll) uncordon(ctx context.Context) error {
-	if err := n.requireOwnName(ctx); err != nil {
+	if err := errors.Join(n.requireOwnName(ctx), n.noteStage(ctx, stageServes)); err != nil {
 		return err
 	}
 	return prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
@@ -173,7 +178,7 @@ func (r *Replace) keep(ctx context.Context) error {
 		for _, d := range rec.Disks {
 			if d.System {
 				kept := r.old
-				kept.Key, kept.Left = d.ParkKey, rec.Left
+				kept.Key, kept.Left, kept.Nth = d.ParkKey, rec.Left, rec.Nth
 				rec.Kept = append(rec.Kept, kept)
 			}
 		}

@@ -18,10 +18,35 @@ import (
 const ownTasksTimeout = 10 * time.Minute
 
 // AwaitOwnTasks waits until Proxmox has ended what an earlier process of ours,
-// killed since, had asked for. Before that the world would change under our eyes.
-func AwaitOwnTasks(ctx context.Context, px Tasks, poll time.Duration, say func(string)) error {
+// killed since, had asked for about the VMs that of accepts; see TouchedBy. Before
+// that the world would change under our eyes.
+func AwaitOwnTasks(ctx context.Context, px Tasks, of func(VMID) bool, poll time.Duration, say func(string)) error {
 	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: ownTasksTimeout, Seen: say}
-	return awaitTasks(ctx, w, px.OwnTasks)
+	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })
+}
+
+// TouchedBy says of which VMs an earlier run of this cluster may have asked
+// Proxmox for something: those with numbers of recast's own, the nodes' by number or
+// name, and all that a record of the cluster names. Another cluster's run may use
+// the same token at the same time, and its tasks are none of ours.
+func TouchedBy(vms []VM, cluster string, wanted []Wanted, own func(VMID) bool) (func(VMID) bool, error) {
+	ids := map[VMID]bool{}
+	for _, w := range wanted {
+		ids[w.VMID], ids[w.Holder] = true, true
+		for _, vm := range vms {
+			if vm.Name == w.Name {
+				ids[vm.ID] = true
+			}
+		}
+	}
+	parkings, err := Parkings(vms, cluster)
+	for _, p := range parkings {
+		ids[p.VM.ID], ids[p.Record.VMID] = true, true
+		for _, d := range p.Record.Disks {
+			ids[d.Holder] = true
+		}
+	}
+	return func(id VMID) bool { return ids[id] || own(id) }, err
 }
 
 func awaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
@@ -31,9 +56,13 @@ func awaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]s
 	})
 }
 
-// gate is the last look before the node is taken out. It only reads. From then
-// on this roll counts the node as out.
+// gate is the last look before the node is taken out. Before it looks, it waits for
+// what may still come; but for forgetting that, it only reads. From then on this
+// roll counts the node as out.
 func (n *nodeRoll) gate(ctx context.Context) error {
+	if err := n.awaitLate(ctx); err != nil {
+		return err
+	}
 	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
 		return err
 	}
@@ -53,12 +82,19 @@ func (n *nodeRoll) look(ctx context.Context) error {
 	}
 	switch n.plan.Strategy {
 	case PutBack:
-		return errors.Join(append(problems, n.requireOldEtcd(ctx))...)
+		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.requireNoLoss(ctx))...)
 	case Recreate, Reimage:
 		problems = append(problems, n.requireISO(ctx))
 		if !n.plan.Resume {
-			problems = append(problems, n.requireReplaceable(ctx), n.requireRoom(ctx))
+			problems = append(problems, n.requireRoom(ctx))
 		}
+	}
+	switch {
+	case !slices.Contains(leavers, n.plan.Strategy):
+	case n.plan.Resume:
+		problems = append(problems, n.requireNoLossOff(ctx))
+	default:
+		problems = append(problems, n.requireReplaceable(ctx))
 	}
 	if !n.plan.Resume && n.plan.Strategy != InPlace {
 		problems = append(problems, n.requireStorages(ctx))
@@ -82,8 +118,12 @@ func (n *nodeRoll) requireFallback(ctx context.Context) error {
 	if n.plan.Strategy != InPlace || n.plan.previous == nil {
 		return nil
 	}
-	if err := n.fallback().requireISO(ctx); err != nil {
-		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %v", n.plan.Node, err),
+	f := n.fallback()
+	if err := f.requireNoLoss(ctx); err != nil { // asked again where it can be, before the disk leaves
+		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err)
+	}
+	if err := f.requireISO(ctx); err != nil {
+		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err),
 			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
 	}
 	return nil
@@ -158,7 +198,7 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	c := candidate{Wanted: n.plan.wanted, vm: *n.plan.found.VM, found: n.plan.found}
 	var errTies, errLocal, errMachine error
 	c.found.Ties, errTies = n.Proxmox.Ties(ctx, c.vm)
-	c.found.Local, errLocal = n.Kube.LocalData(ctx, n.plan.Node)
+	c.found.Local, errLocal = n.localData(ctx)
 	c.m, errMachine = n.Talos.Machine(ctx, n.plan.Addr)
 	if err := errors.Join(errTies, errLocal, errMachine); err != nil {
 		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)

@@ -135,7 +135,7 @@ func (in Intent) isOver(from, to VM) bool {
 
 // same says whether it is the same hand-over.
 func (in Intent) same(as Intent) bool {
-	return in.From == as.From && in.Key == as.Key && in.To == as.To
+	return in.From == as.From && in.Key == as.Key && in.To == as.To && in.ToKey == as.ToKey
 }
 
 func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) {
@@ -317,8 +317,17 @@ func changeRecord(ctx context.Context, px Editor, park VM, run string, change fu
 	return writeRecord(ctx, px, park, rec)
 }
 
+// writeRecord writes a record in the place of the one that the parking VM has. Proxmox
+// takes a change for one of what was read where the digest is the same, and that is one
+// of the content alone (PVE/QemuServer.pm, parse_vm_config). So no two records of a VM
+// are the same: else one that was sent by a process which is dead could come when
+// another process has the VM just as it was, and close the record in the middle of its work.
 func writeRecord(ctx context.Context, px Editor, park VM, rec Record) error {
-	rec.Parking = park.ID
+	was, _, err := ReadRecord(park)
+	if err != nil {
+		return err
+	}
+	rec.Parking, rec.Written = park.ID, was.Written+1
 	description, err := rec.Description()
 	if err != nil {
 		return err

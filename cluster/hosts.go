@@ -19,8 +19,15 @@ type HostsAway struct {
 // AwayHost is a Proxmox host that does not answer.
 type AwayHost struct {
 	Name string
-	Why  string // "is offline", "does not answer: …"
+	Why  string // IsOffline, "does not answer: …"
 }
+
+// IsOffline is what is said of a host that the Proxmox cluster has lost: it is not
+// part of the quorum, so nothing can be written there.
+const IsOffline = "is offline"
+
+// key tells one state of a host from another.
+func (h AwayHost) key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
 
 func (e *HostsAway) Error() string {
 	return fmt.Sprintf("%s, so %s can't be read", e.who(), numbers(e.VMs))
@@ -54,6 +61,31 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 		return VM{}, false
 	}
 	return e.VMs[i], true
+}
+
+// without leaves VMs out, and the hosts that have no other.
+func (e *HostsAway) without(ids []VMID) *HostsAway {
+	rest := &HostsAway{}
+	for _, vm := range e.VMs {
+		if !slices.Contains(ids, vm.ID) {
+			rest.VMs = append(rest.VMs, vm)
+		}
+	}
+	for _, h := range e.Hosts {
+		if slices.ContainsFunc(rest.VMs, func(vm VM) bool { return vm.Host == h.Name }) {
+			rest.Hosts = append(rest.Hosts, h)
+		}
+	}
+	return rest
+}
+
+// Hinted is the error with what to do about each host.
+func (e *HostsAway) Hinted() error {
+	err := error(e)
+	for _, h := range e.Hosts {
+		err = fault.WithHint(fault.HostAway.Of(err), "see whether %s is up, and its pveproxy (pvecm status on another Proxmox node tells); then run the same command again", h.Name)
+	}
+	return err
 }
 
 // numbers is "VM 9011" or "VMs 9011, 9012".

@@ -57,7 +57,7 @@ func TestLocalStorages(t *testing.T) {
 func parkingOn(id VMID, host string, open bool, kept ...string) Parking {
 	p := Parking{VM: VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: Record{Node: "wk1", UUID: "u", Open: open}}
 	for i, run := range kept {
-		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: parkedAt(i), Run: run})
+		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: parkedAt(i), Run: run, Nth: map[string]int{"20260101-0000-aaaa": 1, "20260102-0000-aaaa": 2}[run]})
 	}
 	return p
 }

@@ -35,7 +35,7 @@ func (n *nodeRoll) inPlace() []step.Step {
 			return append([]step.Step{
 				ejectStep(n.Proxmox, n.plan.VMID),
 				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
-				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.thenForget(n.uncordon)},
 			}, n.freeSteps("finish")...), nil
 		}},
 	}
@@ -89,7 +89,7 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 		return false, "", nil
 	})
 	if failed != nil && ctx.Err() == nil {
-		return failed
+		return final(failed) // it was tried again here
 	}
 	return err
 }
@@ -148,9 +148,12 @@ func (n *nodeRoll) runsNow(ctx context.Context) (string, error) {
 		if ctx.Err() != nil {
 			return "", err // it was us who did not wait for the answer
 		}
-		mark, errMark := n.mark(ctx)
-		if errMark == nil && mark != nil && mark.Installed || errMark != nil && n.rebooted {
+		k, errNode := n.kubeNode(ctx)
+		switch installed := k.Mark != nil && k.Mark.Installed; {
+		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
 			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
+		case errNode == nil && installed: // its Node is Ready in the old boot: only its API is silent
+			return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 		}
 		return "", nil //nolint:nilerr // the steps below say what is wrong
 	}
@@ -171,11 +174,6 @@ func (n *nodeRoll) runsNow(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), nil
-}
-
-// pendingReboot says whether another system is installed than the one that runs.
-func (m Machine) pendingReboot() bool {
-	return m.NextBoot != "" && m.BootEntry != "" && m.NextBoot != m.BootEntry
 }
 
 func (n *nodeRoll) drainInPlace(ctx context.Context) error {
@@ -249,16 +247,25 @@ func (n *nodeRoll) install(ctx context.Context) error {
 			return err
 		}
 	}
-	reboots, err := n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+	reboots := false
+	err = n.repeat(ctx, "upgrade/install", repeatBefore, func(ctx context.Context) error {
+		began := time.Now()
+		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+		if time.Since(began) > repeatBefore { // it was waited for already
+			return final(err)
+		}
+		return err
+	})
 	if errors.Is(err, ErrBusy) {
 		return n.awaitInstaller(ctx, setMark)
 	}
 	if err != nil {
-		return n.notInstalled(ctx, err)
+		return final(n.notInstalled(ctx, err))
 	}
 	if !reboots {
 		return setMark()
 	}
+	n.accepted = true
 	return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
 }
 
@@ -317,6 +324,7 @@ func (n *nodeRoll) reboot(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
+	n.accepted = lost == nil
 	return unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
@@ -361,7 +369,7 @@ func (n *nodeRoll) setInstaller(ctx context.Context) error {
 		return err
 	}
 	if err := n.Talos.ReplaceConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
-		return fmt.Errorf("set the installer of %s: %w", n.plan.Node, err)
+		return repeatable(fmt.Errorf("set the installer of %s: %w", n.plan.Node, err))
 	}
 	return nil
 }

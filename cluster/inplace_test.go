@@ -57,6 +57,13 @@ func (c configuredMachine) ApplyConfig(context.Context, netip.Addr, string, Secr
 	return c.answer
 }
 
+// keptConfig is a journal that has a machine configuration and nothing else.
+type keptConfig struct{ Journal }
+
+func (keptConfig) Get(string, any) (bool, error) { return false, nil }
+
+func (keptConfig) Secret(string) ([]byte, bool, error) { return []byte("machine: {}"), true, nil }
+
 // TestApplyHints: that a machine waits for a configuration is only said where it has refused one.
 func TestApplyHints(t *testing.T) {
 	t.Parallel()
@@ -70,8 +77,8 @@ func TestApplyHints(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := &nodeRoll{Roller: &Roller{
-				Maintenance:   configuredMachine{answer: c.answer},
-				MachineConfig: func(string) (Secret, bool, error) { return Secret("machine: {}"), true, nil },
+				Maintenance: configuredMachine{answer: c.answer},
+				Journal:     keptConfig{},
 			}}
 			err := n.apply(t.Context(), MachineDisk{}, KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {

@@ -34,7 +34,7 @@ func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
 	}
 	// Nothing boots in a VM that is off, so there is nothing to give up on.
 	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
-		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start it (on %s: qm start %d), then run the same command again", vm.Host, vm.ID)
+		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
 	}
 	return n.bootFailed(ctx, err)
 }
@@ -62,6 +62,9 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
+	}
+	if err := n.crossCheck(ctx, m, k); err != nil {
+		return "", err
 	}
 	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err

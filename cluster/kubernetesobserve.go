@@ -72,7 +72,7 @@ func AwaitKubernetes(ctx context.Context, kube KubeReader, t Timing, say func(st
 func readKubernetes(ctx context.Context, talos MachineReader, kube KubeReader, k KubeNode, wanted kubeVersion) KubernetesNodeSeen {
 	n := KubernetesNodeSeen{Node: k, Addr: firstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
-		n.Err = errors.New("no address of it is known to Kubernetes")
+		n.Err = NoAddress(k.Name)
 		return n
 	}
 	m, err := talos.Kubernetes(ctx, n.Addr)

@@ -41,6 +41,8 @@ type memory struct {
 	Kubernetes KubernetesImages `json:",omitzero"`
 
 	Old KeptDisk // what the old system disk is kept as, but for where
+
+	ConfigSum string `json:",omitempty"` // see Record.Config
 }
 
 // maxMemory bounds a packed memory once it is unpacked: it is read from a
@@ -49,7 +51,7 @@ const maxMemory = 1 << 20
 
 // pack makes a memory small enough for a VM's description.
 func (m memory) pack() (string, error) {
-	m.Metadata = NodeMetadata{}
+	m.Metadata, m.ConfigSum = NodeMetadata{}, "" // the record has the sum beside it
 	b, err := json.Marshal(m)
 	if err != nil {
 		return "", fmt.Errorf("pack what is remembered of %s: %w", m.VM, err)
@@ -130,24 +132,3 @@ func (m memory) vmWith(options []string) VM {
 // blankVM is the VM with the blank system disk, known by its names and address
 // alone. One that an older recast made has no WWN, which is then not looked for.
 func (m memory) blankVM() VM { return m.vmWith(Disk{Key: m.SystemKey}.named(m.DiskSerial)) }
-
-const machineConfigKey = "machine-config"
-
-// MachineConfigKey is where the journal of a run keeps a node's machine configuration.
-func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
-
-func (n *nodeRoll) machineConfig() (Secret, error) {
-	if n.MachineConfig != nil {
-		if config, found, err := n.MachineConfig(n.plan.Node); err != nil || found {
-			return config, err
-		}
-	}
-	b, found, err := n.Journal.Secret(MachineConfigKey(n.plan.Node))
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
-	if !found {
-		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.plan.Node)
-	}
-	return Secret(b), nil
-}

@@ -95,7 +95,7 @@ type Machine struct {
 	Unmet        []string // conditions that keep it from being ready
 	ControlPlane bool
 	BootID       string
-	BootEntry    string // boot loader entry it was booted from, lower-case; "" when unknown or booted from an ISO
+	BootEntry    string // boot loader entry it says that it was booted from, lower-case; "" when unknown or booted from an ISO
 	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
 	FromISO      bool   // it runs from a boot ISO, installed or not
 	Schematic    SchematicEntry
@@ -103,8 +103,9 @@ type Machine struct {
 	Disks        []MachineDisk    // without CD-ROMs, loop and read-only devices
 	SystemDisk   string           // device name ("sda"); "" in maintenance mode
 	Volumes      []Volume
-	InstallImage string // machine.install.image or UnattendedInstallConfig; "" when it can't be read
-	ConfigHidden bool   // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
+	PoolMembers  []PoolMember // of LVM and ZFS, on drives and elsewhere
+	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	ConfigHidden bool         // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
 	Encryption   []Encryption
 	Fingerprint  string   // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
 	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
@@ -154,7 +155,7 @@ type MachineDisk struct {
 	WWID      string // "naa.3…", "t10.ATA …"
 	BusPath   string
 	SizeBytes uint64
-	Blank     bool // carries neither partition table nor filesystem
+	Blank     bool // carries neither partition table nor filesystem; false where only System was read
 }
 
 // Volume is a partition or filesystem that Talos has discovered on a disk, or would.
@@ -165,6 +166,23 @@ type Volume struct {
 	PartitionUUID  string
 	FilesystemUUID string
 	Phase          string // of the Talos volume with that label: "ready", "waiting", …; "" if Talos has none
+	Mount          string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
+}
+
+// What Talos calls a part of an LVM volume group or of a ZFS pool when it finds
+// one on a disk (go-blockdevice, blkid/internal/filesystems).
+const (
+	FormatLVM = "lvm2-pv"
+	FormatZFS = "zfs"
+)
+
+// PoolMember is a disk, partition or other device that an LVM volume group or a
+// ZFS pool has space on.
+type PoolMember struct {
+	Device string   // "sdb", "sdb1", "dm-0"
+	Disks  []string // drives that it lies on; none: unknown, as for a file on a loop device
+	Format string   // FormatLVM or FormatZFS
+	Group  string   // its LVM volume group; "" when Talos does not say: before 1.14, and always for ZFS
 }
 
 // Member is a machine in Talos' own discovery.
@@ -187,6 +205,7 @@ type KubeNode struct {
 	Mark           *Mark  // why recast cordoned it; nil if it did not
 	Pause          string // why a person wants it left alone: see PauseMark; "" if nobody does
 	FailedBuild    string // build that came back from an in-place upgrade as the old system
+	Booted         Booted // what its machine runs in that boot, whatever it says itself; "": as it says
 	ProviderID     string // set where a cloud controller looks after the Node
 	KubeletVersion string
 	Addresses      []netip.Addr
@@ -206,11 +225,15 @@ type Mark struct {
 	Foreign   bool   `json:"foreign,omitempty"` // somebody else had cordoned it before: it stays so
 }
 
-// LocalData is data that lives on one node only.
+// LocalData is data that lives on one node only. Data that may be in several
+// places is listed once for each, under one name.
 type LocalData struct {
-	Name string // what acceptLoss takes: "pv/pvc-1a2b", "longhorn/var/lib/longhorn", "rook/var/lib/rook"
+	Name string // what acceptLoss takes: "pv/pvc-1a2b", "hostpath/var/lib/app", "longhorn/var/lib/longhorn", "linstor/pool1"
 	What string // for people: "PersistentVolume pvc-1a2b (claim default/db-0)"
-	Path string // on the node
+	Path string // on the node; "" for a volume of LVM or ZFS, or where nothing tells
+
+	Format string // of the pool that it is in: FormatLVM or FormatZFS; "" for a file or directory, or where nothing tells
+	Group  string // name of that volume group or pool; "" where nothing tells
 }
 
 // NodeMetadata is what people put on a Node and a new Node would lack.
@@ -308,14 +331,22 @@ type Found struct {
 	// ConfigKnown says that the machine configuration is at hand although the
 	// node may not answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
+	// ConfigDamaged says why the one in the journal is not used; nil: it is not damaged.
+	ConfigDamaged error
 	// Unsupported says why Talos does not support the way from the version that runs to the wanted one.
 	Unsupported []string
 	Errs        []error
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
 	Elsewhere []Parking
 
+	configIn ConfigPlace // where it is then
+	file     *foundFile  // in talos.machineConfigs; nil: there is none
+
 	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
 	away bool           // its VM may be on a host that does not answer
+
+	// dangling says that the source of the hand-over which was cut off names a volume that has another name by now.
+	dangling bool
 }
 
 // Open says whether a replacement of the node was begun and not finished. It reads

@@ -21,9 +21,12 @@ type Sources struct {
 	Cluster     string // name of the cluster; records of other clusters are not ours
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []VMID
-	// ConfigKnown says whether a node's machine configuration is at hand, in the
-	// user's files or the journal of that run; nil: never.
-	ConfigKnown func(run, node string) (bool, error)
+	// ConfigKnown says where a node's machine configuration is at hand: in the journal
+	// of the run that the record is of (the zero Record: of none), or in the
+	// user's files. Its error is ErrConfigDamaged where the journal's is. nil: nowhere.
+	ConfigKnown func(node string, rec Record) (ConfigPlace, error)
+	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
+	MachineConfig func(node string) (config Secret, found bool, err error)
 }
 
 // Observation is the whole world as it was found, once.
@@ -68,7 +71,10 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
 	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
-	err = g.Wait()
+	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
+	if err = g.Wait(); err == nil {
+		observeFiles(ctx, src, wanted, o.Found)
+	}
 	return o, err
 }
 
@@ -255,12 +261,20 @@ func shared(found []Found) (problems []error) {
 	return problems
 }
 
+// NoAddress is the error of a node that neither Kubernetes nor Talos' discovery
+// tells an address of.
+func NoAddress(node string) error {
+	return fault.WithHint(errors.New("no address known"),
+		"its Node in Kubernetes has none, and Talos' discovery lists no machine of that name: see whether its VM is on and what its console says; "+
+			"kubectl get node %s -o wide and talosctl get members show when it has one again; then run the same command again", node)
+}
+
 // machineRead is MachineReader's Machine, or System.
 type machineRead func(ctx context.Context, addr netip.Addr) (Machine, error)
 
 func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) {
 	if !f.Addr.IsValid() {
-		f.Errs = append(f.Errs, errors.New("no address known"))
+		f.Errs = append(f.Errs, NoAddress(f.Name))
 		return
 	}
 	m, err := read(ctx, f.Addr)
@@ -276,6 +290,10 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():
 		f.Errs = append(f.Errs, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
+	case m.isBeingInstalled() && !f.Open():
+		f.Errs = append(f.Errs, fault.WithHint(fmt.Errorf("machine %s runs from its boot ISO, and is being installed", f.Addr), "wait until it has booted from its system disk, then run the same command again"))
+	case f.Node != nil:
+		f.Machine = new(f.Node.corrected(m))
 	default:
 		f.Machine = &m
 	}

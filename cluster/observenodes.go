@@ -2,7 +2,7 @@ package cluster
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -43,33 +43,44 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted
 	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
 		return nil
 	}
-	run := ""
+	var rec Record
 	if f.Open() {
-		run = f.Parking.Record.Run
+		rec = f.Parking.Record
 	}
-	f.ConfigKnown, err = src.ConfigKnown(run, f.Name)
+	f.configIn, err = src.ConfigKnown(f.Name, rec)
+	f.ConfigKnown = f.configIn != ConfigNowhere
+	if errors.Is(err, ErrConfigDamaged) {
+		f.ConfigDamaged, err = err, nil
+	}
 	return err
 }
 
 // observeTies reads what decides about what would be lost with each node: not to
 // know it is an error.
 func observeTies(ctx context.Context, src Sources, found []Found) error {
+	var nodes []*Found
+	var names []string
+	for i := range found {
+		if f := &found[i]; !f.away && f.VM != nil && f.Node != nil {
+			nodes, names = append(nodes, f), append(names, f.Name)
+		}
+	}
+	var local map[string][]LocalData
 	g := errgroup.Group{}
 	g.SetLimit(observeLimit)
-	for i := range found {
-		f := &found[i]
-		if f.away || f.VM == nil || f.Node == nil {
-			continue
-		}
+	g.Go(func() (err error) {
+		local, err = src.Kube.LocalData(ctx, names...)
+		return err
+	})
+	for _, f := range nodes {
 		g.Go(func() (err error) {
-			if f.Ties, err = src.Proxmox.Ties(ctx, *f.VM); err != nil {
-				return fmt.Errorf("node %s: %w", f.Name, err)
-			}
-			if f.Local, err = src.Kube.LocalData(ctx, f.Name); err != nil {
-				return fmt.Errorf("node %s: %w", f.Name, err)
-			}
-			return nil
+			f.Ties, err = src.Proxmox.Ties(ctx, *f.VM)
+			return prefix("node "+f.Name, err)
 		})
 	}
-	return g.Wait()
+	err := g.Wait()
+	for _, f := range nodes {
+		f.Local = local[f.Name]
+	}
+	return err
 }

@@ -99,9 +99,15 @@ func (r *Replace) park(ctx context.Context, d ParkedDisk) error {
 	if err != nil {
 		return err
 	}
-	if found {
+	switch {
+	case found:
 		err = r.onlyOnce(ctx, d)
-	} else {
+	case d.System && r.asks != nil:
+		if err := r.asks(ctx); err != nil {
+			return err
+		}
+		fallthrough
+	default:
 		err = r.handOver(ctx, Intent{
 			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parkedOptions(d), ","),
 		})

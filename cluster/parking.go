@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // replace gathers what was remembered into the exchange of this node's VM.
@@ -49,7 +52,11 @@ func (n *nodeRoll) knownReplace(ctx context.Context) (*Replace, error) {
 
 func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
 	r := replaceOf(n.Proxmox, mem, rec, parking)
-	r.ISO, r.SystemGiB, r.aloneAtStart = n.isoVolume, n.want.SystemGiB, true
+	r.ISO, r.SystemGiB, r.aloneAtStart, r.asks = n.isoVolume, n.want.SystemGiB, true, n.requireNoLossOff
+	if b := n.want.Build; b.ID == rec.Build {
+		r.made = KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
+	}
+	r.late, r.say = &n.late, n.say
 	return r
 }
 
@@ -68,9 +75,22 @@ func (p Parking) parked() []string {
 // anything of it is done.
 func (n *nodeRoll) opening() Record {
 	return Record{
-		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, Build: n.plan.build(), Strategy: n.plan.Strategy,
-		Addr: n.plan.Addr, Restore: n.plan.restore,
+		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.VMIDs.String(), Build: n.plan.build(), Strategy: n.plan.Strategy,
+		Addr: n.plan.Addr, Restore: n.plan.restore, Nth: nextNth(n.plan.found.parkings()),
 	}
+}
+
+// nextNth counts the replacements of a node's system disk. The machines on which
+// runs begin need not agree on the time, so that the IDs of runs give no order.
+func nextNth(parkings []Parking) int {
+	last := 0
+	for _, p := range parkings {
+		last = max(last, p.Record.Nth)
+		for _, k := range p.Record.Kept {
+			last = max(last, k.Nth)
+		}
+	}
+	return last + 1
 }
 
 // open completes the record of a replacement. It maps the drives that have to
@@ -79,10 +99,11 @@ func (n *nodeRoll) opening() Record {
 // disk stays parked for long, so it is kept out of the way at the other end. A
 // holder's disks are only detached.
 func (rec Record) open(mem memory, park *Parking) (Record, error) {
-	rec.Open, rec.VMID, rec.UUID, rec.VMName = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name
+	rec.Open, rec.VMID, rec.UUID, rec.VMName, rec.ControlPlane = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name, mem.ControlPlane
 	taken := map[string]bool{}
 	if park != nil {
-		rec.Kept = park.Record.Kept
+		rec.Kept, rec.Sent = park.Record.Kept, park.Record.Sent
+		rec.Nth = max(rec.Nth, nextNth([]Parking{*park}))
 		for key := range park.VM.Config {
 			taken[key] = true
 		}
@@ -112,6 +133,11 @@ func (rec Record) open(mem memory, park *Parking) (Record, error) {
 			taken[p.ParkKey] = true
 		}
 		rec.Disks = append(rec.Disks, p)
+	}
+	rec.Config = mem.ConfigSum
+	if rec.Stage = rec.Strategy.firstStage(); rec.Stage != "" {
+		// Where none is free now, one is by the time that disks have gone back.
+		rec.SpareKey, _ = parkingKey(mem.SystemKey, true, taken)
 	}
 	rec.Memory, err = mem.pack()
 	return rec, err
@@ -150,12 +176,12 @@ func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
 	park, err := n.parking(ctx)
 	switch {
 	case err == nil:
+		n.late.forgetting(park.VM.ID, func(*Record) {})(&park.Record)
 		earlier = &park
 	case !errors.Is(err, ErrNotFound):
 		return err
 	}
-	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.parkingNumbers.inOrder(n.ParkingIDs), func(id VMID) error {
-		n.parkingNumbers.next(id)
+	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, &n.parkingNumbers, func(id VMID) error {
 		// Known before it exists: a crash in between must not lose track of it.
 		return prefix("journal", n.Journal.Put(n.key("parking"), id))
 	})
@@ -167,32 +193,89 @@ func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
 type freeNumbers struct {
 	mu   sync.Mutex
 	from VMID
+	of   map[string]VMID // nodes: where a parking VM may have come, or may yet come
+	busy chan struct{}   // full while the first parking VM is made
+	made bool            // it was
 }
 
-// inOrder has those that were taken last.
-func (p *freeNumbers) inOrder(ids []VMID) []VMID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := max(0, slices.Index(ids, p.from))
-	return slices.Concat(ids[i:], ids[:i])
+// turn waits while the first parking VM of this roll is being made: who makes that comes
+// to know which ones have come late. end is called with whether it was made.
+func (f *freeNumbers) turn(ctx context.Context) (end func(made bool), err error) {
+	f.mu.Lock()
+	if f.busy == nil {
+		f.busy = make(chan struct{}, 1)
+	}
+	f.mu.Unlock()
+	select {
+	case f.busy <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.made {
+		<-f.busy
+		return func(bool) {}, nil
+	}
+	return func(made bool) {
+		f.mu.Lock()
+		f.made = made
+		f.mu.Unlock()
+		<-f.busy
+	}, nil
 }
 
-// next notes that a number is about to be taken.
-func (p *freeNumbers) next(id VMID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.from = id
+// others says whether a number is that of another node's parking VM.
+func (f *freeNumbers) others(node string, id VMID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for other, its := range f.of {
+		if its == id && other != node {
+			return true
+		}
+	}
+	return false
+}
+
+// inOrder has the node's own first, and those last that were taken.
+func (f *freeNumbers) inOrder(node string, ids []VMID) []VMID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := max(0, slices.Index(ids, f.from))
+	ids = slices.Concat(ids[i:], ids[:i])
+	if own, known := f.of[node]; known {
+		ids = slices.Insert(ids, 0, own)
+	}
+	return ids
+}
+
+// next notes that a number is about to be taken for a node.
+func (f *freeNumbers) next(node string, id VMID) {
+	f.met(node, id)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.from = id
+}
+
+// met notes where a parking VM of a node is, or may come.
+func (f *freeNumbers) met(node string, id VMID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.of == nil {
+		f.of = map[string]VMID{}
+	}
+	f.of[node] = id
 }
 
 // openParking writes the open record into the parking VM of an earlier
 // replacement, or into a new one, whose number meant is told before it exists.
-func openParking(ctx context.Context, px Proxmox, opening Record, mem memory, earlier *Parking, ids []VMID, meant func(VMID) error) (VMID, Record, error) {
+func openParking(ctx context.Context, px Proxmox, opening Record, mem memory, earlier *Parking, ids []VMID, numbers *freeNumbers, meant func(VMID) error) (VMID, Record, error) {
 	rec, err := opening.open(mem, earlier)
 	switch {
 	case err != nil:
 		return 0, Record{}, err
 	case earlier == nil:
-		id, err := createParking(ctx, px, mem.VM, rec, ids, meant)
+		id, err := createParking(ctx, px, mem.VM, rec, ids, numbers, meant)
 		return id, rec, err
 	case earlier.VM.Host != mem.VM.Host:
 		return 0, Record{}, fault.WithHint(fault.ParkedHalf.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
@@ -209,38 +292,91 @@ func (n *nodeRoll) updateRecord(ctx context.Context, change func(*Record)) error
 	if err != nil {
 		return err
 	}
-	return changeRecord(ctx, n.Proxmox, park.VM, n.Run, change)
+	return changeRecord(ctx, n.Proxmox, park.VM, n.Run, n.late.forgetting(park.VM.ID, change))
 }
 
-// createParking takes the first free VMID; whoever loses a race for one takes the next.
-func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMID, meant func(VMID) error) (VMID, error) {
-	config := map[string]string{"name": parkingName(rec.Node), "memory": "16", "protection": "1", "onboot": "0"}
+// createParking takes the first free VMID; whoever loses a race for one takes the
+// next. An empty parking VM of the node there is what an earlier request of ours made
+// after nobody waited for it any more: that is the one then.
+func createParking(ctx context.Context, px Proxmox, vm VM, rec Record, ids []VMID, numbers *freeNumbers, meant func(VMID) error) (id VMID, err error) {
+	end, err := numbers.turn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { end(err == nil) }()
+	for _, id := range numbers.inOrder(rec.Node, ids) {
+		if numbers.others(rec.Node, id) {
+			continue
+		}
+		there, err := px.VMConfig(ctx, id)
+		if errors.Is(err, ErrNotFound) {
+			numbers.next(rec.Node, id)
+			if err := meant(id); err != nil {
+				return 0, err
+			}
+			err = makeParking(ctx, px, vm, rec, id)
+			if err == nil || !errors.Is(err, ErrExists) {
+				return id, err
+			}
+			there, err = px.VMConfig(ctx, id)
+		}
+		if err == nil {
+			there, err = formed(ctx, px, there)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		late, is := lateParking(there, rec.Cluster)
+		switch {
+		case is && late.Node == rec.Node && late.VMID == rec.VMID && there.Host == vm.Host:
+			return id, errors.Join(meant(id), writeRecord(ctx, px, there, rec))
+		case is:
+			numbers.met(late.Node, id)
+		}
+	}
+	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
+}
+
+func makeParking(ctx context.Context, px Proxmox, vm VM, rec Record, id VMID) error {
+	rec.Parking = id
+	description, err := rec.Description()
+	if err != nil {
+		return err
+	}
+	config := map[string]string{"name": parkingName(rec.Node), "memory": "16", "protection": "1", "onboot": "0", "description": description}
 	if vm.Pool != "" {
 		config["pool"] = vm.Pool
 	}
-	for _, id := range ids {
-		if _, err := px.VMConfig(ctx, id); err == nil {
-			continue
-		} else if !errors.Is(err, ErrNotFound) {
-			return 0, fmt.Errorf("look up VM %d: %w", id, err)
-		}
-		if err := meant(id); err != nil {
-			return 0, err
-		}
-		rec.Parking = id
-		description, err := rec.Description()
-		if err != nil {
-			return 0, err
-		}
-		config["description"] = description
-		err = px.CreateVM(ctx, vm.Host, id, config)
-		if errors.Is(err, ErrExists) {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
-		}
-		return id, nil
+	if err := px.CreateVM(ctx, vm.Host, id, config); err != nil {
+		return fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
 	}
-	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
+	return nil
+}
+
+// creationTakes bounds how long a VM without disks is being created.
+const creationTakes = 30 * time.Second
+
+// formed waits until a VM that is being created says what it is to be. One whose
+// creation was killed never does.
+func formed(ctx context.Context, px Proxmox, vm VM) (VM, error) {
+	within := time.Now().Add(creationTakes)
+	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second}, func(ctx context.Context) (bool, string, error) {
+		if !forming(vm) || time.Now().After(within) {
+			return true, "", nil
+		}
+		now, err := px.VMConfig(ctx, vm.ID)
+		if err == nil {
+			vm = now
+		}
+		return false, "it is locked (create)", err
+	})
+	return vm, err
+}
+
+// lateParking is the record of a parking VM of the cluster to which nothing was ever
+// handed over.
+func lateParking(vm VM, cluster string) (Record, bool) {
+	rec, found, err := ReadRecord(vm)
+	empty := !slices.ContainsFunc(slices.Collect(maps.Keys(vm.Config)), IsDiskKey)
+	return rec, found && err == nil && empty && rec.Open && rec.Intent == nil && rec.Cluster == cluster
 }

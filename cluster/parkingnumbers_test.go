@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -10,6 +12,7 @@ import (
 type parkingPlace struct {
 	Proxmox
 	taken  []VMID
+	late   map[VMID]string // records of parking VMs that are created before we create them
 	looked int
 }
 
@@ -18,11 +21,19 @@ func (p *parkingPlace) VMConfig(_ context.Context, id VMID) (VM, error) {
 	if !slices.Contains(p.taken, id) {
 		return VM{}, ErrNotFound
 	}
-	return VM{ID: id}, nil
+	return VM{ID: id, Host: "pve1", Config: map[string]string{"description": p.late[id]}}, nil
 }
 
 func (p *parkingPlace) CreateVM(_ context.Context, _ string, id VMID, _ map[string]string) error {
 	p.taken = append(p.taken, id)
+	if p.late[id] != "" {
+		return ErrExists
+	}
+	return nil
+}
+
+func (p *parkingPlace) SetConfig(_ context.Context, vm VM, set map[string]string, _ []string) error {
+	p.late[vm.ID] = set["description"]
 	return nil
 }
 
@@ -33,21 +44,47 @@ func TestNumbersOfParkingVMs(t *testing.T) {
 	px := &parkingPlace{taken: []VMID{9001, 9003}}
 	ids := []VMID{9001, 9002, 9003, 9004, 9005}
 	var numbers freeNumbers
-	for _, c := range []struct {
+	for i, c := range []struct {
 		freed, want VMID
 		looks       int
-	}{{0, 9002, 2}, {0, 9004, 3}, {0, 9005, 2}, {9003, 9003, 4}} {
+	}{{0, 9002, 2}, {0, 9004, 2}, {0, 9005, 1}, {9003, 9003, 2}} {
 		px.taken = slices.DeleteFunc(px.taken, func(id VMID) bool { return id == c.freed })
 		px.looked = 0
-		got, err := createParking(t.Context(), px, VM{Host: "pve1"}, Record{Node: "wk1"}, numbers.inOrder(ids), func(id VMID) error {
-			numbers.next(id)
-			return nil
-		})
+		got, err := createParking(t.Context(), px, VM{Host: "pve1"}, Record{Node: fmt.Sprint("wk", i)}, ids, &numbers, noted)
 		if err != nil || got != c.want || px.looked != c.looks {
 			t.Errorf("took %d after %d looks, want %d after %d: %v", got, px.looked, c.want, c.looks, err)
 		}
 	}
-	if id, err := createParking(t.Context(), px, VM{Host: "pve1"}, Record{}, numbers.inOrder(ids), func(VMID) error { return nil }); err == nil {
+	if id, err := createParking(t.Context(), px, VM{Host: "pve1"}, Record{}, ids, &numbers, noted); err == nil {
 		t.Errorf("took %d", id)
+	}
+}
+
+func noted(VMID) error { return nil }
+
+// TestParkingVMsThatCameLate: a parking VM which an earlier request has made after all,
+// when another node's was about to be made under its number, is that of its node.
+func TestParkingVMsThatCameLate(t *testing.T) {
+	t.Parallel()
+	record := func(node string) Record {
+		return Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
+	}
+	text, err := record("wk2").Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	px := &parkingPlace{late: map[VMID]string{9001: text}}
+	var numbers freeNumbers
+	for _, c := range []struct {
+		node string
+		want VMID
+	}{{"wk1", 9002}, {"wk2", 9001}, {"wk3", 9003}} {
+		got, err := createParking(t.Context(), px, VM{Host: "pve1"}, record(c.node), []VMID{9001, 9002, 9003}, &numbers, noted)
+		if err != nil || got != c.want {
+			t.Errorf("%s: took %d, want %d: %v", c.node, got, c.want, err)
+		}
+	}
+	if !strings.Contains(px.late[9001], `"node":"wk2"`) {
+		t.Errorf("the record is %s", px.late[9001])
 	}
 }

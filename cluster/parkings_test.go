@@ -45,6 +45,36 @@ func TestParkingsOf(t *testing.T) {
 	}
 }
 
+// TestTouchedBy: an earlier run's tasks are about its own cluster's VMs.
+func TestTouchedBy(t *testing.T) {
+	t.Parallel()
+	held := editedPark(prunePark(9901, "pve1", "wk2"), func(p *Parking) {
+		p.Record.VMID, p.Record.Disks = 102, []ParkedDisk{{Key: "scsi1", Holder: 200}}
+	})
+	theirs := editedPark(prunePark(7901, "pve1", "wk1"), func(p *Parking) { p.Record.Cluster, p.Record.VMID = "another", 301 })
+	vms := []VM{{ID: 101, Name: "wk1"}, {ID: 301, Name: "their-wk1"}}
+	for _, p := range []Parking{held, theirs} {
+		text, err := p.Record.Description()
+		if err != nil {
+			t.Fatal(err)
+		}
+		vms = append(vms, VM{ID: p.VM.ID, Config: map[string]string{"description": text}})
+	}
+	of, err := TouchedBy(vms, held.Record.Cluster, []Wanted{{Name: "wk1"}, {Name: "wk3", VMID: 103, Holder: 201}}, func(id VMID) bool { return id == 9000 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []VMID
+	for _, id := range []VMID{101, 102, 103, 200, 201, 301, 7901, 9000, 9001, 9901} {
+		if of(id) {
+			got = append(got, id)
+		}
+	}
+	if diff := cmp.Diff([]VMID{101, 102, 103, 200, 201, 9000, 9901}, got); diff != "" {
+		t.Errorf("VMs (-want +got):\n%s", diff)
+	}
+}
+
 func TestParked(t *testing.T) {
 	t.Parallel()
 	p := editedPark(parkWK1("scsi30 r1"), func(p *Parking) {

@@ -64,10 +64,12 @@ type NodePlan struct {
 	UUID     string     `json:"uuid"`
 	Addr     netip.Addr `json:"address"`
 	Digest   string     `json:"digest,omitempty"` // of the VM's configuration when planned
-	Carried  []DiskPlan `json:"carried,omitempty"`
-	System   *DiskPlan  `json:"systemDisk,omitempty"` // parked and replaced by a blank one
-	Frees    []FreePlan `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
-	Renewed  []string   `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
+	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
+	ConfigFile *ConfigFile `json:"configFile,omitempty"`
+	Carried    []DiskPlan  `json:"carried,omitempty"`
+	System     *DiskPlan   `json:"systemDisk,omitempty"` // parked and replaced by a blank one
+	Frees      []FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
+	Renewed    []string    `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
@@ -91,8 +93,10 @@ type NodePlan struct {
 type DiskPlan struct {
 	Key    string `json:"key"`
 	Serial string `json:"serial,omitempty"`
-	Volid  string `json:"volid"`
+	Volid  string `json:"volid"` // now; "": it has none, and Where says more
 	Size   string `json:"size,omitempty"`
+	// Where the disk of an unfinished replacement is now: "scsi30 of parking VM 9900".
+	Where string `json:"where,omitempty"`
 	// NewSize is that of the blank system disk where it differs: never less.
 	NewSize string `json:"newSize,omitempty"`
 }
@@ -148,6 +152,9 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 			continue
 		}
 		n := planNode(w, o.Found[i], o, past, p)
+		if o.Found[i].Open() {
+			n.askLosses()
+		}
 		n.planFrees(o, p.KeepDisks)
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.run)
@@ -262,6 +269,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 	default:
 		planStale(&n, o, p)
 	}
+	n.planFile()
 	n.estimate(o.Took)
 	return n
 }

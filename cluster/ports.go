@@ -30,6 +30,11 @@ var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 // it was asked: nothing is known of what it keeps.
 var ErrNoAnswer = errors.New("no answer")
 
+// ErrNotNow says that a server gave no clear answer to a read: it was not reached,
+// it was too slow, or it failed. Asked again it may give one. Of changes only those
+// have it of which nothing was sent, or that may be made twice.
+var ErrNotNow = errors.New("no answer just now")
+
 // ErrBusy says that a machine is at work on an installation already; nothing was begun.
 var ErrBusy = errors.New("an installation is in progress already")
 
@@ -125,8 +130,9 @@ type Power interface {
 
 // Tasks looks at what Proxmox is doing for us.
 type Tasks interface {
-	// OwnTasks lists, in words, the tasks that our token started and that still run.
-	OwnTasks(ctx context.Context) ([]string, error)
+	// OwnTasks lists, in words, the tasks that our token started and that still run,
+	// as far as they are about a VM that of accepts.
+	OwnTasks(ctx context.Context, of func(VMID) bool) ([]string, error)
 	// OwnTasksOf lists those about one VM that run on one host.
 	OwnTasksOf(ctx context.Context, host string, id VMID) ([]string, error)
 }
@@ -168,7 +174,8 @@ type MachineReader interface {
 	// begins or ceases to answer, or stands otherwise: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 	// System reads what Diff compares of a configured machine, and its UUID: Machine
-	// without names, volumes, boot ID and kernel arguments, for half the requests.
+	// without names, volumes and boot ID, for half the requests. Of its disks it does
+	// not say which are blank.
 	// With the role os:reader it says that the configuration is hidden.
 	System(ctx context.Context, addr netip.Addr) (Machine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
@@ -278,6 +285,8 @@ type Kube interface {
 	// SetFailedBuild remembers on the Node that a build came back from an in-place
 	// upgrade as the old system; "" forgets it.
 	SetFailedBuild(ctx context.Context, node, build string) error
+	// SetBooted remembers on the Node what its machine runs.
+	SetBooted(ctx context.Context, node string, b Booted) error
 	// Drain evicts the pods of a node that is cordoned, respecting
 	// PodDisruptionBudgets, until none but DaemonSet and mirror pods are left. A
 	// refusal is asked again until the timeout, an API that is away waited for. say
@@ -304,9 +313,10 @@ type KubeReader interface {
 	// AttachedVolumes lists what is attached to the node, or still being detached, by
 	// name, and which pod that a drain leaves uses it.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
-	// LocalData lists what is bound to be on this very node: local and hostPath
-	// PersistentVolumes in use with affinity to it, directories of Longhorn and Rook.
-	LocalData(ctx context.Context, node string) ([]LocalData, error)
+	// LocalData lists, for each of the nodes, what is bound to be on that very node: local
+	// and hostPath PersistentVolumes in use with affinity to it, what its pods write to
+	// it, directories of Longhorn and Rook, pools of LINSTOR.
+	LocalData(ctx context.Context, nodes ...string) (map[string][]LocalData, error)
 	// PendingCertificates lists the certificate requests of the node's kubelet
 	// that wait for somebody's approval, by name.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)

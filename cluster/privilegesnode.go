@@ -92,8 +92,19 @@ func (n *Needs) common(hosts []string) {
 			n.add("/", "read the state and the tasks of the hosts", []spot{{path: "/nodes/" + host}}, "Sys.Audit")
 		}
 	}
-	all := []spot{{path: "/vms", below: true}}
-	n.add("/vms", "see every VM, as any may refer to a disk", all, "VM.Audit")
+	n.see()
+}
+
+// NeedsToSee is what finding the claim of another run takes, wherever it is: Proxmox
+// leaves out of its list, without an error, what the token may not see.
+func NeedsToSee() Needs {
+	var needs Needs
+	needs.see()
+	return needs
+}
+
+func (n *Needs) see() {
+	n.add("/vms", "see every VM, as any may refer to a disk or be the claim of another run", []spot{{path: "/vms", below: true}}, "VM.Audit")
 }
 
 // NeedsToClaim is what keeping the claim of a run as a VM takes.
@@ -168,9 +179,16 @@ func (n *Needs) node(s Strategy, w Wanted, f Found, disks []DiskPlan) {
 	}
 }
 
-// disks are what of the node is parked or attached again.
+// disks are what of the node is parked or attached again; of an unfinished
+// replacement by the names that they had on the node's VM, which say whose they are.
 func (n NodePlan) disks() []DiskPlan {
 	var out []DiskPlan
+	if n.found.Open() {
+		for _, d := range n.found.Parking.Record.Disks {
+			out = append(out, DiskPlan{Key: d.Key, Volid: d.Volid})
+		}
+		return out
+	}
 	if n.Strategy != Reimage && n.Strategy != Rollback {
 		out = slices.Clone(n.Carried)
 	}

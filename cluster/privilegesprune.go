@@ -33,6 +33,7 @@ func NeedsToFree(storages []string) Needs {
 func NeedsToClear() Needs {
 	var needs Needs
 	needs.add("/vms", "stop and delete scratch VMs", []spot{{path: "/vms", below: true}}, "VM.Allocate", "VM.PowerMgmt")
+	needs.add("/vms", "lift the protection of scratch VMs", []spot{{path: "/vms", below: true}}, "VM.Config.Options")
 	return needs
 }
 

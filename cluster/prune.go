@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -18,6 +19,8 @@ type ParkingPruner struct {
 	Cluster string
 	Kept    []KeptVerdict    // those that are gone are marked
 	VMs     []ParkingVerdict // the same
+	// Say is told what is waited for; nil: nobody is.
+	Say func(text string)
 	// Uses are all VMs and snapshots of the Proxmox cluster, provably.
 	Uses func(ctx context.Context) ([]Use, error)
 	// Storages lists the storages for disks that a host sees.
@@ -79,6 +82,9 @@ func (p ParkingPruner) deleteStep(v *ParkingVerdict) step.Step {
 // volume of a VM with it.
 func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	vm, err := p.empty(ctx, v)
+	if err == nil {
+		vm, err = p.answered(ctx, vm, v)
+	}
 	if err != nil {
 		return err
 	}
@@ -97,6 +103,20 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 		return fmt.Errorf("delete %s: %w", vm, err)
 	}
 	return nil
+}
+
+// answered waits until nothing that the record of an empty parking VM has without
+// an answer can come any more: nobody would know of it without that record.
+func (p ParkingPruner) answered(ctx context.Context, vm VM, v ParkingVerdict) (VM, error) {
+	rec, _, err := ReadRecord(vm)
+	if err != nil || len(rec.Sent) == 0 {
+		return vm, err
+	}
+	which := slices.Collect(maps.Keys(rec.Sent))
+	if err := new(lateRequests).await(ctx, []Parking{{VM: vm, Record: rec}}, which, p.Say); err != nil {
+		return vm, err
+	}
+	return p.empty(ctx, v)
 }
 
 // empty reads a parking VM afresh and refuses unless it is the one that was

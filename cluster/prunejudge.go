@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,7 +19,8 @@ type Retention struct {
 // KeptVerdict is what is to become of an old system disk.
 type KeptVerdict struct {
 	Node      string    `json:"node"`
-	Run       string    `json:"run"`               // that replaced it
+	Run       string    `json:"run"`               // that replaced it, or had made it and was given up
+	GivenUp   bool      `json:"givenUp,omitempty"` // that run was given up: nothing boots it
 	Replaced  time.Time `json:"replaced,omitzero"` // when that run began, if its ID says so
 	Talos     string    `json:"talos,omitempty"`   // version of the system on it
 	Parking   VMID      `json:"parking"`
@@ -38,7 +38,7 @@ func (v KeptVerdict) String() string {
 	if v.Volid == "" {
 		what = "the entry of a system disk"
 	}
-	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s replaced", v.Key, v.Parking, v.Host, what, v.Node, v.Run)
+	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s %s", v.Key, v.Parking, v.Host, what, v.Node, v.Run, did(v.GivenUp))
 }
 
 // ParkingVerdict is what is to become of a parking VM.
@@ -63,6 +63,7 @@ type judgement struct {
 	uses     []Use
 	parkings []Parking
 	kept     []KeptVerdict
+	nth      []int        // of kept, as in their records
 	vouched  map[int]bool // indexes of kept: it is what its record says
 }
 
@@ -88,7 +89,7 @@ func JudgeParked(vms []VM, uses []Use, r Retention) ([]KeptVerdict, []ParkingVer
 		for _, k := range p.Record.Kept {
 			v, vouched := j.judge(p, k)
 			j.vouched[len(j.kept)] = vouched
-			j.kept = append(j.kept, v)
+			j.kept, j.nth = append(j.kept, v), append(j.nth, k.Nth)
 		}
 	}
 	j.copies()
@@ -116,7 +117,7 @@ func parkingWith(parkings []Parking, id VMID) *Parking {
 
 // judge looks at one disk by itself; vouched says that it is what its record says.
 func (j *judgement) judge(p Parking, k KeptDisk) (v KeptVerdict, vouched bool) {
-	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
 	v.Keep = p.untouchable(j.Holders)
 	value, there := p.VM.Config[k.Key]
 	if !there {
@@ -157,8 +158,16 @@ func (j *judgement) copies() {
 	}
 }
 
+// did says what the run has to do with a kept disk.
+func did(givenUp bool) string {
+	if givenUp {
+		return "had made and which was given up"
+	}
+	return "replaced"
+}
+
 // retain keeps the newest disks of each node. Those that are not what their
-// record says are no ways back, so they do not count.
+// record says, or were given up, are no ways back, so they do not count.
 func (j *judgement) retain() {
 	type machine struct{ node, uuid string } // two clusters may go by one name
 	byNode := map[machine][]int{}
@@ -170,22 +179,22 @@ func (j *judgement) retain() {
 	}
 	for m, list := range byNode {
 		node := m.node
-		// Run IDs sort by time; the record has the newest last.
-		slices.SortStableFunc(list, func(a, b int) int { return cmp.Or(strings.Compare(j.kept[b].Run, j.kept[a].Run), b-a) })
+		list = slices.DeleteFunc(list, func(i int) bool { return j.letGo(i) })
 		open := slices.IndexFunc(j.parkings, func(p Parking) bool { return p.Record.Node == node && p.Record.Open })
-		for rank, i := range list {
-			v := &j.kept[i]
+		for _, i := range list {
+			v, newer := &j.kept[i], j.newerThan(i, list)
+			rank := len(newer)
 			switch {
 			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
 			case len(v.Keep) > 0:
 			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
-				v.Keep = append(v.Keep, fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, *j.vmOf(v.Parking), j.Cluster))
+				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
 			case !slices.Contains(j.Nodes, node):
 				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
 			case rank < j.Keep:
 				v.Keep = append(v.Keep, wayBack(rank, node))
-			case j.Keep > 0 && j.lastOnItsHost(list[:rank], i):
+			case j.Keep > 0 && j.lastOnItsHost(newer, i):
 				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast rollback %s boots", node, v.Host, node))
 			case j.Keep == 0:
 				v.Goes = fmt.Sprintf("none is to stay: the way back of node %s is a roll to the previous lock then", node)
@@ -194,6 +203,18 @@ func (j *judgement) retain() {
 			}
 		}
 	}
+}
+
+// newerThan lists those that are known to have been replaced later than one: by
+// their number, or their place in the same record. What the IDs of runs say of the
+// time does not count: each has it from the machine that it began on.
+func (j *judgement) newerThan(i int, list []int) (newer []int) {
+	for _, n := range list {
+		if j.kept[n].Parking == j.kept[i].Parking && n > i || j.kept[n].Parking != j.kept[i].Parking && j.nth[n] > j.nth[i] {
+			newer = append(newer, n)
+		}
+	}
+	return newer
 }
 
 func wayBack(rank int, node string) string {

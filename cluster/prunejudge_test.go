@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,7 +19,8 @@ func prunePark(id VMID, host, node string, kept ...string) Parking {
 	}
 	for i, k := range kept {
 		key, run, _ := strings.Cut(k, " ")
-		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=s" + run + ",size=10G", Talos: "v1.13.8"})
+		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 where it does not say
+		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: key, Run: run, Nth: nth, Slot: "scsi0", Options: "serial=s" + run + ",size=10G", Talos: "v1.13.8"})
 		p.VM.Config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,backup=0,serial=s%s,size=10G", id, i, run)
 	}
 	return p
@@ -98,10 +100,21 @@ func TestJudgeParked(t *testing.T) {
 		"a node of that name twice": {parkings: []Parking{parkWK1("scsi30 r1"), editedPark(prunePark(9901, "pve2", "wk1", "scsi30 r2"), func(p *Parking) { p.Record.UUID = "u-other" })}, want: []string{
 			"9900 scsi30 " + newestKept, "9901 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-		"another cluster":             {parkings: []Parking{editedPark(parkWK1("scsi30 r1"), func(p *Parking) { p.Record.Cluster = "c2" })}},
-		"the claim":                   {parkings: []Parking{prunePark(9999, "pve1", "wk1", threeKept...)}},
-		"a VM of somebody's":          {others: []VM{{ID: 7, Name: "db", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-7-disk-0", "description": "mine"}}}},
-		"an older run listed last":    {parkings: []Parking{parkWK1("scsi30 r2", "scsi29 r1")}, want: []string{"9900 scsi30 " + newestKept, "9900 scsi29 goes: node wk1 has 1 newer", "9900 stays: it keeps 1 old system disk of node wk1"}},
+		"another cluster":    {parkings: []Parking{editedPark(parkWK1("scsi30 r1"), func(p *Parking) { p.Record.Cluster = "c2" })}},
+		"the claim":          {parkings: []Parking{prunePark(9999, "pve1", "wk1", threeKept...)}},
+		"a VM of somebody's": {others: []VM{{ID: 7, Name: "db", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-7-disk-0", "description": "mine"}}}},
+		"a later run on a machine whose clock is a day behind": {parkings: []Parking{editedPark(parkWK1("scsi30 r1", "scsi29 r2"), func(p *Parking) {
+			p.Record.Kept[0].Run, p.Record.Kept[1].Run = "20260102-0000-aaaa", "20260101-0000-bbbb"
+		})}, want: []string{"9900 scsi30 goes: node wk1 has 1 newer", "9900 scsi29 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
+		"a later run with such a clock, on another host": {parkings: []Parking{
+			editedPark(parkWK1("scsi30 r1"), func(p *Parking) { p.Record.Kept[0].Run = "20260102-0000-aaaa" }),
+			editedPark(prunePark(9901, "pve2", "wk1", "scsi30 r2"), func(p *Parking) { p.Record.Kept[0].Run = "20260101-0000-bbbb" }),
+		}, others: []VM{prunedNode("pve2")}, want: []string{
+			"9900 scsi30 goes: node wk1 has 1 newer", "9901 scsi30 " + newestKept, "9900 goes: it owns nothing any more", "9901 stays: it keeps 1 old system disk of node wk1",
+		}},
+		"which of two is newer is not known": {parkings: []Parking{parkWK1("scsi30 a1"), prunePark(9901, "pve2", "wk1", "scsi30 a2")}, others: []VM{prunedNode("pve2")}, want: []string{
+			"9900 scsi30 " + newestKept, "9901 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
+		}},
 		"a record that can't be read": {others: []VM{{ID: 9902, Name: "x", Host: "pve1", Config: map[string]string{"description": "recast-record: {"}}}, want: []string{`9902 stays: VM 9902 "x" on pve1: record in its description can't be read: unexpected end of JSON input`}},
 		"two hosts, the VM on the newer one": {parkings: []Parking{parkWK1("scsi30 r1"), prunePark(9901, "pve2", "wk1", "scsi30 r2")}, others: []VM{prunedNode("pve2")}, want: []string{
 			"9900 scsi30 goes: node wk1 has 1 newer", "9901 scsi30 " + newestKept, "9900 goes: it owns nothing any more", "9901 stays: it keeps 1 old system disk of node wk1",

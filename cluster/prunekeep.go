@@ -15,7 +15,8 @@ import (
 type FreePlan struct {
 	Parking VMID   `json:"parking"`
 	Key     string `json:"key"` // on the parking VM
-	Run     string `json:"run"` // that replaced it
+	Run     string `json:"run"` // that replaced it, or had made it and was given up
+	GivenUp bool   `json:"givenUp,omitempty"`
 	Talos   string `json:"talos,omitempty"`
 	Volid   string `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
 	Size    string `json:"size,omitempty"`
@@ -26,11 +27,12 @@ func (f FreePlan) String() string {
 	if f.Volid == "" {
 		what = "the entry of the system disk"
 	}
-	return fmt.Sprintf("%s of VM %d: %s that run %s replaced, Talos %s", f.Key, f.Parking, what, f.Run, cmpNone(f.Talos))
+	return fmt.Sprintf("%s of VM %d: %s that run %s %s, Talos %s", f.Key, f.Parking, what, f.Run, did(f.GivenUp), cmpNone(f.Talos))
 }
 
 // planFrees shows which old system disks are superseded once the node's roll has
-// succeeded: all but the newest keep, the present one then among them. An upgrade
+// succeeded: all but the newest keep, the present one then among them, and those
+// that were given up, which are no way back and do not count. An upgrade
 // in place supersedes none; it only ends what an earlier roll had begun to free.
 func (n *NodePlan) planFrees(o Observation, keep int) {
 	p := n.found.Parking
@@ -43,15 +45,15 @@ func (n *NodePlan) planFrees(o Observation, keep int) {
 	}
 	there := 0
 	for _, k := range p.Record.Kept {
-		if _, found := p.VM.Config[k.Key]; found {
+		if _, found := p.VM.Config[k.Key]; found && !k.GivenUp {
 			there++
 		}
 	}
 	for _, k := range p.Record.Kept {
-		f := FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, Talos: k.Talos}
+		f := FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
 		disk, against := p.freeable(k, o.VMs)
 		f.Volid, f.Size = disk.Volid, disk.Option("size")
-		switch superseded := replaces && (f.Volid == "" || there >= max(1, keep)); {
+		switch superseded := replaces && (f.Volid == "" || k.GivenUp || there >= max(1, keep)); {
 		case !superseded && !k.Going:
 			continue
 		case !k.Going && len(against) > 0:
@@ -59,7 +61,7 @@ func (n *NodePlan) planFrees(o Observation, keep int) {
 		default:
 			n.Frees = append(n.Frees, f)
 		}
-		if f.Volid != "" {
+		if f.Volid != "" && !k.GivenUp {
 			there--
 		}
 	}

@@ -37,7 +37,7 @@ func (n *nodeRoll) putBackStep() step.Step {
 					r.restoreSteps(),
 					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 					step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-					step.Step{ID: "close", Title: "close the record", Do: r.closeRecord},
+					step.Step{ID: "close", Title: "close the record", Do: n.thenForget(r.closeRecord)},
 				)),
 			), nil
 		},
@@ -53,8 +53,9 @@ func (r *Replace) putBack() []step.Step {
 	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 	return []step.Step{
 		r.settleStep(),
-		{ID: "free-blank", Code: fault.ParkedHalf, Title: "free the new system disk, which this replacement made", Risk: step.Destructive, Skip: r.blankFreed, Do: r.freeBlank},
+		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.newParked, Do: r.parkNew},
 		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
+		{ID: "protect", Code: fault.ParkedHalf, Title: "protect it until its node runs", Risk: step.Disruptive, Skip: r.isProtected, Do: r.protect},
 		{ID: "attach", Code: fault.ParkedHalf, Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
 		{ID: "set-up", Code: fault.ParkedHalf, Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
 	}
@@ -84,6 +85,7 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 		if n.Strategy != PutBack {
 			n.putBack("recast recover asked for it")
 		}
+		n.askLosses()
 		plan.Run, plan.Nodes = n.run, []NodePlan{n}
 	}
 	plan.order(Policy{})
@@ -153,10 +155,10 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
 		return nil
 	}
-	return errors.Join(
+	return repeatable(errors.Join(
 		prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
 		prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
-	)
+	))
 }
 
 // standsStill says whether the VM may be left as it is. One that runs its old
@@ -204,74 +206,14 @@ func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
 		return err
 	}
 	if vm.HA {
-		if err := n.Proxmox.RemoveHA(ctx, vm.ID); err != nil {
+		if err := r.sending(ctx, sentRemoveHA, LateQueue, func(ctx context.Context) error { return n.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
 			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
 		}
-	}
-	return n.powerOff(ctx, "put-back/stop", vm)
-}
-
-// isBlank says whether the VM's system disk is the one that this replacement made.
-func (r *Replace) isBlank(vm VM) bool {
-	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool {
-		disk, err := ParseDisk(d.Key, vm.Config[d.Key])
-		return d.System && err == nil && disk.Option("serial") == r.Serial && disk.Owner == vm.ID
-	})
-}
-
-func (r *Replace) blankFreed(ctx context.Context) (string, error) {
-	vm, _, err := r.current(ctx)
-	if err != nil || r.isBlank(vm) {
-		return "", err
-	}
-	return "no disk of this replacement is left", nil
-}
-
-// freeBlank frees the one volume that this replacement has created, told by the
-// serial that nobody else can know, while the old system disk is safe on the parking VM.
-func (r *Replace) freeBlank(ctx context.Context) error {
-	for _, d := range r.Disks {
-		if !d.System {
-			continue
-		}
-		vm, old, err := r.blankToFree(ctx, d)
-		if err == nil && vm.Config["protection"] == "1" {
-			if err = liftProtection(ctx, r.Proxmox, vm); err == nil {
-				vm, old, err = r.blankToFree(ctx, d)
-			}
-		}
-		if err == nil {
-			err = RequireQuorum(ctx, r.Proxmox)
-		}
-		if err != nil {
+		if vm, found, err = r.powered(ctx); err != nil || !found { // what carries a shutdown out is another task now
 			return err
 		}
-		if err := r.Proxmox.FreeDisk(ctx, vm, d.Key); err != nil {
-			return fmt.Errorf("free the new system disk %s of %s (the old one is %s): %w", d.Key, vm, old.Volid, err)
-		}
 	}
-	return nil
-}
-
-// blankToFree reads the VM afresh, and refuses unless what it has as its system
-// disk is what this replacement made, and the old one is on the parking VM.
-func (r *Replace) blankToFree(ctx context.Context, d ParkedDisk) (vm VM, old Disk, err error) {
-	_, old, found, err := r.onParking(ctx, d)
-	switch {
-	case err != nil:
-		return vm, old, err
-	case !found:
-		return vm, old, fault.Refusedf("the old system disk is not on parking VM %d: the new one is not freed", r.Parking)
-	}
-	vm, found, err = r.powered(ctx)
-	switch {
-	case err != nil:
-	case !found || vm.Running || vm.MadeBy() != r.Run:
-		err = fault.Refusedf("VM %d is gone, runs, or is not of run %s", r.VM.ID, r.Run)
-	case !r.isBlank(vm):
-		err = fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it is not freed", d.Key, vm, cmpNone(vm.Config[d.Key]), r.Serial, r.Run)
-	}
-	return vm, old, err
+	return n.powerOff(ctx, r, "put-back/stop", vm)
 }
 
 func (r *Replace) exists(ctx context.Context) (string, error) {
@@ -288,6 +230,26 @@ func (r *Replace) createOld(ctx context.Context) error {
 		return err
 	}
 	return r.create(ctx, config)
+}
+
+// isProtected is so for a VM that no delete can meet: one that runs, or is protected.
+func (r *Replace) isProtected(ctx context.Context) (string, error) {
+	vm, found, err := r.powered(ctx)
+	switch {
+	case err != nil || !found:
+		return "", err
+	case vm.Config["protection"] == "1":
+		return vm.String() + " is protected", nil
+	case vm.Running:
+		return vm.String() + " runs", nil
+	}
+	return "", nil
+}
+
+// protect has Proxmox refuse a delete of the VM that was meant for it when it
+// owned nothing, and comes late. Its own setting comes back when its node runs.
+func (r *Replace) protect(ctx context.Context) error {
+	return r.set(ctx, map[string]string{"protection": "1"})
 }
 
 // asBefore are the settings that a replacement changes on a VM that stays.

@@ -13,24 +13,37 @@ import (
 // description of the node's parking VM, so that anybody who can read Proxmox
 // can see what is where; nothing in it is secret.
 type Record struct {
-	Cluster  string       `json:"cluster"`
-	Node     string       `json:"node"`
-	Run      string       `json:"run"`
-	Parking  VMID         `json:"parking,omitempty"`  // the parking VM that it was written into
-	Build    string       `json:"build"`              // build ID the node is being brought to
-	Strategy Strategy     `json:"strategy,omitempty"` // how: recreate, reimage or rollback
-	VMID     VMID         `json:"vmid"`
-	UUID     string       `json:"uuid"`
-	VMName   string       `json:"name"`
-	Addr     netip.Addr   `json:"address,omitzero"`
-	Open     bool         `json:"open"`              // the replacement is not finished
-	PutBack  bool         `json:"putBack,omitempty"` // it was given up: the old system disk goes back
-	Left     bool         `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
-	Intent   *Intent      `json:"intent,omitempty"`  // the hand-over of a disk that was begun last
-	Disks    []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
-	Restore  *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
-	Kept     []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
-	Memory   string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
+	Cluster  string     `json:"cluster"`
+	Node     string     `json:"node"`
+	Run      string     `json:"run"`
+	Parking  VMID       `json:"parking,omitempty"`  // the parking VM that it was written into
+	Written  int        `json:"written,omitempty"`  // how often it was written anew: see writeRecord
+	VMIDs    string     `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml; a recast from before has not written it
+	Build    string     `json:"build"`              // build ID the node is being brought to
+	Strategy Strategy   `json:"strategy,omitempty"` // how: recreate, reimage or rollback
+	VMID     VMID       `json:"vmid"`
+	UUID     string     `json:"uuid"`
+	VMName   string     `json:"name"`
+	Addr     netip.Addr `json:"address,omitzero"`
+	Open     bool       `json:"open"`              // the replacement is not finished
+	PutBack  bool       `json:"putBack,omitempty"` // it was given up: the old system disk goes back
+	Left     bool       `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
+	// ControlPlane says of what node it is, where that is known.
+	ControlPlane bool    `json:"controlPlane,omitempty"`
+	Intent       *Intent `json:"intent,omitempty"` // the hand-over of a disk that was begun last
+	Stage        Stage   `json:"stage,omitempty"`  // how far the system on the new disk has come
+	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is given up
+	// Sent are the requests that have no answer yet: see Sent.
+	Sent    Sent         `json:"sent,omitempty"`
+	Disks   []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
+	Nth     int          `json:"nth,omitempty"`     // replacement of the node's system disk, from 1
+	Restore *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
+	Kept    []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
+	Memory  string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
+	// Config is the SHA-256 of the machine configuration in the run's journal, in hex;
+	// "" where the journal has none, or an older recast wrote the record. Anybody may
+	// see it: a configuration holds private keys, so nobody can find it by guessing.
+	Config string `json:"config,omitempty"`
 }
 
 // ParkedDisk maps a drive of the node's VM to its place on the parking VM.
@@ -47,6 +60,7 @@ type ParkedDisk struct {
 type KeptDisk struct {
 	Key        string `json:"key"`               // on the parking VM
 	Run        string `json:"run"`               // the run that replaced it
+	Nth        int    `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
 	Slot       string `json:"slot,omitempty"`    // on the node's VM
 	Options    string `json:"options,omitempty"` // there
 	Build      string `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
@@ -58,6 +72,7 @@ type KeptDisk struct {
 	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds the data of etcd
 	Left       bool   `json:"left,omitempty"`       // which is empty: the node had left
 	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
+	GivenUp    bool   `json:"givenUp,omitempty"`    // that run had made it, and was given up or made another: it is no way back
 }
 
 // Intent is written before a disk is handed over. Proxmox renames the volume,

@@ -20,6 +20,7 @@ type candidate struct {
 	disksErr  error
 	system    Disk
 	systemErr error
+	unseen    []loss // what may be on the system disk besides and can't be told
 }
 
 // againstRecreate says why the VM can't be deleted and made again.

@@ -18,6 +18,8 @@ const (
 	userVolume = "u-"       // prefix of a user volume's label
 	swapVolume = "s-"       // of a swap volume's, which holds nothing
 	userMounts = "/var/mnt" // where user volumes are mounted
+
+	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
 // loss is data that goes with the system disk.
@@ -39,10 +41,12 @@ func (c candidate) losses() (lost []loss, unknown []string) {
 		}
 	}
 	for _, l := range c.found.Local {
-		if c.onSystemDisk(l.Path) {
+		listed := slices.ContainsFunc(lost, func(o loss) bool { return o.name == l.Name })
+		if !listed && c.onSystemDisk(l) {
 			lost = append(lost, loss{l.Name, l.What})
 		}
 	}
+	lost = append(lost, c.unseen...)
 	for _, name := range c.AcceptLoss {
 		if !slices.ContainsFunc(lost, func(l loss) bool { return l.name == name }) {
 			unknown = append(unknown, name)
@@ -51,19 +55,75 @@ func (c candidate) losses() (lost []loss, unknown []string) {
 	return lost, unknown
 }
 
-// onSystemDisk says whether a path of the node goes with the system disk: it is
-// on the user volume that is mounted there, else on EPHEMERAL, and whatever is
-// not found on another disk is taken to be on this one.
-func (c candidate) onSystemDisk(p string) bool {
-	label := "EPHEMERAL"
-	if rest, below := strings.CutPrefix(path.Clean(p), userMounts+"/"); below {
-		name, _, _ := strings.Cut(rest, "/")
-		if len(c.m.disksWith(userVolume+name)) > 0 {
-			label = userVolume + name
+// onSystemDisk says whether data of the node goes with the system disk. Data that
+// is not proven to be on another disk counts as on this one.
+func (c candidate) onSystemDisk(l LocalData) bool {
+	if l.Path == "" {
+		return !c.m.poolElsewhere(l.Format, l.Group) && !c.m.bareSystemDisk()
+	}
+	on := c.m.disksOf(path.Clean("/" + l.Path))
+	return len(on) == 0 || c.m.SystemDisk == "" || slices.Contains(on, c.m.SystemDisk)
+}
+
+// disksOf lists the disks that a path of the node may be on: those of the volume
+// with the longest mount point above it, else those with a user volume of that
+// name, else those with EPHEMERAL.
+func (m Machine) disksOf(p string) []string {
+	mount := ""
+	for _, v := range m.Volumes {
+		if len(v.Mount) > len(mount) && below(p, v.Mount) {
+			mount = v.Mount
 		}
 	}
-	on := c.m.disksWith(label)
-	return len(on) == 0 || c.m.SystemDisk == "" || slices.Contains(on, c.m.SystemDisk)
+	if rest, user := strings.CutPrefix(p, userMounts+"/"); user && !below(mount, userMounts) {
+		name, _, _ := strings.Cut(rest, "/")
+		if on := m.disksWith(userVolume + name); len(on) > 0 {
+			return on
+		}
+	}
+	if mount == "" || mount == ephemeralMount {
+		return m.disksWith("EPHEMERAL")
+	}
+	var on []string
+	for _, v := range m.Volumes {
+		if v.Mount == mount {
+			on = append(on, v.Disk)
+		}
+	}
+	return on
+}
+
+// below says whether a path is dir or in it.
+func below(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// poolElsewhere says whether it is proven that a volume group or pool has nothing
+// on the system disk: members of it are found, and the drives of each of them are
+// known to be others. A member whose group is unknown counts as one of every group.
+func (m Machine) poolElsewhere(format, group string) bool {
+	found := false
+	for _, member := range m.PoolMembers {
+		if member.Format != format || group != "" && member.Group != "" && member.Group != group {
+			continue
+		}
+		if len(member.Disks) == 0 || slices.Contains(member.Disks, m.SystemDisk) {
+			return false
+		}
+		found = true
+	}
+	return found && m.SystemDisk != ""
+}
+
+// bareSystemDisk says whether the system disk has nothing but what Talos itself
+// can't do without: no data is there, wherever it is.
+func (m Machine) bareSystemDisk() bool {
+	for _, v := range m.Volumes {
+		if v.Disk == m.SystemDisk && !slices.Contains(systemOnly, v.Label) {
+			return false
+		}
+	}
+	return m.SystemDisk != "" && len(m.disksWith("EPHEMERAL")) > 0
 }
 
 // irreplaceable is the data of the system disk that nobody has said may be lost.
@@ -71,7 +131,11 @@ func (c candidate) irreplaceable() []string {
 	var out []string
 	lost, _ := c.losses()
 	for _, l := range lost {
-		if !slices.Contains(c.AcceptLoss, l.name) {
+		switch {
+		case slices.Contains(c.AcceptLoss, l.name):
+		case slices.Contains(c.unseen, l):
+			out = append(out, fmt.Sprintf("%s may be on the system disk and would be lost: see that it answers, or name %s in nodes[].acceptLoss", l.what, l.name))
+		default:
 			out = append(out, fmt.Sprintf("%s is on the system disk and would be lost: move it to a disk of its own, or name %s in nodes[].acceptLoss", l.what, l.name))
 		}
 	}

@@ -7,54 +7,62 @@ func volume(v Volume) func(*Wanted, *Found, *Observation) {
 	return func(_ *Wanted, f *Found, _ *Observation) { f.Machine.Volumes = append(f.Machine.Volumes, v) }
 }
 
+// localAt is a local volume at that path of the node.
+func localAt(path string) func(*Wanted, *Found, *Observation) {
+	return func(_ *Wanted, f *Found, _ *Observation) {
+		f.Local = []LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: path}}
+	}
+}
+
+// inTurn makes several changes.
+func inTurn(changes ...func(*Wanted, *Found, *Observation)) func(*Wanted, *Found, *Observation) {
+	return func(w *Wanted, f *Found, o *Observation) {
+		for _, change := range changes {
+			change(w, f, o)
+		}
+	}
+}
+
+// ephemeralOn has nothing but EPHEMERAL, on each of those disks.
+func ephemeralOn(disks ...string) func(*Wanted, *Found, *Observation) {
+	return func(_ *Wanted, f *Found, _ *Observation) {
+		f.Machine.Volumes = f.Machine.Volumes[:0:0]
+		for _, disk := range disks {
+			f.Machine.Volumes = append(f.Machine.Volumes, Volume{Device: disk + "1", Disk: disk, Label: "EPHEMERAL", Phase: "ready"})
+		}
+	}
+}
+
+// wouldBeLost is the refusal to lose something.
+func wouldBeLost(what, name string) string {
+	return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
+}
+
 func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
 	t.Parallel()
-	local := func(path string) func(*Wanted, *Found, *Observation) {
-		return func(_ *Wanted, f *Found, _ *Observation) {
-			f.Local = []LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: path}}
-		}
-	}
-	then := func(changes ...func(*Wanted, *Found, *Observation)) func(*Wanted, *Found, *Observation) {
-		return func(w *Wanted, f *Found, o *Observation) {
-			for _, change := range changes {
-				change(w, f, o)
-			}
-		}
-	}
-	ephemeral := func(disks ...string) func(*Wanted, *Found, *Observation) {
-		return func(_ *Wanted, f *Found, _ *Observation) {
-			f.Machine.Volumes = f.Machine.Volumes[:0:0]
-			for _, disk := range disks {
-				f.Machine.Volumes = append(f.Machine.Volumes, Volume{Device: disk + "1", Disk: disk, Label: "EPHEMERAL", Phase: "ready"})
-			}
-		}
-	}
 	accept := func(names ...string) func(*Wanted, *Found, *Observation) {
 		return func(w *Wanted, _ *Found, _ *Observation) { w.AcceptLoss = names }
 	}
-	text := func(what, name string) string {
-		return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
-	}
 	logs := volume(Volume{Device: "sda5", Disk: "sda", Label: "u-logs"})
-	pv := text("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
+	pv := wouldBeLost("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
 	check(t, map[string]refusalCase{
-		"user volume":                             both(logs, text("volume u-logs", "u-logs")),
-		"user volume, accepted":                   {change: then(logs, accept("u-logs"))},
-		"something else accepted":                 both(then(logs, accept("logs", "u-data")), text("volume u-logs", "u-logs")),
-		"raw volume":                              both(volume(Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), text("volume r-osd", "r-osd")),
-		"a label of one's own":                    both(volume(Volume{Device: "sda5", Disk: "sda", Label: "mine"}), text("volume mine", "mine")),
-		"no label at all":                         both(volume(Volume{Device: "sda5", Disk: "sda"}), text("partition sda5", "sda5")),
+		"user volume":                             both(logs, wouldBeLost("volume u-logs", "u-logs")),
+		"user volume, accepted":                   {change: inTurn(logs, accept("u-logs"))},
+		"something else accepted":                 both(inTurn(logs, accept("logs", "u-data")), wouldBeLost("volume u-logs", "u-logs")),
+		"raw volume":                              both(volume(Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), wouldBeLost("volume r-osd", "r-osd")),
+		"a label of one's own":                    both(volume(Volume{Device: "sda5", Disk: "sda", Label: "mine"}), wouldBeLost("volume mine", "mine")),
+		"no label at all":                         both(volume(Volume{Device: "sda5", Disk: "sda"}), wouldBeLost("partition sda5", "sda5")),
 		"swap holds nothing":                      {change: volume(Volume{Device: "sda5", Disk: "sda", Label: "s-swap"})},
 		"Talos' own volumes":                      {change: volume(Volume{Device: "sda5", Disk: "sda", Label: "KUBELET", Phase: "ready"})},
-		"local data":                              both(local("/var/lib/rancher/pvc-1"), pv),
-		"local data, accepted":                    {change: then(local("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
-		"local data without path":                 both(local(""), pv),
-		"on a user volume of another disk":        {change: local("/var/mnt/data/pvc-1")},
-		"on a user volume, not quite":             both(local("/var/mnt/data/../other/pvc-1"), pv),
-		"on a user volume of the system disk":     both(then(logs, local("/var/mnt/logs")), text("volume u-logs", "u-logs")+"\n"+pv),
-		"on EPHEMERAL of another disk":            {change: then(ephemeral("sdb"), local("/var/lib/x"))},
-		"on an EPHEMERAL that nobody can see":     both(then(ephemeral(), local("/var/lib/x")), pv),
-		"on one of two EPHEMERALs, none is known": both(then(ephemeral("sda", "sdb"), local("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
+		"local data":                              both(localAt("/var/lib/rancher/pvc-1"), pv),
+		"local data, accepted":                    {change: inTurn(localAt("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
+		"local data without path":                 both(localAt(""), pv),
+		"on a user volume of another disk":        {change: localAt("/var/mnt/data/pvc-1")},
+		"on a user volume, not quite":             both(localAt("/var/mnt/data/../other/pvc-1"), pv),
+		"on a user volume of the system disk":     both(inTurn(logs, localAt("/var/mnt/logs")), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
+		"on EPHEMERAL of another disk":            {change: inTurn(ephemeralOn("sdb"), localAt("/var/lib/x"))},
+		"on an EPHEMERAL that nobody can see":     both(inTurn(ephemeralOn(), localAt("/var/lib/x")), pv),
+		"on one of two EPHEMERALs, none is known": both(inTurn(ephemeralOn("sda", "sdb"), localAt("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
 	})
 }
 

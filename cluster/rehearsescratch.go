@@ -82,7 +82,9 @@ func scratchCores(node VM) string {
 // takes where there is none: those that decide how firmware and kernel begin.
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
 
-// config is the scratch VM: the node's firmware and first network card, and none of its disks.
+// config is the scratch VM: the node's firmware and first network card, and none of
+// its disks. It is protected because another one may have had its number, whose
+// delete Proxmox carries out late.
 func (t *rehearsal) config(id VMID, iso string) (map[string]string, error) {
 	node := *t.plan.found.VM
 	disks, err := node.Disks()
@@ -91,7 +93,7 @@ func (t *rehearsal) config(id VMID, iso string) (map[string]string, error) {
 	}
 	cd := cdKey(node.Config, disks)
 	config := map[string]string{
-		"name": scratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "0",
+		"name": scratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
 		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,
 		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + scratchMark(t.Run, t.Cluster, t.uuid),
 	}

@@ -46,6 +46,9 @@ func (r *Replace) blank(ctx context.Context) error {
 	// A boot order may only name what is there, or comes with the same request
 	// (qemu-server, API2/Qemu.pm, update_vm_api).
 	set := map[string]string{"description": description, "boot": bootOrder(r.VM.Config["boot"], system.Key, cd)}
+	if r.Strategy == Recreate { // dropDangling may have lifted it
+		set["protection"] = "1"
+	}
 	switch {
 	case !there:
 		set[system.Key] = r.blankDisk(system)

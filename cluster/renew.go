@@ -41,8 +41,8 @@ func (n *nodeRoll) cutOff(ctx context.Context, r *Replace, mem memory) bool {
 	if err != nil || !found || !vm.Running || vm.UUID() != n.plan.UUID || vm.MadeBy() != n.Run || !r.isBlank(vm) {
 		return false
 	}
-	if k, err := n.kubeNode(ctx); err != nil || k.Ready || k.Mark == nil || k.Mark.Run != n.Run {
-		return false // a node that is Ready runs, whoever does not reach it
+	if k, err := n.kubeNode(ctx); err != nil || k.Ready || !k.heldBy(n.Run) || k.BootID != mem.BootID {
+		return false // it runs, or a kubelet has been heard of since: it was installed, whoever does not reach it
 	}
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
@@ -64,10 +64,10 @@ func (n *nodeRoll) renew(ctx context.Context, r *Replace, silent error) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Proxmox.Stop(ctx, vm); err != nil {
+	if err := r.sending(ctx, sentStop, LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
 		return fmt.Errorf("stop %s: %w", vm, err)
 	}
-	if err := r.freeBlank(ctx); err != nil {
+	if err := r.parkNew(ctx); err != nil {
 		return err
 	}
 	if err := r.blank(ctx); err != nil {

@@ -37,7 +37,7 @@ func TestCutOffInstallation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			vm := VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
-			node := KubeNode{Name: "wk1", Mark: &Mark{Run: "r1"}}
+			node := KubeNode{Name: "wk1", Unschedulable: true, Mark: &Mark{Run: "r1"}}
 			n := &nodeRoll{Roller: &Roller{Run: "r1"}, plan: NodePlan{Node: "wk1", UUID: "u", Strategy: Recreate, Resume: true}}
 			c.change(&vm, &node, n)
 			n.Kube = oneNode{node: node}

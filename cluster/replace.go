@@ -30,13 +30,21 @@ type Replace struct {
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
 
-	ha  *HAResource // that the VM was; nil: not managed
-	old KeptDisk    // what the old system disk is kept as, but for where
+	ha   *HAResource // that the VM was; nil: not managed
+	old  KeptDisk    // what the old system disk is kept as, but for where
+	made KeptDisk    // what is known of the system on the new one
+
+	// asks looks, right before a system disk leaves the VM, whether anything is on
+	// it that nobody has said may be lost; nil: nobody can tell.
+	asks func(ctx context.Context) error
 
 	// aloneAtStart says that whoever starts the VM sees first that nobody else has its disks.
 	aloneAtStart bool
 
 	frees []FreePlan // kept disks that are superseded once this one is parked
+
+	late *lateRequests         // those that may still come
+	say  func(id, text string) // what a step waits for; nil: nobody listens
 }
 
 // replacing gives the exchange when a step runs: in a roll it is known only once
@@ -240,8 +248,12 @@ func volumesOf(drives []Disk) string {
 	return strings.Join(names, ", ")
 }
 
-// deleteVM deletes the VM if it is still the one that was planned, stopped and empty.
 func (r *Replace) deleteVM(ctx context.Context) error {
+	return r.sending(ctx, sentDelete, LateQueue, r.deleteSame)
+}
+
+// deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
+func (r *Replace) deleteSame(ctx context.Context) error {
 	vm, found, err := r.powered(ctx)
 	if err != nil || !found {
 		return err
@@ -266,6 +278,9 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
 		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
 			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
+	}
+	if err := errors.Join(requireRemakeable(vm), requireRemakeable(r.VM)); err != nil {
+		return err
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
 		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),

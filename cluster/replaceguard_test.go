@@ -14,7 +14,6 @@ import (
 type guardedPair struct {
 	Proxmox
 	vms  map[VMID]VM
-	lift func(vm *VM) // somebody is at work while a protection is lifted
 	done []string
 }
 
@@ -45,9 +44,6 @@ func (p *guardedPair) SetConfig(_ context.Context, vm VM, set map[string]string,
 	p.done = append(p.done, fmt.Sprintf("set %d %v delete %v", vm.ID, set, del))
 	now := p.vms[vm.ID]
 	maps.Copy(now.Config, set)
-	if p.lift != nil {
-		p.lift(&now)
-	}
 	p.vms[vm.ID] = now
 	return nil
 }
@@ -66,13 +62,12 @@ func (p *guardedPair) DeleteVM(_ context.Context, vm VM) error {
 // looked at right before.
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
-	const lift = "set 101 map[protection:0] delete []"
 	var (
 		system = ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}
 		data   = ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"}
 		held   = ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
-		free   = (*Replace).freeBlank
-		remove = (*Replace).deleteVM
+		spare  = func(r *Replace, ctx context.Context) error { _, _, err := r.newToPark(ctx); return err }
+		remove = (*Replace).deleteSame
 		attach = func(r *Replace, ctx context.Context) error { return r.attach(ctx, data) }
 		park   = func(r *Replace, ctx context.Context) error { return r.park(ctx, data) }
 		detach = func(r *Replace, ctx context.Context) error { return r.detach(ctx, held) }
@@ -80,22 +75,22 @@ func TestReplaceGuards(t *testing.T) {
 	for name, c := range map[string]struct {
 		do     func(*Replace, context.Context) error
 		config map[string]string // of VM 101, beside its UUID
+		was    map[string]string // remembered of it, too
 		on     map[string]string // of the parking VM
 		change func(vm *VM)
-		lift   func(vm *VM)
 		done   []string
 		err    string
 	}{
-		"free the blank disk":                        {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, done: []string{"free fast:vm-101-disk-5,serial=blank of 101"}},
-		"free it, protected":                         {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, done: []string{lift, "free fast:vm-101-disk-5,serial=blank of 101"}},
-		"free what somebody has put there":           {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-6,serial=theirs"}, err: "not the disk blank that run r1 made"},
-		"free what is there once it is allowed":      {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, lift: func(vm *VM) { vm.Config["scsi0"] = "fast:vm-101-disk-6" }, done: []string{lift}, err: "not the disk blank that run r1 made"},
-		"free of one that is started by then":        {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "protection": "1"}, lift: func(vm *VM) { vm.Running = true }, done: []string{lift}, err: "runs, or is not of run r1"},
-		"free without the old one":                   {do: free, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, on: map[string]string{}, err: "is not on parking VM 9900"},
+		"park the new disk":                          {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}},
+		"park what somebody has put there":           {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-6,serial=theirs"}, err: "not the disk blank that run r1 made"},
+		"park the new disk of one that is started":   {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, change: func(vm *VM) { vm.Running = true }, err: "runs, or is not of run r1"},
+		"park the new disk of another run's VM":      {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r2 build=b"}, err: "runs, or is not of run r1"},
+		"park the new disk without the old one":      {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, on: map[string]string{}, err: "is not on parking VM 9900"},
 		"delete":                                     {do: remove, done: []string{"delete 101"}},
 		"delete with a snapshot":                     {do: remove, config: map[string]string{"parent": "theirs"}, err: "a snapshot or pending changes (theirs)"},
 		"delete with a saved state":                  {do: remove, config: map[string]string{"vmstate": "fast:vm-101-state-x"}, err: "(fast:vm-101-state-x)"},
 		"delete with a change that waits":            {do: remove, change: func(vm *VM) { vm.Pending = []string{"scsi5"} }, err: "(scsi5)"},
+		"delete what only root can make again":       {do: remove, config: map[string]string{"hookscript": "local:snippets/x.pl"}, was: map[string]string{"hookscript": "local:snippets/x.pl"}, err: "has hookscript, which only root@pam may set"},
 		"delete with a disk called cloudinit":        {do: remove, config: map[string]string{"scsi5": "fast:vm-101-data-cloudinit"}, err: "still owns scsi5"},
 		"delete with a cloud-init drive":             {do: remove, config: map[string]string{"ide0": "fast:101/vm-101-cloudinit.qcow2,media=cdrom"}, done: []string{"delete 101"}},
 		"attach what is there and on the other":      {do: attach, config: map[string]string{"scsi1": "fast:vm-101-disk-7"}, err: "only one of them is the disk"},
@@ -109,6 +104,7 @@ func TestReplaceGuards(t *testing.T) {
 			vm := VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b"}}
 			was := vm
 			was.Config = maps.Clone(vm.Config)
+			maps.Copy(was.Config, c.was)
 			maps.Copy(vm.Config, c.config)
 			if c.change != nil {
 				c.change(&vm)
@@ -116,7 +112,7 @@ func TestReplaceGuards(t *testing.T) {
 			if c.on == nil {
 				c.on = map[string]string{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}
 			}
-			px := &guardedPair{vms: map[VMID]VM{101: vm, 9900: {ID: 9900, Host: "pve1", Config: maps.Clone(c.on)}}, lift: c.lift}
+			px := &guardedPair{vms: map[VMID]VM{101: vm, 9900: {ID: 9900, Host: "pve1", Config: maps.Clone(c.on)}}}
 			r := &Replace{Proxmox: px, Strategy: Recreate, Run: "r1", VM: was, Parking: 9900, Disks: []ParkedDisk{system, data}, Serial: "blank"}
 			err := c.do(r, t.Context())
 			if got := strings.Join(px.done, "\n"); got != strings.Join(c.done, "\n") {

@@ -41,7 +41,7 @@ func planResume(n *NodePlan, o Observation) {
 			n.Refused = append(n.Refused, fmt.Sprintf("record of run %s: %v", rec.Run, err))
 			continue
 		}
-		n.add(disk, d.System)
+		n.addNow(d, disk.Option("serial"), o.Away)
 	}
 	mem, err := rec.memory(n.found.Parking.VM)
 	if err != nil {
@@ -62,6 +62,10 @@ func planResume(n *NodePlan, o Observation) {
 	case n.Strategy == Rollback:
 	case !known:
 		n.putBack(fmt.Sprintf("its build %s is in no lock that is here", short(rec.Build)))
+	case n.found.ConfigDamaged != nil && n.found.Machine == nil:
+		n.putBack(n.found.ConfigDamaged.Error())
+	case !n.found.ConfigKnown && n.found.Machine == nil && n.found.file != nil:
+		n.putBack(fmt.Sprintf("its file in talos.machineConfigs is not the configuration that run %s remembered", rec.Run))
 	case !n.found.ConfigKnown && n.found.Machine == nil:
 		n.putBack("its machine configuration is nowhere but on the old system disk")
 	}

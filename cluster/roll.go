@@ -18,6 +18,8 @@ type Journal interface {
 	Get(key string, v any) (found bool, err error)
 	PutSecret(key string, b []byte) error
 	Secret(key string) (b []byte, found bool, err error)
+	// Delete removes the fact and the secret of a key; there need be neither.
+	Delete(key string) error
 }
 
 // Timing bounds the waits of a roll.
@@ -44,8 +46,9 @@ type Roller struct {
 	Commands    CommandRunner
 
 	Cluster      string
-	Run          string // ID of the run
-	ParkingIDs   []VMID // VMIDs that a parking VM may take, in order
+	Run          string    // ID of the run
+	ParkingIDs   []VMID    // VMIDs that a parking VM may take, in order
+	VMIDs        VMIDRange // of the recast.yaml, which the records name
 	Timing       Timing
 	DrainForce   bool
 	DrainDeletes bool        // pods that are refused until the end of a drain
@@ -66,6 +69,7 @@ type Roller struct {
 	rehearsed rehearsedISOs
 
 	parkingNumbers freeNumbers
+	late           lateRequests
 }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
@@ -143,6 +147,7 @@ type nodeRoll struct {
 	opened    *Replace  // as its record was read last; nil: not yet
 	pulled    bool      // it was made to fetch the installer
 	rebooted  bool      // it was told to, by this very process
+	accepted  bool      // and has answered that it does
 	answered  bool      // with the cluster's certificates, since it was made anew
 	renewed   bool      // it got another blank system disk, after its installation was cut off
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
@@ -157,7 +162,8 @@ func (n *nodeRoll) step() step.Step {
 	if n.plan.run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Skip: n.finished, Ahead: n.pullSteps()}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Ahead: n.repeatingAll("", n.pullSteps())}
+	s.Skip = n.repeating("", step.Step{Skip: n.finished}).Skip
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if n.plan.Strategy != InPlace {
 		s = n.explained(s)
@@ -166,7 +172,7 @@ func (n *nodeRoll) step() step.Step {
 }
 
 func (n *nodeRoll) branches() []step.Step {
-	return slices.Concat(n.askBefore(), n.hookBefore(), n.work(), n.hookAfter(), n.askAfter())
+	return slices.Concat(n.askBefore(), n.hookBefore(), n.repeatingAll("", n.work()), n.hookAfter(), n.askAfter())
 }
 
 func (n *nodeRoll) work() []step.Step {
@@ -204,15 +210,26 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
+	ended := n.out.has(n.plan.Node) // asked before its steps it is not out yet
 	m, err := n.Talos.System(ctx, n.plan.Addr)
-	if err != nil || m.ConfigHidden {
+	switch {
+	case err != nil && ended:
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	case err != nil || m.ConfigHidden:
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
 	k, err := n.Kube.Node(ctx, n.plan.Node)
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	switch {
+	case err == nil || errors.Is(err, ErrNotFound):
+	case ended:
+		return "", fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
+	default:
 		return "", nil //nolint:nilerr // a single control plane's API is away with it
 	}
 	known := err == nil
+	if known {
+		m = k.corrected(m)
+	}
 	f := Found{Name: n.want.Name, VM: &vm, Machine: &m}
 	if park.VM.ID != 0 {
 		f.Parking = &park

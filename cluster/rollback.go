@@ -19,11 +19,11 @@ const previousLock = "put the previous lock back, with what it is of (git checko
 // configHash identifies a machine configuration without telling anything of it.
 // What recast itself sets is left out: it differs from one system disk to the next.
 func configHash(m Maintenance, config Secret) (string, error) {
-	neutral, err := m.PatchConfig(config, ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"})
+	patched, err := m.PatchConfig(config, neutral)
 	if err != nil {
 		return "", fmt.Errorf("compare machine configurations: %w", err)
 	}
-	sum := sha256.Sum256(neutral)
+	sum := sha256.Sum256(patched)
 	return hex.EncodeToString(sum[:16]), nil
 }
 
@@ -31,15 +31,18 @@ func configHash(m Maintenance, config Secret) (string, error) {
 // parking VM that it is on, wherever its VM was then.
 func (f *Found) lastKept() (last KeptDisk, on VM, found bool) {
 	for _, p := range f.parkings() { // the one on the VM's host first
-		if n := len(p.Record.Kept); n > 0 && (!found || began(p.Record.Kept[n-1].Run) > began(last.Run)) {
-			last, on, found = p.Record.Kept[n-1], p.VM, true
+		for _, k := range slices.Backward(p.Record.Kept) {
+			if k.GivenUp {
+				continue
+			}
+			if !found || k.Nth > last.Nth {
+				last, on, found = k, p.VM, true
+			}
+			break
 		}
 	}
 	return last, on, found
 }
-
-// began is when a run began, as far as its ID says, to be compared: "20260102-1504".
-func began(run string) string { return run[:min(len(run), len("20060102-1504"))] }
 
 // keptElsewhere says where the node's last system disk is if that is on another
 // host than its VM, and what brings them together.
@@ -156,6 +159,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	c := candidate{Wanted: n.wanted, vm: *n.found.VM, m: machine, found: n.found, world: o, system: system, systemErr: err}
 	c.disks, c.disksErr = c.vm.Disks()
 	n.Refused = append(n.Refused, slices.Concat(c.occupied(), c.untellable(), c.entangled(), c.immovable(Reimage), o.hidden(c.vm))...)
+	n.askLosses()
 	n.add(system, true)
 	return nil
 }

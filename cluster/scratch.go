@@ -158,7 +158,7 @@ func (p ScratchPruner) delete(ctx context.Context, id VMID, uuid string) error {
 		host = " on " + s.VM.Host
 	}
 	return fault.WithHint(prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
-		"nothing on it is of any worth: qm stop %d; qm destroy %d deletes it, and so does recast prune", id, id)
+		"nothing on it is of any worth: qm stop %d; qm set %d --protection 0; qm destroy %d deletes it, and so does recast prune", id, id, id)
 }
 
 func (p ScratchPruner) awaitOff(ctx context.Context, id VMID) error {
@@ -178,6 +178,11 @@ func (p ScratchPruner) deleteStopped(ctx context.Context, id VMID, uuid string) 
 		return err
 	case s.VM.Running:
 		return fault.PruneRefused.Refusedf("%s runs again: somebody has started it", s.VM)
+	case s.VM.Config["protection"] == "1":
+		if err := liftProtection(ctx, p.Proxmox, s.VM); err != nil {
+			return err
+		}
+		return p.deleteStopped(ctx, id, uuid)
 	}
 	err = p.Proxmox.DeleteVM(ctx, s.VM)
 	if left, look := p.read(ctx, id, uuid); err == nil || errors.Is(err, ErrLostAnswer) && look == nil && left.VM.ID == 0 {

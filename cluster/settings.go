@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc,
@@ -58,13 +60,39 @@ func numberedBus(key string) string {
 	return bus
 }
 
+// forRoot are a VM's settings that only root@pam may write, sorted: a new VM could
+// not be given them.
+func (vm VM) forRoot() []string {
+	var keys []string
+	for key, value := range vm.Config {
+		if slices.Contains(rootOnly, key) || rawDevice(key, value) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// requireRemakeable refuses to recreate a VM that could be deleted but neither made
+// again nor put back. Any of these settings may have come since the plan.
+func requireRemakeable(vm VM) error {
+	keys := vm.forRoot()
+	if len(keys) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.VMChanged.Refusedf("%s has %s, which only root@pam may set, so that a new VM could not have it: it is not deleted", vm, strings.Join(keys, ", ")),
+		"take that out of VM %d (qm set %d --delete %s, as root), then run the same command again; reimage keeps such a VM", vm.ID, vm.ID, strings.Join(keys, ","))
+}
+
 // unwritable are settings that a new VM could not be given.
 func (c candidate) unwritable() []string {
 	var out []string
+	for _, key := range c.vm.forRoot() {
+		out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
+	}
 	for key, value := range c.vm.Config {
 		switch {
-		case slices.Contains(rootOnly, key) || rawDevice(key, value):
-			out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
+		case slices.Contains(rootOnly, key) || rawDevice(key, value): // said above
 		case !IsDiskKey(key) && numberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(renewed, key):
 			out = append(out, fmt.Sprintf("its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key))
 		}

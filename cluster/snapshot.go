@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/internal/etcddb"
@@ -22,34 +23,39 @@ const snapshotKey = "etcd-snapshot"
 
 // snapshotStep saves etcd before the first control plane is touched.
 func (r *Roller) snapshotStep(p Plan) step.Step {
-	return step.Step{
+	all := &nodeRoll{Roller: r, path: "roll"} // of the nodes
+	return all.repeating("snapshot-etcd", step.Step{
 		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
-		Skip: func(context.Context) (string, error) {
+		Skip: func(ctx context.Context) (string, error) {
 			var file string
 			found, err := r.Journal.Get(snapshotKey, &file)
 			if err != nil || !found {
 				return "", err
 			}
-			if _, err := ReadSnapshot(file, false); err != nil {
+			if _, err := ReadSnapshot(ctx, file, false); err != nil {
 				return "", nil //nolint:nilerr // gone or cut off: taken again
 			}
 			return "saved as " + file, nil
 		},
 		Do: func(ctx context.Context) error { return r.takeSnapshot(ctx, p) },
-	}
+	})
 }
 
 func (r *Roller) takeSnapshot(ctx context.Context, p Plan) error {
 	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
 	for _, e := range p.controlPlanes {
-		if _, err := SaveSnapshot(file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {
+		if _, err := SaveSnapshot(ctx, file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {
 			errs = append(errs, fmt.Errorf("snapshot of etcd from %s: %w", e.Node, err))
 			continue
 		}
 		return r.Journal.Put(snapshotKey, file)
 	}
-	return errors.Join(append(errs, fault.EtcdSnapshot.Refusedf("no control plane gave a snapshot of etcd that can be used"))...)
+	none := fault.EtcdSnapshot.Refusedf("no control plane gave a snapshot of etcd that can be used")
+	if !slices.ContainsFunc(errs, func(err error) bool { return !isUnanswered(err) }) {
+		none = &silentError{none}
+	}
+	return errors.Join(append(errs, none)...)
 }
 
 // Snapshot is a snapshot of etcd that was found to be whole.
@@ -64,7 +70,7 @@ type Snapshot struct {
 
 // SaveSnapshot streams a snapshot of etcd into a file, which appears under its
 // name only when it is whole, verified and on disk.
-func SaveSnapshot(file string, stream func(io.Writer) error) (found Snapshot, err error) {
+func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error) (found Snapshot, err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return found, err
 	}
@@ -84,7 +90,7 @@ func SaveSnapshot(file string, stream func(io.Writer) error) (found Snapshot, er
 	if err := errors.Join(stream(f), f.Sync(), f.Close()); err != nil {
 		return found, err
 	}
-	if found, err = ReadSnapshot(temp, false); err != nil {
+	if found, err = ReadSnapshot(ctx, temp, false); err != nil {
 		return found, err
 	}
 	if err := os.Rename(temp, file); err != nil {
@@ -122,7 +128,7 @@ const smallestDatabase = 4096
 // ReadSnapshot checks what etcd itself checks before a restore: a database,
 // followed by the SHA-256 of all of it unless it was copied from a member's data
 // directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
-func ReadSnapshot(file string, copied bool) (found Snapshot, err error) {
+func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return found, err
@@ -156,7 +162,7 @@ func ReadSnapshot(file string, copied bool) (found Snapshot, err error) {
 	if !copied && !bytes.Equal(sum.Sum(nil), want) {
 		return found, errors.New("snapshot does not match its checksum: it was cut off, or is damaged")
 	}
-	db, err := etcddb.Read(file, body)
+	db, err := etcddb.Read(ctx, file, body)
 	if err != nil {
 		return found, fmt.Errorf("snapshot is %w", err)
 	}

@@ -70,7 +70,7 @@ func TestReadSnapshot(t *testing.T) {
 			if err := os.WriteFile(file, c.bytes, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			got, err := ReadSnapshot(file, c.copied)
+			got, err := ReadSnapshot(t.Context(), file, c.copied)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("err = %v, want %q", err, c.err)
@@ -90,7 +90,7 @@ func TestReadSnapshot(t *testing.T) {
 
 func TestReadSnapshotOfADirectory(t *testing.T) {
 	t.Parallel()
-	if _, err := ReadSnapshot(t.TempDir(), false); err == nil || !strings.Contains(err.Error(), "is no file") {
+	if _, err := ReadSnapshot(t.Context(), t.TempDir(), false); err == nil || !strings.Contains(err.Error(), "is no file") {
 		t.Error(err)
 	}
 }
@@ -106,7 +106,7 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := SaveSnapshot(filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }); err != nil {
+	if _, err := SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }); err != nil {
 		t.Fatal(err)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -134,7 +134,7 @@ func TestSaveSnapshotLeavesNothingHalf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "made", "here")
-			_, err := SaveSnapshot(filepath.Join(dir, "etcd.db"), c.stream)
+			_, err := SaveSnapshot(t.Context(), filepath.Join(dir, "etcd.db"), c.stream)
 			entries, errDir := os.ReadDir(dir)
 			if errDir != nil || (err == nil) != c.saved || (len(entries) == 1) != c.saved {
 				t.Fatalf("err = %v, files %v, %v", err, entries, errDir)

@@ -256,7 +256,11 @@ func (n *nodeRoll) requireRoom(ctx context.Context) error {
 	if n.plan.space == nil {
 		return nil
 	}
-	rooms := map[string]Room{n.plan.Host: roomOn(ctx, n.Proxmox, n.plan.Host)}
+	room := roomOn(ctx, n.Proxmox, n.plan.Host)
+	if isUnanswered(room.Err) {
+		return fmt.Errorf("read the room on %s: %w", n.plan.Host, room.Err)
+	}
+	rooms := map[string]Room{n.plan.Host: room}
 	for _, use := range SpaceUses([]NewDisk{*n.plan.space}, rooms) {
 		if lack := use.Lacks(1)[0]; lack != "" {
 			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)

@@ -46,14 +46,18 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	vm, err := r.keepOff(ctx)
+	var vm VM
+	err = n.repeat(ctx, "take-down/stop", n.repeatFor("take-down/stop"), func(ctx context.Context) error {
+		vm, err = r.keepOff(ctx)
+		return err
+	})
 	if err != nil {
-		return n.keepServing(ctx, r, err)
+		return final(n.keepServing(ctx, r, err))
 	}
 	if !vm.Running {
 		return nil
 	}
-	return n.powerOff(ctx, "take-down/stop", vm)
+	return n.powerOff(ctx, r, "take-down/stop", vm)
 }
 
 // keepServing leaves a node that was drained but could not be stopped as it was,
@@ -78,13 +82,13 @@ func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) err
 	return errors.Join(cause, n.backOut(ctx))
 }
 
-func (n *nodeRoll) powerOff(ctx context.Context, id string, vm VM) error {
-	if err := n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop); err != nil {
+func (n *nodeRoll) powerOff(ctx context.Context, r *Replace, id string, vm VM) error {
+	if err := r.sending(ctx, sentShutdown, n.Timing.Stop+LateQueue, func(ctx context.Context) error { return n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop) }); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("shut down %s: %w", vm, err)
 		}
 		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
-		if err := n.Proxmox.Stop(ctx, vm); err != nil {
+		if err := r.sending(ctx, sentStop, LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
 			return fmt.Errorf("stop %s: %w", vm, err)
 		}
 	}

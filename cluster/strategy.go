@@ -32,7 +32,7 @@ func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) deci
 	c := candidate{Wanted: w, vm: *f.VM, m: *f.Machine, found: f, world: o, system: system, systemErr: systemErr}
 	c.disks, c.disksErr = f.VM.Disks()
 	c.disks = slices.DeleteFunc(c.disks, Disk.CSI) // gone once the node is drained
-	lost, unknown := c.losses()
+	_, unknown := c.losses()
 	against := map[Strategy][]string{Recreate: c.againstRecreate(), Reimage: c.againstReimage(), InPlace: c.againstInPlace()}
 	switch {
 	case slices.Contains(strategies, w.Strategy):
@@ -47,11 +47,7 @@ func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) deci
 		d.Notes = append(d.Notes, c.changes()...)
 	}
 	if d.Strategy == Recreate || d.Strategy == Reimage {
-		for _, l := range lost {
-			if slices.Contains(w.AcceptLoss, l.name) {
-				d.WillLose = append(d.WillLose, l.what+" on the system disk will be lost")
-			}
-		}
+		d.WillLose = c.accepted()
 	}
 	return d
 }

@@ -64,7 +64,7 @@ func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if n.plan.Strategy != Rollback {
-		if _, err := n.machineConfig(); err != nil {
+		if _, err := n.machineConfig(ctx); err != nil {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
 	}
@@ -80,7 +80,12 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return n.rememberMachineConfig(ctx, mem.Kubernetes) // only that is missing: the journal was lost
+		// Only that is missing or damaged: the journal was lost.
+		sum, err := n.rememberMachineConfig(ctx, mem.Kubernetes)
+		if err != nil || sum == park.Record.Config {
+			return err
+		}
+		return n.updateRecord(ctx, func(rec *Record) { rec.Config = sum })
 	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
@@ -94,7 +99,7 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		return err
 	}
 	if n.plan.Strategy != Rollback {
-		if err := n.rememberMachineConfig(ctx, mem.Kubernetes); err != nil {
+		if mem.ConfigSum, err = n.rememberMachineConfig(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
 	}
@@ -110,6 +115,11 @@ func (n *nodeRoll) proveReplace(ctx context.Context, mem memory, rec Record) err
 	if n.plan.Strategy == Rollback {
 		_, err := r.marked()
 		return err
+	}
+	if n.plan.Strategy == Recreate {
+		if err := requireRemakeable(mem.VM); err != nil {
+			return err
+		}
 	}
 	iso, err := n.isoVolume(ctx)
 	if err != nil {
@@ -186,34 +196,6 @@ func diskSerial(run, node string) string {
 	return "recast-" + hex.EncodeToString(sum[:])[:12]
 }
 
-func (n *nodeRoll) rememberMachineConfig(ctx context.Context, kubernetes KubernetesImages) error {
-	var config Secret
-	found := false
-	if n.MachineConfig != nil {
-		var err error
-		if config, found, err = n.MachineConfig(n.plan.Node); err != nil {
-			return err
-		}
-	}
-	if !found {
-		var err error
-		if config, err = n.Talos.MachineConfig(ctx, n.plan.Addr); err != nil {
-			return fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
-		}
-	}
-	// Prove that it can be applied while the node still runs.
-	if _, err := n.Maintenance.PatchConfig(config, n.patch(MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
-		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
-	}
-	if found {
-		return nil
-	}
-	if err := n.Journal.PutSecret(MachineConfigKey(n.plan.Node), config); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	return nil
-}
-
 func (n *nodeRoll) drain(ctx context.Context) error {
 	if off, err := n.isOff(ctx); err != nil || off {
 		return err // nothing runs there any more, and no kubelet would tell of an end
@@ -225,7 +207,10 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 	why := Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.build(), BootID: mem.BootID}
 	const id = "take-down/drain"
 	empty := func(ctx context.Context, by time.Time) error {
-		return n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by)))
+		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
+			return err
+		}
+		return n.requireNoLoss(ctx) // nothing can be bound to it any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
@@ -234,12 +219,18 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 // empty may wait longer. If that fails and the roll goes on living, backOut leaves
 // the node as it was.
 func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
-	err := n.requireOneMachine(ctx)
+	err := n.repeat(ctx, id, repeatBefore, n.requireOneMachine)
 	if err == nil { // a cordon that fails may have been made all the same
-		err = prefix("cordon "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, why))
+		err = prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
 	}
 	if err == nil {
-		err = n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
+			err := n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+			if _, notBegun := errors.AsType[*unprovenError](err); notBegun {
+				return err
+			}
+			return final(err) // it has been patient for as long as a drain may take
+		})
 	}
 	by := time.Now().Add(n.Timing.Drain)
 	if err == nil {
@@ -252,7 +243,7 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ct
 		if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
 			err = switchedOff(vm, err)
 		}
-		err = errors.Join(err, backOut())
+		err = final(errors.Join(err, n.repeat(ctx, id, repeatBefore, func(context.Context) error { return backOut() })))
 	}
 	return prefix("drain "+n.plan.Node, err)
 }
@@ -272,7 +263,10 @@ func (n *nodeRoll) backOut(ctx context.Context) error {
 	if err := n.takesPods(ctx); err != nil {
 		return err
 	}
-	return n.updateRecord(ctx, (*Record).close)
+	if err := n.updateRecord(ctx, (*Record).close); err != nil {
+		return err
+	}
+	return n.forgetConfig()
 }
 
 // takesPods takes our cordon back. A Node that somebody deleted has none.
@@ -284,7 +278,9 @@ func (n *nodeRoll) takesPods(ctx context.Context) error {
 	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.plan.Node)
 }
 
-// close ends a replacement; what is kept stays.
+// close ends a replacement. What is kept stays, and so does what was sent and has
+// no answer yet.
 func (r *Record) close() {
-	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory = false, false, false, nil, nil, nil, ""
+	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory, r.Config = false, false, false, nil, nil, nil, "", ""
+	r.Stage, r.SpareKey = "", ""
 }

@@ -22,11 +22,12 @@ type undo struct {
 // undoForm is how much is spelled out. The less that is, the more is read from
 // the packed memory, which has it all.
 type undoForm struct {
-	long  int  // longer values are read
-	tight bool // so are the options of drives, and what repeats is a function
+	long   int  // longer values are read
+	tight  bool // so are the options of drives, and what repeats is a function
+	leaves bool // the new system disk stays with the VM, as an unusedN
 }
 
-var undoForms = []undoForm{{maxDescription, false}, {60, false}, {16, true}}
+var undoForms = []undoForm{{long: maxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
 
 // shellFunctions are what the lines call, in the order in which they are defined.
 // lost asks for volumes that no configuration names without writing anything

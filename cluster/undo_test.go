@@ -56,6 +56,7 @@ func TestWayBack(t *testing.T) {
 		`lacks 9011 scsi1: && lacks 9900 scsi1: && lost 9900 fast "$(printf %b 'fast:vm-9011-disk-3\nfast:vm-9900-disk-0')" && qm set 9900 --scsi1 "$(lost 9900 fast "$(printf %b 'fast:vm-9011-disk-3\nfast:vm-9900-disk-0')")",backup=0,serial=d`,
 		`has 9900 scsi1: && qm disk move 9900 scsi1 --target-vmid 9011 --target-disk scsi1`,
 		`lacks 9011 scsi2: && qm set 9011 --scsi2 fast:vm-200-disk-0,serial=h`,
+		`has 9011 'scsi0:.*serial=recast-0123456789ab' && lacks 9900 scsi29: && qm disk move 9011 scsi0 --target-vmid 9900 --target-disk scsi29`,
 		`has 9011 'scsi0:.*serial=recast-0123456789ab' && qm set 9011 --delete scsi0`,
 		`has 9900 scsi30: && qm disk move 9900 scsi30 --target-vmid 9011 --target-disk scsi0`,
 		`qm set 9011 --scsi0 "$(vol 9011 scsi0)",size=10G`,
@@ -115,7 +116,7 @@ func TestWayBackFits(t *testing.T) {
 		commands          bool
 	}{
 		"a big VM":            {1, 200, true},
-		"with three SSH keys": {3, 100, true},
+		"with three SSH keys": {3, 60, true},
 		"with a description that leaves no room for anything": {1, 3000, false},
 		"nor for a word about that":                           {1, 3340, false},
 	} {

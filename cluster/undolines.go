@@ -116,7 +116,7 @@ func (u *undo) finishMove(in Intent) {
 	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, shellQuote(in.Volid)))
 	u.use("key")
 	options := optionSuffix(in.Options)
-	if key := cmp.Or(map[VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && u.mem.VM.Config[key] != "" && u.rec.Strategy != Rollback {
+	if key := cmp.Or(map[VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != Rollback {
 		u.use("old")
 		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, if it is still to be parked
 	}
@@ -145,10 +145,27 @@ func (u *undo) restoreSystem() {
 					optionSuffix(strings.Join(parkedOptions(ParkedDisk{Key: d.Key, Options: k.Options}), ","))))
 			u.use("vol")
 		} else {
-			u.line(fmt.Sprintf("has %d %s", id, shellQuote(d.Key+":.*serial="+u.mem.DiskSerial)), fmt.Sprintf("qm set %d --delete %s", id, d.Key))
+			u.parkNew(d.Key)
 		}
 		u.move(d)
 	}
+}
+
+// parkNew takes the new system disk of the exchange to the key of the parking VM
+// that was kept free for it. Where that is taken, or the Notes have no room to say
+// so, it becomes an unusedN of the VM. Nothing frees it.
+func (u *undo) parkNew(key string) {
+	ours := fmt.Sprintf("has %d %s", u.vm(), shellQuote(key+":.*serial="+u.mem.DiskSerial))
+	move := fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.vm(), key, u.rec.Parking, u.rec.SpareKey)
+	switch {
+	case u.rec.SpareKey == "" || u.leaves:
+	case u.tight:
+		u.line(ours, move)
+		return
+	default:
+		u.line(ours, fmt.Sprintf("lacks %d %s:", u.rec.Parking, u.rec.SpareKey), move)
+	}
+	u.line(ours, fmt.Sprintf("qm set %d --delete %s", u.vm(), key))
 }
 
 // setUp sets what parking changed in the drives' options, then the settings that

@@ -40,6 +40,7 @@ type ObjectGate struct {
 type CommandGate struct {
 	Args []string `json:"args"`
 	Dir  string   `json:"-"` // where it runs
+	Env  []string `json:"-"` // names of variables that it gets of recast's environment, beside those that every program gets
 }
 
 // Judged is what a look at an ObjectGate's objects saw.

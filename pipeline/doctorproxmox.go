@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,6 +32,7 @@ func (d *checkup) proxmox(ctx context.Context) {
 	}
 	d.clocks()
 	d.claim()
+	d.locked()
 	d.containers(ctx)
 	d.scratch()
 }
@@ -115,9 +117,39 @@ func (d *checkup) claim() {
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status says who that is; recast roll takes a claim over that stands still", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
+	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), cluster.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
+		d.fail(GroupProxmox, "proxmox.vmids", err)
+	}
 	for _, p := range d.survey.Parking {
 		if p.Record.Open {
 			d.warn(GroupProxmox, "unfinished", "recast status says where every disk is; recast roll finishes it", "the replacement of %s by run %s", p.Record.Node, p.Record.Run)
+		}
+		for _, text := range p.Unanswered() {
+			d.warn(GroupProxmox, "no answer", "the next recast roll waits for that by itself", "%s", text)
+		}
+	}
+}
+
+// locked warns of VMs whose configuration carries a lock: nothing can be changed of
+// them, and one whose task has died stays locked for ever.
+func (d *checkup) locked() {
+	concern := map[cluster.VMID]bool{d.claimID(): true}
+	for _, w := range d.wanted {
+		concern[w.Holder] = true
+	}
+	for _, f := range d.survey.Found {
+		if f.VM != nil {
+			concern[f.VM.ID] = true
+		}
+	}
+	for _, p := range d.survey.Parking {
+		concern[p.VM.ID] = true
+	}
+	for _, vm := range d.survey.VMs {
+		if vm.Lock != "" && concern[vm.ID] {
+			d.warn(GroupProxmox, fmt.Sprintf("VM %d", vm.ID),
+				fmt.Sprintf("see which task of it runs; where none does any more, it died over it, and qm unlock %d on %s takes the lock away", vm.ID, vm.Host),
+				"%s is locked (%s): nothing of it can be changed meanwhile", vm, vm.Lock)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (p Project) gate(g config.Gate) cluster.UserGate {
 		TimeoutSeconds: max(1, int(time.Duration(g.Timeout).Seconds())),
 	}
 	if len(g.Command) > 0 {
-		out.Command = &cluster.CommandGate{Args: g.Command, Dir: p.Config.Dir}
+		out.Command = &cluster.CommandGate{Args: g.Command, Dir: p.Config.Dir, Env: g.Env}
 		return out
 	}
 	out.Objects = &cluster.ObjectGate{

@@ -29,7 +29,7 @@ type Half struct {
 
 	// What it takes to finish it from here.
 	BuildLocked   bool     `json:"buildLocked"`   // a lock that is here describes the build
-	MachineConfig bool     `json:"machineConfig"` // the machine configuration is in the journal here or in talos.machineConfigs
+	MachineConfig bool     `json:"machineConfig"` // the machine configuration that it gets is in the journal here, or unchanged in talos.machineConfigs
 	Next          []Advice `json:"next"`
 }
 
@@ -53,11 +53,11 @@ type DiskPlace string
 
 // The places of a disk.
 const (
-	OnVM      DiskPlace = "vm"
-	OnParking DiskPlace = "parking"
-	Detached  DiskPlace = "holder"  // with the VM that owns it, not on the node's
-	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was cut off
-	Lost      DiskPlace = "unknown" // somebody moved it
+	OnVM      = DiskPlace(cluster.OnVM)
+	OnParking = DiskPlace(cluster.OnParking)
+	Detached  = DiskPlace(cluster.Detached)
+	Unnamed   = DiskPlace(cluster.Unnamed)
+	Lost      = DiskPlace(cluster.Lost)
 )
 
 // DiskStatus is one disk of a node and where it is now.
@@ -86,7 +86,7 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 		now, errState = px.VM(ctx, vm.ID)
 		s.vm, h.Running = vm, now.Running
 	}
-	dangling, err := s.dangling(ctx, px)
+	dangling, err := rec.Dangling(ctx, px, s.vm, park.VM)
 	for _, d := range rec.Disks {
 		h.Disks = append(h.Disks, s.locate(d, dangling))
 	}
@@ -157,64 +157,8 @@ func (s scene) vmState(h Half) (VMState, string) {
 
 // locate finds a disk by the names that Proxmox has for it.
 func (s scene) locate(d cluster.ParkedDisk, dangling bool) DiskStatus {
-	at := DiskStatus{Disk: d.Key, System: d.System, Volid: d.Volid}
-	if d.Holder != 0 {
-		if now, ok := drive(s.vm, d.Key); ok && now.Volid == d.Volid {
-			at.Place, at.Where = OnVM, fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, s.vm.ID, d.Holder)
-			return at
-		}
-		at.Place, at.Where = Detached, fmt.Sprintf("with VM %d, which owns it; detached from VM %d", d.Holder, s.rec.VMID)
-		return at
-	}
-	in := s.rec.Intent
-	moving := in != nil && (in.To == s.park.ID && in.ToKey == d.ParkKey || in.From == s.park.ID && in.Key == d.ParkKey)
-	from := func(vm cluster.VM) bool { return moving && dangling && in.From == vm.ID }
-	if now, ok := drive(s.park, d.ParkKey); ok && now.Owner == s.park.ID && !from(s.park) {
-		at.Place, at.Volid, at.Where = OnParking, now.Volid, fmt.Sprintf("%s of parking VM %d", d.ParkKey, s.park.ID)
-		return at
-	}
-	if now, ok := drive(s.vm, d.Key); ok && now.Owner == s.vm.ID && !from(s.vm) && (!d.System || sameSerial(now, d)) {
-		at.Place, at.Volid, at.Where = OnVM, now.Volid, fmt.Sprintf("%s of VM %d", d.Key, s.vm.ID)
-		return at
-	}
-	if moving {
-		at.Place, at.Volid = Unnamed, in.Volid
-		at.Where = fmt.Sprintf("without a name, on the way from %s of VM %d to %s of VM %d; recast roll finds it", in.Key, in.From, in.ToKey, in.To)
-		return at
-	}
-	at.Place, at.Where = Lost, fmt.Sprintf("neither on VM %d nor on parking VM %d: somebody moved it", s.rec.VMID, s.park.ID)
-	return at
-}
-
-// dangling says whether the source of the hand-over that was begun last still
-// names a volume that Proxmox has already given another name.
-func (s scene) dangling(ctx context.Context, px cluster.Inventory) (bool, error) {
-	in := s.rec.Intent
-	if in == nil {
-		return false, nil
-	}
-	for _, vm := range []cluster.VM{s.vm, s.park} {
-		if now, ok := drive(vm, in.Key); ok && vm.ID == in.From && now.Volid == in.Volid {
-			have, err := px.HasVolume(ctx, vm.Host, in.Volid)
-			if err != nil {
-				return false, fmt.Errorf("look for %s: %w", in.Volid, err)
-			}
-			return !have, nil
-		}
-	}
-	return false, nil
-}
-
-func drive(vm cluster.VM, key string) (cluster.Disk, bool) {
-	d, err := cluster.ParseDisk(key, vm.Config[key])
-	return d, err == nil
-}
-
-// sameSerial tells an old system disk from the one that took its place: a new
-// one has a serial that recast made up for it.
-func sameSerial(now cluster.Disk, was cluster.ParkedDisk) bool {
-	old, err := cluster.ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
-	return err == nil && now.Option("serial") == old.Option("serial")
+	now := s.rec.Locate(d, s.vm, s.park, dangling)
+	return DiskStatus{Disk: d.Key, System: d.System, Place: DiskPlace(now.Place), Volid: now.Volid, Where: now.Where}
 }
 
 // advise says what a roll would do about it here, and what else can be done.

@@ -55,14 +55,14 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 // Of several parking VMs only one has what a rollback takes.
 func TestTheLastKeptDisk(t *testing.T) {
 	t.Parallel()
-	kept := func(id cluster.VMID, run string) cluster.Parking {
+	kept := func(id cluster.VMID, nth int, run string) cluster.Parking {
 		return cluster.Parking{
 			VM:     cluster.VM{ID: id, Config: map[string]string{"scsi30": "fast:vm-1-disk-0"}},
-			Record: cluster.Record{Node: "wk1", Kept: []cluster.KeptDisk{{Key: "scsi30", Run: run}}},
+			Record: cluster.Record{Node: "wk1", Kept: []cluster.KeptDisk{{Key: "scsi30", Run: run, Nth: nth}}},
 		}
 	}
 	var res StatusResult
-	for _, p := range []cluster.Parking{kept(9090, "20260102-0000-aaaa"), kept(9091, "20260101-0000-aaaa")} {
+	for _, p := range []cluster.Parking{kept(9090, 2, "20260101-0000-aaaa"), kept(9091, 1, "20260102-0000-aaaa")} {
 		res.Kept = append(res.Kept, keptBy(p)...)
 	}
 	res.adviseLast()

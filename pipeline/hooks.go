@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -23,7 +24,7 @@ func (p Project) hooks() cluster.Hooks {
 		for _, h := range in {
 			out = append(out, cluster.Hook{
 				Description: h.Description, TimeoutSeconds: max(1, int(time.Duration(h.Timeout).Seconds())),
-				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir},
+				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir, Env: h.Env},
 			})
 		}
 		return out
@@ -62,10 +63,13 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 	if !w.began || len(w.hooks.AfterRun) == 0 {
 		return err
 	}
+	if w.held != nil && w.held.Lost() != nil { // what they undo is by now the other run's
+		return fault.WithHint(err, "the hooks after the run were not run, as another run may be at work: do by hand what they had to do, once that has ended")
+	}
 	within, cancel := graceful(ctx, afterInterrupt)
 	defer cancel(nil)
 	// One that was told to stop starts no step.
-	run := &step.Runner{Emit: w.run.Emit}
+	run := &step.Runner{Emit: w.run.Tell}
 	failed := w.runHooks(within, run, cluster.HookCall{
 		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
@@ -173,6 +177,6 @@ func oneLine(err error) string {
 	if err == nil {
 		return ""
 	}
-	text := strings.Join(strings.Fields(strings.ReplaceAll(err.Error(), "\x00", "")), " ")
+	text := strings.Join(strings.Fields(foreign.Line(err.Error())), " ")
 	return strings.ToValidUTF8(text[:min(len(text), errorBytes)], "")
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// vmids decides on the range for VMs of recast's own. Its first number is the claim's,
-// so two recast.yaml of one cluster exclude each other only with the same one: where
-// recast has been at work, nothing is safe to take.
+// vmids decides on the range for VMs of recast's own. Two recast.yaml of one cluster need
+// the same one, or each refuses what the other has left: where recast has been at work,
+// nothing is safe to take.
 func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
 		return fmt.Errorf("list the containers: %w", err)
@@ -39,7 +39,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 		return err
 	}
 	if in.rolled(own) != "" && !slices.ContainsFunc(own, cluster.IsClaim) {
-		in.warn("recast has run on these nodes before, and no run is at work that would show where its claim is: proxmox.vmids of that other recast.yaml have to begin with %d as well, or two runs don't see each other", in.draft.VMIDs.First)
+		in.warn("recast has run on these nodes before, and no run is at work that would show where its claim is: proxmox.vmids of that other recast.yaml have to begin with %d as well, or each refuses what the other has left", in.draft.VMIDs.First)
 	}
 	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
 		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(others, ", "))
@@ -63,7 +63,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 	default:
 		return ""
 	}
-	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml with different proxmox.vmids don't see each other's claim: which range does the other one have?", why)
+	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml of one cluster need the same proxmox.vmids: which range does the other one have?", why)
 }
 
 // claimable refuses a range that can't be that of the runs before, or whose first
@@ -77,7 +77,7 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 			if claim {
 				what = "is the claim of a run, with the first number of its range"
 			}
-			return fault.WithHint(fault.Refusedf("%s %s: it is of a recast.yaml with other proxmox.vmids than %s, and two of them would not see each other's claim", vm, what, r),
+			return fault.WithHint(fault.Refusedf("%s %s: it is of a recast.yaml with other proxmox.vmids than %s, and each of the two would refuse what the other has left", vm, what, r),
 				"--vmids: the range of the recast.yaml that has rolled them. Were its proxmox.vmids moved since? Then copy that recast.yaml: an older or a wider range may begin elsewhere, and its claim with it. "+
 					"Is that one of another Talos cluster? Then --cluster gives this one another name than %s", in.draft.Cluster)
 		case !claim && int(vm.ID) == r.First:

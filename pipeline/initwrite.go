@@ -141,6 +141,9 @@ func (in *initial) keepOldLock() error {
 		return fault.WithHint(err, "or move it away, and keep it: nodes may still run what it says. Nothing was changed")
 	}
 	state := filepath.Join(in.Dir, ".recast")
+	if err := journal.CheckPrivate(state); err != nil {
+		return err
+	}
 	if err := journal.KeepOutOfGit(state); err != nil {
 		return err
 	}

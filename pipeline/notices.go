@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // notices are what a command sends while it goes on with its work.
@@ -83,16 +84,25 @@ func (w *work) tell(within context.Context, n cluster.Notice) {
 func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 	n := cluster.Notice{
 		Event: event, Command: w.command, Cluster: w.Config.Cluster, Run: w.rep.Run,
-		Nodes: w.tally.fates(w.planned()), Hints: append([]string{}, fault.Hints(err)...), Started: w.rep.Started, Host: w.o.Holder.Host,
+		Nodes: w.tally.fates(w.planned()), Hints: hintLines(err), Started: w.rep.Started, Host: w.o.Holder.Host,
 	}
 	if event != cluster.NoticeStart {
 		n.Ended, n.Outcome = w.rep.Ended, outcomeWord(err)
 	}
 	if err != nil {
-		n.Error = err.Error()
+		n.Error = foreign.Lines(err.Error())
 	}
 	n.Text = noticeText(n)
 	return n
+}
+
+// hintLines are the hints of an error; none is no nil: templates range over them.
+func hintLines(err error) []string {
+	hints := []string{}
+	for _, hint := range fault.Hints(err) {
+		hints = append(hints, foreign.Lines(hint))
+	}
+	return hints
 }
 
 // noticeText is a notice as a person reads it in a chat.

@@ -16,7 +16,7 @@ import (
 const keepRuns = 100
 
 // pruneRuns removes what is here of the oldest finished runs. One that a parking VM
-// speaks of stays: its machine configurations may be needed for the way back. Where
+// speaks of stays: its journal says what is on the disk that is kept there. Where
 // Proxmox does not say which those are, all of them stay.
 func (w *work) pruneRuns(ctx context.Context) error {
 	return w.forgetRuns(func() (map[string]bool, error) {

@@ -144,7 +144,7 @@ func (r *PastRun) standing(o PastOptions) string {
 	case r.About == nil:
 	case o.Dead != nil && o.Dead(r.About.last()):
 		return "killed"
-	case o.Holder.Boot != "" && r.About.last().Boot == o.Holder.Boot:
+	case o.Holder.Boot != "" && r.About.last().Boot == o.Holder.Boot && r.About.last().Namespace == o.Holder.Namespace:
 		return "running"
 	}
 	return "running or killed"

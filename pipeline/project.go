@@ -23,6 +23,13 @@ type Project struct {
 	Config *config.Config
 }
 
+// Open is the project of a configuration. It refuses a State that somebody else could
+// have put there or could change: everything that recast keeps is read from there.
+func Open(c *config.Config) (Project, error) {
+	p := Project{Config: c}
+	return p, journal.CheckPrivate(p.State())
+}
+
 // LockFile is recast.lock beside the configuration.
 func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
 
@@ -141,29 +148,52 @@ func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wante
 func (p Project) sources(m Machines) cluster.Sources {
 	return cluster.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
-		ConfigKnown: func(run, node string) (bool, error) { return p.configKnown(m, run, node) },
+		ConfigKnown: func(node string, rec cluster.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
 	}
 }
 
-// configKnown says whether a node's machine configuration is in the user's
-// files or in the journal of that run, if it is here.
-func (p Project) configKnown(m Machines, run, node string) (bool, error) {
-	if m.MachineConfig != nil {
-		if _, found, err := m.MachineConfig(node); err != nil || found {
-			return found, err
-		}
+// configKnown says where the machine configuration of a node is: in the journal of
+// the record's run, if that is here, or in the user's files. Either must have
+// the sum that the record has.
+func (p Project) configKnown(m Machines, node string, rec cluster.Record) (cluster.ConfigPlace, error) {
+	found, damaged := p.inJournal(node, rec)
+	switch {
+	case found:
+		return cluster.ConfigInJournal, nil
+	case damaged != nil && !errors.Is(damaged, cluster.ErrConfigDamaged):
+		return cluster.ConfigNowhere, damaged
+	case m.MachineConfig == nil:
+		return cluster.ConfigNowhere, damaged
 	}
+	switch file, found, err := m.MachineConfig(node); {
+	case err != nil:
+		return cluster.ConfigNowhere, err
+	case found && rec.CheckConfig(file) == nil:
+		return cluster.ConfigInFile, nil
+	}
+	return cluster.ConfigNowhere, damaged
+}
+
+// inJournal says whether the machine configuration of a node is whole in the journal of
+// the record's run. ErrConfigDamaged: it is there, and not whole.
+func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
 	runs, err := journal.Runs(p.runs())
-	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == run }) {
+	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
 		return false, err
 	}
-	j, err := journal.Open(p.runs(), journal.Options{Run: run, ReadOnly: true})
+	j, err := journal.Open(p.runs(), journal.Options{Run: rec.Run, ReadOnly: true})
 	if err != nil {
 		return false, err
 	}
 	defer j.Close()
-	_, found, err := j.Secret(cluster.MachineConfigKey(node))
-	return found, err
+	config, found, err := j.Secret(cluster.MachineConfigKey(node))
+	if errors.Is(err, journal.ErrEmpty) {
+		return false, rec.CheckConfig(nil)
+	}
+	if err == nil && found {
+		err = rec.CheckConfig(config)
+	}
+	return found && err == nil, err
 }
 
 // pastBuilds are the builds of past locks, by ID.
@@ -202,6 +232,19 @@ func (p Project) parkingIDs() []cluster.VMID {
 		}
 	}
 	return ids
+}
+
+// awaitTasks waits for what Proxmox still does for an earlier run of this cluster.
+func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
+	var nodes []cluster.Wanted
+	for _, n := range p.Config.Nodes {
+		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
+	}
+	of, err := cluster.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
+	if err != nil {
+		return err
+	}
+	return cluster.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't be. What

@@ -103,7 +103,7 @@ func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (clust
 	case f.VM == nil:
 		return f, fault.WithHint(fault.ParkedHalf.Errorf("node %s has no VM now: its replacement is not finished", w.Name), "recast status")
 	case !f.Addr.IsValid():
-		return f, fmt.Errorf("node %s: no address known", w.Name)
+		return f, fmt.Errorf("node %s: %w", w.Name, cluster.NoAddress(w.Name))
 	}
 	return f, nil
 }

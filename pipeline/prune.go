@@ -131,13 +131,21 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	if err != nil {
 		return rep, err
 	}
+	all := ctx
+	ctx, done := held.Within(all)
 	defer func() {
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		done()
+		err = held.Judge(err)
+		release, cancel := context.WithTimeout(context.WithoutCancel(all), releaseTimeout)
 		defer cancel()
 		err = errors.Join(err, held.Release(release))
 	}()
+	vms, _, err := p.readable(ctx, px)
+	if err != nil {
+		return rep, err
+	}
 	// A run that was killed may have left tasks, which make VMs still.
-	err = cluster.AwaitOwnTasks(ctx, px, p.timing().Poll, func(seen string) {
+	err = p.awaitTasks(ctx, px, vms, func(seen string) {
 		run.Note("prune", "waiting for tasks of an earlier recast: "+seen)
 	})
 	if err != nil {
@@ -155,6 +163,7 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 		return rep, fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
 	}
 	parked.Proxmox = held.Guard(px)
+	parked.Say = func(text string) { run.Note("prune", text) }
 	scratch := p.scratchPruner(held.Guard(px))
 	scratch.VMs = rep.Scratch
 	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
@@ -232,18 +241,12 @@ func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.
 
 // claimLeft is the host of the claim that a run holds, or has left; "" if there is none.
 func (p Project) claimLeft(ctx context.Context, px cluster.Proxmox) (host string, err error) {
-	vm, err := px.VM(ctx, p.claimID())
-	if errors.Is(err, cluster.ErrNotFound) {
-		return "", nil
-	}
+	vms, err := px.VMs(ctx)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", p.claimID(), err)
+		return "", fmt.Errorf("read Proxmox: %w", err)
 	}
-	_, found, err := cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
-	if err != nil || !found {
-		return "", err
-	}
-	return vm.Host, nil
+	claim, _, err := cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
+	return claim.VM.Host, err
 }
 
 func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.Runner, o PruneOptions, host string) (*cluster.Held, error) {
@@ -252,7 +255,8 @@ func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.R
 		return nil, err
 	}
 	c := &cluster.Claim{
-		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), Host: host, Holder: o.Holder, Run: id,
+		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), VMIDs: p.vmids(), Nodes: p.nodeVMs(cluster.Plan{}), Parked: true,
+		Host: host, Holder: o.Holder, Run: id,
 		Dead: o.Dead, Say: func(text string) { run.Note("prune", text) },
 	}
 	return c.Acquire(ctx)

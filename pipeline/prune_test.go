@@ -60,7 +60,7 @@ func (s *pruneSite) Standing(context.Context, []string) (map[string]cluster.Stan
 	return nil, nil
 }
 
-func (s *pruneSite) OwnTasks(context.Context) ([]string, error) {
+func (s *pruneSite) OwnTasks(context.Context, func(cluster.VMID) bool) ([]string, error) {
 	if s.busy == nil {
 		return nil, nil
 	}

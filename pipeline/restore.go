@@ -66,7 +66,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
 	}
 	rep = RestoreReport{RestoreTarget: cluster.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
-	if rep.Snapshot, err = readSnapshot(o); err != nil {
+	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
 	w := &work{Project: p, machines: m, run: run, o: o.Claim}
@@ -107,8 +107,8 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	return rep, err
 }
 
-func readSnapshot(o RestoreOptions) (cluster.Snapshot, error) {
-	snap, err := cluster.ReadSnapshot(o.File, o.Copied)
+func readSnapshot(ctx context.Context, o RestoreOptions) (cluster.Snapshot, error) {
+	snap, err := cluster.ReadSnapshot(ctx, o.File, o.Copied)
 	switch {
 	case isLocal(err):
 		return snap, fault.As(fault.Config, err)
@@ -230,7 +230,9 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 		},
 	}
 	w.began = true
-	if err := w.run.Run(ctx, r.Steps()); err != nil {
+	within, done := w.whileHeld(ctx)
+	defer done()
+	if err := w.run.Run(within, r.Steps()); err != nil {
 		return err
 	}
 	return j.Finish("done")

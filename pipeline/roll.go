@@ -90,7 +90,11 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 			return err
 		}
 		seen.Took, _ = p.took() // of a rollback nothing but an expectation depends on it
-		if w.rep.Plan, err = makePlan(wanted, seen); err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
+		w.rep.Plan, err = makePlan(wanted, seen)
+		if err == nil {
+			w.forgetConfigs()
+		}
+		if err != nil || len(w.rep.Plan.Work()) == 0 && len(w.rep.Plan.Refused()) == 0 {
 			return err
 		}
 		if err := w.ready(ctx); err != nil {
@@ -125,8 +129,9 @@ type work struct {
 // completes the report and sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	defer w.tally.listen(w.run)()
-	err := w.afterRun(ctx, do())
+	err := w.afterRun(ctx, w.judged(do()))
 	if w.held != nil {
+		err = w.judged(err)
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		err = errors.Join(err, w.held.Release(release))
@@ -171,7 +176,7 @@ func (w *work) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	return cluster.AwaitOwnTasks(ctx, w.machines.Proxmox, w.timing().Poll, func(seen string) {
+	return w.awaitTasks(ctx, w.machines.Proxmox, vms, func(seen string) {
 		w.run.Note("roll", "waiting for tasks of an earlier recast: "+seen)
 	})
 }
@@ -205,28 +210,6 @@ func (w *work) keptInLease(ctx context.Context) (bool, error) {
 	return *w.inLease, nil
 }
 
-// claim takes the claim once; host is where its VM is made if there is none.
-func (w *work) claim(ctx context.Context, host string) error {
-	if w.held != nil {
-		return nil
-	}
-	inLease, err := w.keptInLease(ctx)
-	if err != nil {
-		return err
-	}
-	id, err := w.o.newRunID()
-	if err != nil {
-		return err
-	}
-	c := &cluster.Claim{
-		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), Host: host, Holder: w.o.Holder, Run: id,
-		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
-	}
-	w.id = id
-	w.held, err = c.Acquire(ctx)
-	return err
-}
-
 // pass makes one plan and carries it out; unfinished says that it was only what
 // an earlier run had left, so that another pass has to follow.
 func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) {
@@ -241,6 +224,8 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	if err := w.ready(ctx); err != nil {
 		return false, err
 	}
+	ctx, done := w.whileHeld(ctx)
+	defer done()
 	if w.rep.Plan.NeedsImages() {
 		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
@@ -265,6 +250,7 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, policy)
 	}
 	if err == nil {
+		w.forgetConfigs()
 		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
 	}
 	return unfinished, err
@@ -323,6 +309,8 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err != nil {
 		return err
 	}
+	ctx, done := w.whileHeld(ctx)
+	defer done()
 	w.rep.Run = w.id
 	id := w.id
 	if w.rep.Plan.Run != "" {
@@ -346,21 +334,21 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
 		still := w.watchPulse(ctx)
-		err = w.explain(ctx, w.run.Run(ctx, r.Steps(w.rep.Plan)))
+		err = w.explain(ctx, w.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()
 		err = errors.Join(err, watch.err)
 	}
 	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearsed()...)
 	w.rep.Outcome = outcome(err)
-	return errors.Join(err, w.keepFates(j), j.Finish(w.rep.Outcome))
+	return errors.Join(err, w.forgetOfDone(j), w.keepFates(j), j.Finish(w.rep.Outcome))
 }
 
 func outcome(err error) string {
 	switch {
 	case err == nil:
 		return "done"
-	case fault.KindOf(err) == fault.Interrupted, errors.Is(err, context.Canceled):
+	case fault.KindOf(err) == fault.Interrupted, fault.KindOf(err) != fault.Claimed && errors.Is(err, context.Canceled):
 		return "interrupted: " + err.Error()
 	}
 	return "failed: " + err.Error()
@@ -375,6 +363,6 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *clus
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
 		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, ParkingIDs: w.parkingIDs(),
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, VMIDs: w.vmids(), ParkingIDs: w.parkingIDs(),
 	}
 }

@@ -22,6 +22,7 @@ type StatusResult struct {
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are still there
 	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which a boot ISO is tried out, or was when its run was killed
+	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
 	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": it was
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
@@ -65,7 +66,8 @@ type Marked struct {
 // Kept is an old system disk with what is on it.
 type Kept struct {
 	Node       string       `json:"node"`
-	Run        string       `json:"run"` // that replaced it
+	Run        string       `json:"run"`               // that replaced it, or had made it and was given up
+	GivenUp    bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
 	Volid      string       `json:"volid"`
 	Parking    cluster.VMID `json:"parking"`
 	Host       string       `json:"host"`
@@ -76,6 +78,8 @@ type Kept struct {
 	Lock       string       `json:"lock,omitempty"`      // the hash that it was locked with; "" if not by recast
 	Kubernetes string       `json:"kubernetes,omitempty"`
 	Next       []Advice     `json:"next,omitempty"` // rollback of the last one of a node, prune of what it would free
+
+	Nth int `json:"-"` // replacement of the node's system disk
 }
 
 // StatusSources is where Status reads. Only Proxmox has to answer: a roll may
@@ -110,6 +114,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	res.problem(err)
 	if held {
 		res.Claim = &ClaimHeld{ClaimState: claim, VMID: claim.VM.ID}
+		res.problem(claim.OfOtherRange(p.claimID(), p.vmids()))
 	}
 	runs, err := journal.Runs(p.runs())
 	res.problem(err)
@@ -131,6 +136,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
+	res.problem(cluster.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(cluster.Plan{})))
 	builds, err := p.lockedBuilds()
 	res.problem(err)
 	open := map[string]bool{}
@@ -139,13 +145,15 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			open[rec.Node] = true
 			h, err := half(ctx, src.Proxmox, park, vms, away)
 			res.problem(err)
-			h.MachineConfig, err = p.configKnown(Machines{MachineConfig: src.MachineConfig}, rec.Run, rec.Node)
+			place, err := p.configKnown(Machines{MachineConfig: src.MachineConfig}, rec.Node, rec)
+			h.MachineConfig = place != cluster.ConfigNowhere
 			res.problem(err)
 			build, known := builds[rec.Build]
 			h.BuildLocked, h.Talos = known, cmp.Or(h.Talos, build.TalosVersion)
 			h.Next = h.advise()
 			res.Open = append(res.Open, h)
 		}
+		res.Unanswered = append(res.Unanswered, park.Unanswered()...)
 		res.Kept = append(res.Kept, keptBy(park)...)
 	}
 	res.adviseLast()
@@ -201,14 +209,16 @@ func keptBy(park cluster.Parking) []Kept {
 			continue // freed by somebody: nothing is kept there any more
 		}
 		out = append(out, Kept{
-			Node: park.Record.Node, Run: k.Run, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
-			SizeBytes: disk.SizeBytes(), Replaced: journal.RunBegan(k.Run),
+			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
+			SizeBytes: disk.SizeBytes(), Replaced: journal.RunBegan(k.Run), Nth: k.Nth,
 			Talos: k.Talos, Lock: k.Build, Kubernetes: k.Kubernetes,
 		})
 	}
-	if len(out) > 0 && !park.Record.Open {
-		last := &out[len(out)-1]
-		last.Next = []Advice{{"recast rollback " + last.Node, "boots it if nothing relevant has changed since"}}
+	for i, k := range slices.Backward(out) {
+		if !k.GivenUp && !park.Record.Open {
+			out[i].Next = []Advice{{"recast rollback " + k.Node, "boots it if nothing relevant has changed since"}}
+			break
+		}
 	}
 	return out
 }
@@ -217,7 +227,9 @@ func keptBy(park cluster.Parking) []Kept {
 // its parking VMs has one, and an earlier one may be on another host.
 func (r *StatusResult) adviseLast() {
 	for i, k := range r.Kept {
-		later := func(o Kept) bool { return o.Node == k.Node && o.Parking != k.Parking && o.Replaced.After(k.Replaced) }
+		later := func(o Kept) bool {
+			return !o.GivenUp && o.Node == k.Node && o.Parking != k.Parking && o.Nth > k.Nth
+		}
 		if slices.ContainsFunc(r.Kept, later) {
 			r.Kept[i].Next = nil
 		}

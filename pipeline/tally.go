@@ -16,18 +16,13 @@ type tally struct {
 	nodes map[string]step.Status // how the branch of each stands
 }
 
-// listen has every event go by the tally on its way; the returned func ends that.
+// listen has the tally see every event; the returned func ends that.
 func (t *tally) listen(run *step.Runner) func() {
-	emit := run.Emit
-	run.Emit = func(e step.Event) {
+	return run.Listen(func(e step.Event) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.see(e)
-		if emit != nil {
-			emit(e)
-		}
-	}
-	return func() { run.Emit = emit }
+	})
 }
 
 // see looks for the branches of nodes.

@@ -46,14 +46,7 @@ func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *sto
 			s.nodes[cluster.StepPath(n.Phase, n.Node)] = n
 		}
 	}
-	emit := run.Emit
-	run.Emit = func(e step.Event) {
-		if emit != nil {
-			emit(e)
-		}
-		s.see(e)
-	}
-	return s, func() { run.Emit = emit }
+	return s, run.Listen(s.see)
 }
 
 func (s *stopwatch) see(e step.Event) {

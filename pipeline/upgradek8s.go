@@ -169,7 +169,9 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan)
 		Talos: w.held.GuardTalos(w.machines.Talos), Maintenance: w.held.GuardMaintenance(w.machines.Maintenance), Kube: w.held.GuardKube(w.machines.Kube),
 		Plan: plan, Timing: w.timing(), Say: w.run.Note,
 	}
-	err = w.run.Run(ctx, u.Steps())
+	within, done := w.whileHeld(ctx)
+	defer done()
+	err = w.judged(w.run.Run(within, u.Steps()))
 	return errors.Join(err, j.Finish(outcome(err)))
 }
 

@@ -52,16 +52,21 @@ func (p Project) Ended(run string) (outcome string, err error) {
 	return "", err
 }
 
-// Claim reads the claim in Proxmox; found is false where nobody holds it there.
+// Claim reads the claim in Proxmox, whatever number it has; found is false where nobody
+// holds it there.
 func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.ClaimState, found bool, err error) {
 	vm, err := px.VMConfig(ctx, p.claimID())
-	if errors.Is(err, cluster.ErrNotFound) {
-		return cluster.ClaimState{}, false, nil
+	switch {
+	case err == nil:
+		return cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
+	case !errors.Is(err, cluster.ErrNotFound):
+		return cluster.ClaimState{}, false, err
 	}
+	vms, err := px.VMs(ctx)
 	if err != nil {
 		return cluster.ClaimState{}, false, err
 	}
-	return cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
+	return cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
 }
 
 // Listing is what Watched needs of Proxmox beside an Inventory.
@@ -146,10 +151,13 @@ func (w *Watched) all(ctx context.Context) ([]cluster.VM, error) {
 	return vms, err
 }
 
-// workedOn are the claim, and the VMs and parking VMs of unfinished replacements.
+// workedOn are the claims, and the VMs and parking VMs of unfinished replacements.
 func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]bool {
 	worked := map[cluster.VMID]bool{w.claim: true}
 	for _, vm := range known {
+		if cluster.IsClaim(vm) {
+			worked[vm.ID] = true
+		}
 		if rec, ok, err := cluster.ReadRecord(vm); ok && (err != nil || rec.Open) {
 			worked[vm.ID], worked[rec.VMID] = true, true
 		}

@@ -30,7 +30,11 @@ func (g *globals) open() (pipeline.Project, error) {
 	if err != nil {
 		return pipeline.Project{}, errOpening{err}
 	}
-	return pipeline.Project{Config: c}, nil
+	p, err := pipeline.Open(c)
+	if err != nil {
+		return pipeline.Project{}, errOpening{err}
+	}
+	return p, nil
 }
 
 // closers closes what a command opened, in reverse.
@@ -60,7 +64,7 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 	if err != nil {
 		return pipeline.Images{}, err
 	}
-	i, err := imager.New(imager.Options{Command: p.Config.Images.Imager.Command, Image: p.Config.Images.Imager.Image})
+	i, err := imager.New(imager.Options{Command: p.Config.Images.Imager.Command, Env: p.Config.Images.Imager.Env, Image: p.Config.Images.Imager.Image})
 	if err != nil {
 		return pipeline.Images{}, err
 	}

@@ -7,7 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // console is stderr. While something is drawn on it, or it is JSON, text that is
@@ -28,17 +28,28 @@ func (c *console) to(take func([]byte) bool) {
 
 // Write implements io.Writer. What others have written reaches no terminal as it is.
 func (c *console) Write(p []byte) (int, error) {
-	text := []byte(ui.Tame(string(p)))
+	if _, err := c.write([]byte(foreign.Lines(string(p)))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Clean is the console for text that is clean, and may have colours.
+func (c *console) Clean() io.Writer { return clean{c} }
+
+type clean struct{ *console }
+
+// Write implements io.Writer.
+func (c clean) Write(p []byte) (int, error) { return c.write(p) }
+
+func (c *console) write(text []byte) (int, error) {
 	c.mu.Lock()
 	take := c.take
 	c.mu.Unlock()
 	if take != nil && take(text) {
-		return len(p), nil
+		return len(text), nil
 	}
-	if _, err := c.put(text); err != nil {
-		return 0, err
-	}
-	return len(p), nil
+	return c.put(text)
 }
 
 func (c *console) put(p []byte) (int, error) {

@@ -1,24 +1,36 @@
 package main
 
 import (
+	"fmt"
+	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
+// TestDead looks at processes of this very machine.
 func TestDead(t *testing.T) {
 	t.Parallel()
 	me := holder()
-	if me.Boot == "" {
+	if runtime.GOOS != "linux" {
 		t.Skip("no /proc here: no holder is ever known to be dead")
+	}
+	if me.Boot == "" || me.Namespace == "" || me.Start == "" {
+		t.Fatalf("this process is %+v", me)
 	}
 	child := exec.CommandContext(t.Context(), "sleep", "60")
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
 	alive := me
-	alive.PID, alive.Start = child.Process.Pid, processStart(child.Process.Pid)
+	alive.PID, alive.Start = child.Process.Pid, thisMachine().start(child.Process.Pid)
 	if dead(alive) {
 		t.Error("a running process counts as dead")
 	}
@@ -27,15 +39,103 @@ func TestDead(t *testing.T) {
 	if !dead(alive) {
 		t.Error("a process that was killed does not count as dead")
 	}
-	for name, other := range map[string]cluster.Holder{
-		"this process":   me,
-		"another host":   {Host: "elsewhere", Boot: me.Boot, PID: alive.PID, Start: alive.Start},
-		"another boot":   {Host: me.Host, Boot: "other", PID: alive.PID, Start: alive.Start},
-		"unknown start":  {Host: me.Host, Boot: me.Boot, PID: alive.PID},
-		"nothing at all": {},
-	} {
-		if dead(other) {
-			t.Errorf("%s counts as dead", name)
-		}
+}
+
+// TestDeadMeansDead: only a process that provably does not exist is dead.
+func TestDeadMeansDead(t *testing.T) {
+	t.Parallel()
+	me := cluster.Holder{Boot: "b00t", Namespace: "pid:[1]", PID: 7, Start: "70"}
+	me.Host, _ = os.Hostname()
+	other := me
+	other.PID, other.Start = 42, "420"
+	cases := map[string]struct {
+		other  func(*cluster.Holder)
+		signal error             // of kill(42, 0)
+		stat   string            // start time in /proc/42/stat; "": there is no such entry
+		state  string            // in it; "": S
+		proc   map[string]string // links in /proc that are otherwise
+		want   bool
+	}{
+		"it is running":                             {stat: "420"},
+		"there is no such process":                  {signal: syscall.ESRCH, want: true},
+		"its number is another process's":           {stat: "999", want: true},
+		"its number is another user's process":      {signal: syscall.EPERM, stat: "999", want: true},
+		"/proc hides it (hidepid)":                  {},
+		"another user's, which /proc hides":         {signal: syscall.EPERM},
+		"another user's":                            {signal: syscall.EPERM, stat: "420"},
+		"it waits to be reaped":                     {stat: "420", state: "Z"},
+		"of another PID namespace":                  {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Namespace = "pid:[2]" }},
+		"of an unknown PID namespace":               {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Namespace = "" }},
+		"of another boot":                           {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Boot = "other" }},
+		"of another host":                           {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Host = "elsewhere" }},
+		"as an older recast has written it":         {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Boot, h.Namespace = "b00t pid:[1]", "" }},
+		"without a number":                          {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.PID = 0 }},
+		"its start was not read, and it runs":       {stat: "420", other: func(h *cluster.Holder) { h.Start = "" }},
+		"its start was not read, and there is none": {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Start = "" }, want: true},
+		"nothing at all":                            {signal: syscall.ESRCH, other: func(h *cluster.Holder) { *h = cluster.Holder{} }},
+		"/proc is of another PID namespace":         {signal: syscall.ESRCH, stat: "999", proc: map[string]string{"self": "3001"}},
+		"the own namespace can't be read":           {signal: syscall.ESRCH, proc: map[string]string{"7/ns/pid": ""}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := machine{proc: t.TempDir(), pid: me.PID, signal: func(pid int) error {
+				if pid != 42 {
+					t.Errorf("kill(%d, 0)", pid)
+				}
+				return c.signal
+			}}
+			m.write(t, "sys/kernel/random/boot_id", "b00t\n")
+			m.stat(t, me.PID, "S", me.Start)
+			if c.stat != "" {
+				m.stat(t, 42, c.state, c.stat)
+			}
+			links := map[string]string{"self": strconv.Itoa(me.PID), "7/ns/pid": "pid:[1]"}
+			maps.Copy(links, c.proc)
+			for path, to := range links {
+				m.link(t, path, to)
+			}
+			o := other
+			if c.other != nil {
+				c.other(&o)
+			}
+			if got := m.dead(o); got != c.want {
+				t.Errorf("dead = %t, want %t", got, c.want)
+			}
+		})
+	}
+}
+
+func (m machine) write(t *testing.T, path, text string) {
+	t.Helper()
+	file := filepath.Join(m.proc, path)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stat writes what proc_pid_stat(5) shows of a process with a name that misleads.
+func (m machine) stat(t *testing.T, pid int, state, start string) {
+	t.Helper()
+	if state == "" {
+		state = "S"
+	}
+	m.write(t, fmt.Sprintf("%d/stat", pid), fmt.Sprintf("%d (a) S 1) %s%s %s 0 0\n", pid, state, strings.Repeat(" 0", 18), start))
+}
+
+func (m machine) link(t *testing.T, path, to string) {
+	t.Helper()
+	if to == "" {
+		return
+	}
+	file := filepath.Join(m.proc, path)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(to, file); err != nil {
+		t.Fatal(err)
 	}
 }

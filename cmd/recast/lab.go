@@ -32,7 +32,7 @@ to it as they would to real servers. Nothing outside this machine is touched.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newLabUpCmd(s), newLabPatchCmd(s), newLabCheckCmd(s), newLabPveumCmd(s), newLabDemoCmd(s))
+	c.AddCommand(newLabUpCmd(s), newLabPatchCmd(s), newLabCheckCmd(s), newLabPveumCmd(s), newLabSlowCmd(s), newLabDemoCmd(s))
 	c.AddCommand(newLabShellCmds(s)...)
 	return c
 }

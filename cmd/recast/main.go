@@ -4,11 +4,15 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 )
 
 func main() {
+	if err := hide(); err != nil {
+		fmt.Fprintf(os.Stderr, "warning: other programs of this user can read recast's memory: %v\n", err)
+	}
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

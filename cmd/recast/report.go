@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
@@ -157,12 +158,18 @@ func opener() string {
 // there then is the browser itself.
 const showWithin = 3 * time.Second
 
+// desktopEnv are the variables by which a browser is found and finds its screen.
+var desktopEnv = []string{
+	"DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS", "BROWSER", "DESKTOP_SESSION", "KDE_*", "GNOME_*", "WSL_*", "WSLENV",
+}
+
 // show opens a file before whoever typed this. A browser that is started by it stays,
 // and no Ctrl-C that is meant for recast ends it: it is in a group of its own, and
 // holds no pipe that would have to be read to its end.
 func show(ctx context.Context, opener, file string) error {
 	c := exec.Command(opener, file)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Env = command.Environ(os.Environ(), desktopEnv)
 	err := c.Start()
 	if err == nil {
 		ended := make(chan error, 1)

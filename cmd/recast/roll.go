@@ -140,8 +140,12 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
+				words := append([]string{c.CommandPath()}, c.Flags().Args()...)
+				if c.Flags().Changed("all") {
+					words = append(words, "--all")
+				}
 				ok, err := confirm(ctx, s, question{
-					command: strings.Join(append([]string{c.CommandPath()}, c.Flags().Args()...), " "),
+					command: strings.Join(words, " "),
 					text:    "Change these nodes?", untouched: "nothing was changed on the nodes",
 				}, f.yes)
 				if ok {

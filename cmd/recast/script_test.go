@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv("RECAST_TEST_MAIN") != "" {
 		main()
 	}
+	if os.Getenv("RECAST_TEST_HOLDER") != "" {
+		tellHolder()
+	}
+	syscall.Umask(0o022) // some stories bring a .recast, which others must not be able to write to
 	// Most of a story is waiting for the lab, so that more of them fit than there
 	// are processors. A flag on the command line still wins.
 	if err := flag.Set("test.parallel", "4"); err != nil {

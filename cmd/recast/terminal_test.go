@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -26,16 +27,19 @@ func openLab(t testing.TB, flags ...string) *terminal {
 	term := &terminal{t: t, dir: filepath.Join(t.TempDir(), "lab")}
 	lab := term.recast(append([]string{"lab", "up", "--dir", term.dir, "--speed", "100"}, flags...)...)
 	lab.Dir = filepath.Dir(term.dir)
-	lab.Cancel = func() error { return lab.Process.Signal(os.Interrupt) }
+	var said bytes.Buffer
+	lab.Stderr, lab.Cancel = &said, func() error { return lab.Process.Signal(os.Interrupt) }
 	if err := lab.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := lab.Wait(); !errors.Is(err, context.Canceled) {
-			t.Errorf("the lab, interrupted at the end of the test: %v", err)
+			t.Errorf("the lab, interrupted at the end of the test: %v\n%s", err, &said)
 		}
 	})
+	hangs := time.AfterFunc(5*time.Minute, func() { _ = lab.Process.Signal(syscall.SIGQUIT) }) // then it says where
 	awaitFile(t, filepath.Join(term.dir, "lab.json"))
+	hangs.Stop()
 	for line := range strings.Lines(term.read("env")) {
 		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
 		term.env = append(term.env, name+"="+strings.Trim(value, "'"))

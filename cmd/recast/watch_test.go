@@ -33,6 +33,16 @@ func (c *claimOnly) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, er
 	return cluster.VM{ID: id, Name: "recast-claim", Config: map[string]string{"description": "recast-claim: " + string(b)}}, errors.Join(c.down, err)
 }
 
+func (c *claimOnly) VMs(ctx context.Context) ([]cluster.VM, error) {
+	vm, err := c.VMConfig(ctx, 9089)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil, c.down
+	}
+	return []cluster.VM{vm}, err
+}
+
+func (c *claimOnly) Listed(ctx context.Context) ([]cluster.VM, error) { return c.VMs(ctx) }
+
 // beside is who watches, beside the journal of a run that was begun here.
 type beside struct {
 	*watcher

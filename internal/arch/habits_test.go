@@ -14,6 +14,11 @@ const (
 	maxFunctionLines = 80
 )
 
+// readerOfDatabases may have an init: any program that reads a database of etcd, each
+// test binary too, starts itself again as the reader, and one that did not know it
+// would run all over again instead.
+const readerOfDatabases = "internal/etcddb/child.go"
+
 func TestHabits(t *testing.T) {
 	t.Parallel()
 	for _, s := range sources(t, true) {
@@ -39,7 +44,7 @@ func checkHabits(s source) []string {
 			if lines := s.line(n.End()) - s.line(n.Pos()) + 1; lines > maxFunctionLines {
 				report(n, "%s has %d lines, %d are allowed", n.Name.Name, lines, maxFunctionLines)
 			}
-			if n.Recv == nil && n.Name.Name == "init" {
+			if n.Recv == nil && n.Name.Name == "init" && s.path() != readerOfDatabases {
 				report(n, "init runs without being called")
 			}
 		case *ast.SelectorExpr:

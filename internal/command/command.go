@@ -19,7 +19,7 @@ const (
 type Program struct {
 	Args  []string // the program and its arguments
 	Dir   string   // where it runs; "": here
-	Env   []string // nil: that of this process
+	Env   []string // what Environ passes on; nil: nothing at all
 	Stdin []byte   // nil: none
 	// Stop ends what a signal to the program may not reach, such as a container.
 	// It is called when the program is told to end, and once more after that; nil:
@@ -32,7 +32,7 @@ type Program struct {
 // first, so does the program, and the error is why the context ended.
 func (p Program) Run(ctx context.Context, said *Lines) error {
 	cmd := exec.CommandContext(ctx, p.Args[0], p.Args[1:]...)
-	cmd.Dir, cmd.Env = p.Dir, p.Env
+	cmd.Dir, cmd.Env = p.Dir, append([]string{}, p.Env...) // exec takes nil for the whole environment of this process
 	// A group of its own: Ctrl-C on the terminal is for recast to decide about.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var told time.Time

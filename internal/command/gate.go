@@ -18,14 +18,11 @@ import (
 
 // Gates runs the programs of gates and hooks.
 type Gates struct {
-	// Env is the environment that they get. The Proxmox token is taken out of it: a
-	// gate looks, a hook does what is its own, and what they print is shown.
+	// Env is an environment. They get of it what Environ passes on and what they name.
 	Env []string
 }
 
 var _ cluster.CommandRunner = Gates{}
-
-const proxmoxToken = "PROXMOX_VE_API_TOKEN"
 
 // RunGate runs the program once. One that is not there, or can't be run, is an
 // error of kind fault.Refused.
@@ -40,9 +37,8 @@ func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []stri
 
 // run runs a program that is listed under that key of recast.yaml.
 func (g Gates) run(ctx context.Context, gate cluster.CommandGate, env []string, lines *Lines, key string) (exit int, err error) {
-	own := slices.DeleteFunc(slices.Clone(g.Env), func(s string) bool { return strings.HasPrefix(s, proxmoxToken+"=") })
 	start := time.Now()
-	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(own, env...)}.Run(ctx, lines)
+	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(Environ(g.Env, gate.Env), env...)}.Run(ctx, lines)
 	ended, isExit := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil:

@@ -2,9 +2,9 @@ package command
 
 import (
 	"bytes"
-	"regexp"
 	"strings"
-	"unicode"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -22,8 +22,6 @@ type Lines struct {
 	cut     bool // the rest of an overlong line is being dropped
 	kept    []string
 }
-
-var escape = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
 
 // Write never fails: a program isn't stopped for what it prints.
 func (l *Lines) Write(p []byte) (int, error) {
@@ -43,8 +41,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 
 // End takes what came so far for a whole line.
 func (l *Lines) End() {
-	line := escape.ReplaceAllString(string(l.partial), "")
-	line = strings.TrimRightFunc(strings.Map(printable, line), unicode.IsSpace)
+	line := strings.TrimRight(foreign.Line(string(l.partial)), " ")
 	l.partial, l.cut = l.partial[:0], false
 	if line == "" || l.Drop != nil && l.Drop(line) {
 		return
@@ -55,16 +52,6 @@ func (l *Lines) End() {
 	if l.Note != nil {
 		l.Note(line)
 	}
-}
-
-func printable(r rune) rune {
-	switch {
-	case r == '\t':
-		return ' '
-	case !unicode.IsPrint(r):
-		return -1
-	}
-	return r
 }
 
 // Last is what was printed last, a few lines of it on one; "" if nothing was.

@@ -53,6 +53,10 @@ func (k checker) imager() {
 	if k.given(command) && len(im.Imager.Command) == 0 {
 		k.add(command, "is empty: name a program or remove it")
 	}
+	if k.given("images.imager.env") && !k.given(command) {
+		k.add("images.imager.env", "is for images.imager.command, which is not given")
+	}
+	k.env("images.imager", im.Imager.Env)
 	if k.given(command) && k.given("images.imager.image") {
 		k.add(command, "image is given too (line %d): keep one of them", k.line("images.imager.image"))
 	}

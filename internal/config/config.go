@@ -52,7 +52,7 @@ type Talos struct {
 	Version string `yaml:"version" jsonschema:"required"`
 	// Config is the talosconfig file. Default: $TALOSCONFIG, else ~/.talos/config.
 	Config string `yaml:"config,omitempty"`
-	// MachineConfigs is a directory with one <node>.yaml per node. Default: each node's configuration is read from the node before it goes.
+	// MachineConfigs is a directory with one <node>.yaml per node, which a node that is made anew gets; the plan shows what differs. Default: each node's configuration is read from the node before it goes.
 	MachineConfigs string `yaml:"machineConfigs,omitempty"`
 }
 
@@ -94,6 +94,8 @@ type Imager struct {
 	Image string `yaml:"image"`
 	// Command runs an imager of the wanted Talos version: a program and its arguments, {out} in them being the directory where it puts its output. It gets the imager's profile on its standard input. Default: docker or podman, whichever is found first in PATH, runs image.
 	Command []string `yaml:"command,omitempty"`
+	// Env names variables of recast's environment that command gets, beside those that every program gets and those of docker and podman; PROXMOX_VE_API_TOKEN can't be one.
+	Env []string `yaml:"env,omitempty"`
 }
 
 // ISO is the section "images.iso".

@@ -29,8 +29,10 @@ type Gate struct {
 	Expr string `yaml:"expr,omitempty"`
 	// Optional lets the gate hold where there is no such object, or no such kind.
 	Optional bool `yaml:"optional,omitempty"`
-	// Command is a program and its arguments that ends with 0 when the gate holds, instead of objects. It runs in the directory of this file, with RECAST_NODE, RECAST_STRATEGY, RECAST_RUN, RECAST_CLUSTER and RECAST_WHEN (before or after) in its environment, and without PROXMOX_VE_API_TOKEN.
+	// Command is a program and its arguments that ends with 0 when the gate holds, instead of objects. It runs in the directory of this file, with RECAST_NODE, RECAST_STRATEGY, RECAST_RUN, RECAST_CLUSTER and RECAST_WHEN (before or after) in its environment, and of recast's own environment only what env names beside PATH, HOME and other variables that hold no secret.
 	Command []string `yaml:"command,omitempty"`
+	// Env names variables of recast's environment that the command gets, such as LINSTOR_TOKEN; PROXMOX_VE_API_TOKEN can't be one. docs/notes/hooks.md lists those that every command gets.
+	Env []string `yaml:"env,omitempty"`
 }
 
 // LabelSelector is the section "labelSelector" of a gate; all of it has to match.
@@ -104,6 +106,7 @@ func (k checker) commandGate(path string, g Gate) {
 	if len(g.Command) == 0 || strings.TrimSpace(g.Command[0]) == "" {
 		k.add(path+".command", "names no program: write it like [./check.sh, argument]")
 	}
+	k.env(path, g.Env)
 	for _, key := range objectKeys {
 		if k.given(path + "." + key) {
 			k.add(path+"."+key, "the gate runs a command (line %d): write two gates", k.line(path+".command"))
@@ -124,6 +127,9 @@ func (k checker) objectGate(path string, g Gate) {
 	k.pattern(path+".name", g.Name, dnsName, "name of a Kubernetes object")
 	if g.Kind == "Secret" && g.APIVersion == "v1" {
 		k.add(path+".kind", "Secrets are not looked at: what an expression reads is shown")
+	}
+	if k.given(path + ".env") {
+		k.add(path+".env", "is for gates that run a command")
 	}
 	k.labels(path+".labelSelector", g)
 	switch {

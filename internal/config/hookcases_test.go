@@ -28,7 +28,9 @@ func hookCases() map[string]problemCase {
 		"no unit":         {withHook("command: [a], timeout: 10"), `18:33: roll.hooks.beforeNode[0].timeout: "10" is not a duration: write it like 30s, 10m or 1h30m`},
 		"two lines":       {withHook(`command: [a], description: "a\nb"`), "18:33: roll.hooks.beforeNode[0].description: has more than one line"},
 		"no name":         {withHook(`command: [a], description: ""`), "18:33: roll.hooks.beforeNode[0].description: is empty: give it a value or remove it"},
-		"an environment":  {withHook("command: [a], env: {A: b}"), "18:33: roll.hooks.beforeNode[0].env: unknown key, expected one of description, command, timeout"},
+		"an environment":  {withHook("command: [a], env: {A: b}"), "18:33: roll.hooks.beforeNode[0].env: must be a list, not a section"},
+		"a value":         {withHook("command: [a], env: [A=b]"), `18:39: roll.hooks.beforeNode[0].env[0]: "A=b" is no name of an environment variable: its value stays in the environment`},
+		"recast's token":  {withHook("command: [a], env: [A, PROXMOX_VE_API_TOKEN]"), "18:42: roll.hooks.beforeNode[0].env[1]: recast hands its Proxmox token on to no program: give this one a token of its own"},
 	}
 }
 

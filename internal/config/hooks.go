@@ -25,8 +25,10 @@ type Hooks struct {
 type Hook struct {
 	// Description is what plans and reports call the hook. Default: its command.
 	Description string `yaml:"description,omitempty"`
-	// Command is a program and its arguments. It runs in the directory of this file, with RECAST_HOOK, RECAST_NODE and more in its environment (docs/notes/hooks.md lists them), and without PROXMOX_VE_API_TOKEN.
+	// Command is a program and its arguments. It runs in the directory of this file, with RECAST_HOOK, RECAST_NODE and more in its environment (docs/notes/hooks.md lists them), and of recast's own environment only what env names beside PATH, HOME and other variables that hold no secret.
 	Command []string `yaml:"command" jsonschema:"required"`
+	// Env names variables of recast's environment that the command gets, such as SLACK_TOKEN; PROXMOX_VE_API_TOKEN can't be one.
+	Env []string `yaml:"env,omitempty"`
 	// Timeout is how long it may run; then it is ended with all that it has started. Default: 1m.
 	Timeout Duration `yaml:"timeout"`
 }
@@ -66,5 +68,19 @@ func (k checker) hook(path string, h Hook) {
 	}
 	if k.given(path+".command") && (len(h.Command) == 0 || strings.TrimSpace(h.Command[0]) == "") {
 		k.add(path+".command", "names no program: write it like [./drain-lb.sh, argument]")
+	}
+	k.env(path, h.Env)
+}
+
+// env checks the names of variables that a program gets.
+func (k checker) env(path string, names []string) {
+	for i, name := range names {
+		at := fmt.Sprintf("%s.env[%d]", path, i)
+		switch {
+		case name == "PROXMOX_VE_API_TOKEN":
+			k.add(at, "recast hands its Proxmox token on to no program: give this one a token of its own")
+		case !matches(name, `[A-Za-z_][A-Za-z0-9_]*`):
+			k.add(at, "%s is no name of an environment variable: its value stays in the environment", quote(name))
+		}
 	}
 }

@@ -17,6 +17,7 @@ func (s *server) claimant(id int, run string) *cluster.Claim {
 	return &cluster.Claim{
 		Proxmox: s.newClient(), Cluster: exchangeCluster, VMID: cluster.VMID(id), Host: s.place.node, Run: run,
 		Holder: cluster.Holder{Host: "contract", Boot: "b", PID: len(run), Start: run},
+		Parked: true, // other tests exchange VMs under the same cluster's name
 	}
 }
 

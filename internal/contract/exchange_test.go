@@ -106,7 +106,7 @@ func TestRollbackDisk(t *testing.T) {
 }
 
 // TestPutBack gives an exchange up when all but the record's end is done: the VM
-// is as before, the disk that the exchange made is freed.
+// is as before, the disk that the exchange made is parked as one that was given up.
 func TestPutBack(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -124,7 +124,7 @@ func TestPutBack(t *testing.T) {
 						t.Fatal(err)
 					}
 					x.wantMachine(t, "put back", x.before)
-					x.wantKept(t, "put back")
+					x.wantGivenUp(t, "put back", "r1", true)
 					s.intact(t)
 				})
 			})

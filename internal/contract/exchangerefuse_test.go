@@ -205,6 +205,16 @@ func TestExchangeNotOpened(t *testing.T) {
 			},
 			want: "is not on",
 		},
+		"a setting that only root can give a new VM": {
+			needs: simulated,
+			prepare: func(s *server, x *exchanged) {
+				change := world.ChangeRequest{ID: x.id, Set: map[string]string{"args": "-no-hpet"}}
+				if err := s.sim.world.SetConfig("root@pam", s.place.node, change); err != nil {
+					s.t.Fatal(err)
+				}
+			},
+			want: "has args, which only root@pam may set",
+		},
 		"every VMID for a parking VM is taken": {
 			prepare: func(s *server, x *exchanged) {
 				s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(x.park)...)

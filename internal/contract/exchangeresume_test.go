@@ -125,7 +125,7 @@ func (u unfinished) check(t *testing.T, x *exchanged, putBack bool) {
 	case putBack:
 		x.wantMachine(t, what, x.before)
 		if parking, err := x.parking(x.s.client); err == nil && parking != nil {
-			x.wantKept(t, what)
+			x.wantGivenUp(t, what, "r1", false)
 		}
 	case u.strategy == cluster.Rollback:
 		x.wantMachine(t, what, x.before.markedBy("r1"))

@@ -189,6 +189,22 @@ func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
 	}
 }
 
+// wantGivenUp is wantKept after an exchange was given up: the system disk that it
+// had made, if it came to that, is the one that is parked.
+func (x *exchanged) wantGivenUp(t *testing.T, what, run string, made bool) {
+	t.Helper()
+	parking, err := x.parking(x.s.client)
+	if err == nil && parking != nil && len(parking.Record.Kept) == 0 && !made {
+		x.wantKept(t, what)
+		return
+	}
+	if err != nil || parking == nil || len(parking.Record.Kept) != 1 || !parking.Record.Kept[0].GivenUp || parking.Record.Kept[0].Run != run {
+		t.Errorf("%s: parking VM %v, %v", what, parking, err)
+		return
+	}
+	x.wantKept(t, what, x.replacement(run))
+}
+
 // notBackedUp are the options of a drive while it is parked.
 func notBackedUp(options []string) []string {
 	out := slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "backup=") })

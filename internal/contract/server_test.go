@@ -187,7 +187,8 @@ func (s *server) request(token, method, path, contentType string, body []byte) *
 	return req
 }
 
-// send sends a request and reads the answer, which is JSON or empty.
+// send sends a request and reads the answer, which is JSON, or the plain text of a
+// refusal by the HTTP server itself, or empty.
 func (s *server) send(req *http.Request) reply {
 	s.t.Helper()
 	r, err := s.try(req)
@@ -213,7 +214,7 @@ func (s *server) try(req *http.Request) (reply, error) {
 		Errors  map[string]string
 		Data    any
 	}
-	if len(out.Body) > 0 {
+	if kind := res.Header.Get("Content-Type"); len(out.Body) > 0 && strings.HasPrefix(kind, "application/json") {
 		if err := json.Unmarshal(out.Body, &answer); err != nil {
 			return out, fmt.Errorf("%s: %w: %.200s", res.Status, err, out.Body)
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -29,17 +30,18 @@ type Member struct {
 	Peers []string `json:"peerURLs"`
 }
 
-// Read reads a database of so many bytes; what follows it in the file (a
-// snapshot's checksum) is left alone. bbolt trusts what it maps: of a damaged
-// file it panics or reads where nothing is, which is ErrDamaged here.
-func Read(file string, size int64) (c Contents, err error) {
+// read reads the database that f is, which bbolt closes.
+func read(f *os.File, size int64) (c Contents, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: %v", ErrDamaged, p)
 		}
 	}()
-	db, err := bbolt.Open(file, 0o400, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	db, err := bbolt.Open(f.Name(), 0o400, &bbolt.Options{
+		ReadOnly: true, Timeout: time.Second,
+		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return f, nil },
+	})
 	if err != nil {
 		return c, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}

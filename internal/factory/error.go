@@ -10,9 +10,9 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // Error is an answer that says no.
@@ -99,10 +99,9 @@ var (
 // maxPage is how much of a page's text is worth showing.
 const maxPage = 200
 
-// message is what a text says, without what a terminal would take for commands;
-// of a page made for browsers, one line.
+// message is what a text says; of a page made for browsers, its beginning.
 func message(text []byte) string {
-	s := strings.TrimSpace(strings.ToValidUTF8(string(text), "�"))
+	s := strings.TrimSpace(string(text))
 	if strings.HasPrefix(s, "<") {
 		if m := title.FindStringSubmatch(s); m != nil {
 			s = m[1]
@@ -114,17 +113,12 @@ func message(text []byte) string {
 			s = string(r[:maxPage]) + "…"
 		}
 	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return -1
-		}
-		return r
-	}, s)
+	return foreign.Line(s)
 }
 
 // unreachable is an error on the way to the factory or back.
 func (c *Client) unreachable(err error) error {
-	err = fmt.Errorf("image factory %s: %w", c.base, err)
+	err = fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -133,5 +127,5 @@ func (c *Client) unreachable(err error) error {
 
 // foreign is an answer that no Image Factory gives.
 func (c *Client) foreign(err error) error {
-	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, err), "see whether images.factory in recast.yaml is an Image Factory")
+	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
 }

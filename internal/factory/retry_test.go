@@ -206,7 +206,7 @@ func TestPages(t *testing.T) {
 			page(200, "application/json", `{"error":"x"}`),
 			who + "GET http://" + addr + "/versions: the answer can't be read: json: cannot unmarshal object into Go value of type []string",
 		},
-		"commands for a terminal": {page(404, "text/plain", "a\x1b[2J\x07b\r\nc\n"), who + "404 Not Found: a[2Jb\nc"},
+		"commands for a terminal": {page(404, "text/plain", "a\x1b[2J\x07b\r\nc\n"), who + "404 Not Found: a\ufffdb c"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

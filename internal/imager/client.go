@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -28,6 +30,7 @@ type Options struct {
 	// Command is a program of the user's and its arguments, in which {out} stands for
 	// the output directory. None: the imager's image, by docker or else podman.
 	Command []string
+	Env     []string      // names of variables that it gets beside those of command.Environ and of engines
 	Image   string        // repository of the imager's image; "": DefaultImage
 	Timeout time.Duration // for one run; 0: half an hour
 	// Run does what a program would, given its arguments and its standard input. Nil:
@@ -40,6 +43,7 @@ type Client struct {
 	command []string
 	image   string
 	timeout time.Duration
+	env     []string // of whatever is run
 	find    func(program string) (path string, err error)
 	run     func(ctx context.Context, p program, stdin []byte, note func(string)) error
 }
@@ -51,6 +55,7 @@ func New(o Options) (*Client, error) {
 			"write %s where the program takes its output directory", outArgument)
 	}
 	c := &Client{command: slices.Clone(o.Command), image: o.Image, timeout: o.Timeout, find: exec.LookPath}
+	c.env = command.Environ(os.Environ(), slices.Concat(engineEnv, o.Env))
 	c.run = func(ctx context.Context, p program, stdin []byte, note func(string)) error {
 		return p.run(ctx, c.timeout, stdin, note)
 	}
@@ -91,7 +96,7 @@ func (c *Client) Ready(ctx context.Context) (string, error) {
 	defer cancel()
 	said := newLines(nil)
 	cmd := exec.CommandContext(ctx, p.args[0], "info")
-	cmd.Stdout, cmd.Stderr = io.Discard, said
+	cmd.Stdout, cmd.Stderr, cmd.Env = io.Discard, said, c.env
 	if err := cmd.Run(); err != nil {
 		said.End()
 		return "", fault.WithHint(fault.BuildFailed.Errorf("%s does not work: %w", p.args[0], errors.Join(err, last(said))),
@@ -100,13 +105,22 @@ func (c *Client) Ready(ctx context.Context) (string, error) {
 	return p.args[0] + " with " + c.image, nil
 }
 
+// engineEnv are the variables by which docker and podman find their daemon, their
+// storage and their logins (docker(1), podman(1)).
+var engineEnv = []string{
+	"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION",
+	"CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINERS_*", "REGISTRY_AUTH_FILE", "STORAGE_DRIVER", "STORAGE_OPTS",
+	"DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK",
+}
+
 // engineWithin is how long a container engine may take to say how it is.
 const engineWithin = 30 * time.Second
 
 // program is what is run for one job.
 type program struct {
 	args []string
-	seen string   // the job's directory as the program sees it
+	seen string // the job's directory as the program sees it
+	env  []string
 	stop []string // ends what a signal to the program may not reach; nil: there is no such thing
 }
 
@@ -122,11 +136,13 @@ func (c *Client) program(dir, image, name string) (program, error) {
 			return program{}, fault.WithHint(fault.Configf("images.imager.command: %w", err), "it has to name a program that can be run here")
 		}
 		args[0] = path
-		return program{args: args, seen: dir}, nil
+		return program{args: args, env: c.env, seen: dir}, nil
 	}
 	for _, engine := range []string{"docker", "podman"} {
 		if path, err := c.find(engine); err == nil {
-			return container(path, dir, image, name), nil
+			p := container(path, dir, image, name)
+			p.env = c.env
+			return p, nil
 		}
 	}
 	return program{}, fault.WithHint(fault.BuildFailed.Configf("there is neither docker nor podman to run the imager with"),

@@ -20,7 +20,7 @@ func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, n
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped, as it had not ended after %v", timeout))
 	defer cancel()
 	said := newLines(note)
-	err := command.Program{Args: p.args, Stdin: stdin, Stop: func() { p.stopContainer(ctx) }}.Run(limited, said)
+	err := command.Program{Args: p.args, Env: p.env, Stdin: stdin, Stop: func() { p.stopContainer(ctx) }}.Run(limited, said)
 	if limited.Err() == nil {
 		return p.explain(err, said)
 	}
@@ -35,7 +35,9 @@ func (p program) stopContainer(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
 	defer cancel()
-	_ = exec.CommandContext(ctx, p.stop[0], p.stop[1:]...).Run()
+	cmd := exec.CommandContext(ctx, p.stop[0], p.stop[1:]...)
+	cmd.Env = p.env
+	_ = cmd.Run()
 }
 
 // explain adds what the program said to how it ended.

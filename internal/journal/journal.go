@@ -75,7 +75,15 @@ func open(dir string, o Options) (*Journal, error) {
 			return nil, err
 		}
 	}
-	root, err := os.OpenRoot(filepath.Join(dir, o.Run))
+	path := filepath.Join(dir, o.Run)
+	info, err := os.Lstat(path)
+	if err == nil {
+		err = private(path, info)
+	}
+	var root *os.Root
+	if err == nil {
+		root, err = os.OpenRoot(path)
+	}
 	if err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
@@ -121,7 +129,7 @@ func (j *Journal) Close() error {
 		errs = append(errs, j.root.Close())
 	}
 	if j.lock != nil {
-		errs = append(errs, j.lock.Close())
+		errs = append(errs, unlock(j.lock))
 	}
 	return errors.Join(errs...)
 }
@@ -185,11 +193,14 @@ func (j *Journal) Get(key string, v any) (bool, error) {
 	return true, nil
 }
 
+// ErrEmpty is the secret of a key whose file has lost its content.
+var ErrEmpty = errors.New("is empty")
+
 // Secret reads the secret of a key, and says whether there is one.
 func (j *Journal) Secret(key string) ([]byte, bool, error) {
 	b, found, err := j.read(key, secretSuffix)
 	if err == nil && found && len(b) == 0 {
-		err = fmt.Errorf("journal %s: %s is empty", key, j.path(key, secretSuffix))
+		err = fmt.Errorf("journal %s: %s %w", key, j.path(key, secretSuffix), ErrEmpty)
 	}
 	if err != nil || !found {
 		return nil, false, err

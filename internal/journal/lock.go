@@ -26,3 +26,9 @@ func lock(root *os.Root, name string) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// unlock gives the lock back. To close the file is not enough: a program that is just
+// being started has it open, too, until it runs, and the lock is that of all who have.
+func unlock(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}

@@ -28,7 +28,7 @@ func remove(dir, run string) error {
 	if err != nil {
 		return err
 	}
-	defer held.Close()
+	defer unlock(held)
 	info, err := runInfo(dir+"/"+run, run)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // direct is the way to API servers at addresses other than the kubeconfig's: with
@@ -69,7 +70,7 @@ func (c *Client) ask(ctx context.Context, addr netip.AddrPort, path string) (cod
 	}
 	response, err := (&http.Client{Transport: c.direct}).Do(request)
 	if err != nil {
-		return 0, nil, fault.WithHint(fault.Unreachable.Of(err), "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
+		return 0, nil, fault.WithHint(fault.Unreachable.Of(foreign.Error(err)), "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
 	}
 	defer response.Body.Close()
 	if body, err = io.ReadAll(io.LimitReader(response.Body, 1<<16)); err != nil {
@@ -88,7 +89,7 @@ func failedChecks(body []byte) string {
 	for line := range strings.Lines(string(body)) {
 		if what, ok := strings.CutPrefix(line, "[-]"); ok {
 			name, _, _ := strings.Cut(what, " ")
-			failed = append(failed, name)
+			failed = append(failed, foreign.Line(name))
 		}
 	}
 	return cmp.Or(strings.Join(failed, ", "), "it does not say why")

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // explain says which pods are left and why, and what can be done about it. The API
@@ -102,6 +104,7 @@ func (d *draining) orDelete() string {
 // inWords is what the server says of a pod's budget, by its full name: only the
 // server knows which numbers it has decided by.
 func inWords(p *corev1.Pod, cause string) string {
+	cause = foreign.Line(cause)
 	if rest, ok := strings.CutPrefix(cause, "The disruption budget "); ok {
 		return "PodDisruptionBudget " + p.Namespace + "/" + rest
 	}

@@ -9,6 +9,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // groups lists the named API groups that the cluster serves: who is not among
@@ -44,7 +46,7 @@ func understood(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) 
 		served = append(served, v.Version)
 	}
 	if !slices.Contains(served, gv.Version) {
-		return false, fmt.Errorf("%s is served as %s only, recast knows %s", gv.Group, strings.Join(served, ", "), gv.Version)
+		return false, foreign.Error(fmt.Errorf("%s is served as %s only, recast knows %s", gv.Group, strings.Join(served, ", "), gv.Version))
 	}
 	return true, nil
 }

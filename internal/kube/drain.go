@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -182,6 +183,9 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 		}},
 	}
 	list, errs := h.GetPodsForDeletion(d.node)
+	for i, err := range errs {
+		errs[i] = foreign.Error(err)
+	}
 	switch {
 	case len(errs) > 0 && list == nil:
 		return nil, fmt.Errorf("list pods: %w", d.translate(errors.Join(errs...)))

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,10 +13,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// translate turns an error of client-go into ours.
+// translate turns an error of client-go into ours. All that this client changes may
+// be changed twice, so a change whose answer was lost is cluster.ErrNotNow as well.
 func (c *Client) translate(err error) error {
+	err = foreign.Error(err)
 	switch {
 	case err == nil:
 		return nil
@@ -29,7 +33,7 @@ func (c *Client) translate(err error) error {
 	case apierrors.IsForbidden(err):
 		return fault.WithHint(fault.Credentials.Of(fault.As(fault.Refused, err)),
 			"the kubeconfig's user needs to read nodes, pods, daemonsets, deployments, poddisruptionbudgets, persistentvolumes, "+
-				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, tuppr and "+
+				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, Piraeus, tuppr and "+
 				"system-upgrade-controller, to watch nodes, pods, volumeattachments and poddisruptionbudgets (without that changes are seen later), "+
 				"to patch nodes and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
 				"what roll.gates asks about; Talos' own admin kubeconfig may do all of it")
@@ -39,11 +43,25 @@ func (c *Client) translate(err error) error {
 			"the kubeconfig's certificate authority is another cluster's: fetch a new one with \"talosctl kubeconfig\"")
 	}
 	if _, ok := errors.AsType[*url.Error](err); ok {
-		return fault.WithHint(fault.Unreachable.Of(fmt.Errorf("no answer from %s: %w", c.host, err)),
+		return fault.WithHint(fault.Unreachable.Of(&silentError{fmt.Errorf("no answer from %s: %w", c.host, err)}),
 			"check that the address in the kubeconfig is reachable from here and does not depend on one node")
+	}
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && isBusy(status.ErrStatus.Code) {
+		return &silentError{err}
 	}
 	return err
 }
+
+// isBusy says whether the server, or what stands before it, could not answer just now.
+func isBusy(code int32) bool {
+	return code >= http.StatusInternalServerError || code == http.StatusTooManyRequests
+}
+
+// silentError is a request that got no clear answer.
+type silentError struct{ error }
+
+func (e *silentError) Unwrap() error        { return e.error }
+func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
 // missing says whether the API itself answered that there is no object of that
 // name; a proxy's 404, or one for an unknown path, is no such answer.

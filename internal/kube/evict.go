@@ -14,6 +14,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // longestPause is the most that is waited because a server asks for it.
@@ -107,7 +109,7 @@ func (d *draining) words(err error) string {
 			}
 		}
 	}
-	return words
+	return foreign.Line(words)
 }
 
 // denies says whether an answer is somebody's no: a webhook's or a policy's, whose

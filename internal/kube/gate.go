@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 var _ cluster.ObjectJudge = (*Client)(nil)
@@ -33,7 +34,7 @@ func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judge
 	}
 	resource, unserved, err := c.resourceOf(ctx, g)
 	if err != nil || unserved != "" {
-		return cluster.Judged{Unserved: unserved}, err
+		return cluster.Judged{Unserved: foreign.Line(unserved)}, err
 	}
 	j := judge{expr: expr}
 	err = c.eachObject(ctx, g, resource, j.see)
@@ -58,7 +59,7 @@ func (j *judge) see(ctx context.Context, object map[string]any) {
 	why := j.expr.shows(object)
 	if err != nil {
 		why = strings.TrimSuffix(why+"; ", "; ")
-		why = strings.TrimPrefix(why+": "+printable(err.Error()), ": ")
+		why = strings.TrimPrefix(why+": "+foreign.Line(err.Error()), ": ")
 	}
 	j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
 }
@@ -67,7 +68,7 @@ func nameOf(object map[string]any) string {
 	meta := variables(object)["metadata"].(map[string]any)
 	namespace, _ := meta["namespace"].(string)
 	name, _ := meta["name"].(string)
-	return strings.TrimPrefix(namespace+"/"+name, "/")
+	return foreign.Line(strings.TrimPrefix(namespace+"/"+name, "/"))
 }
 
 // resourceOf asks the API which resource a kind is; unserved says in words why there is none.
@@ -184,7 +185,7 @@ func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) e
 	result := request.SetHeader("Accept", "application/json").Do(ctx)
 	err := result.Error()
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && status.ErrStatus.Code == http.StatusGone {
-		return fmt.Errorf("the list went out of date while it was read: %w", err)
+		return fmt.Errorf("the list went out of date while it was read: %w", foreign.Error(err))
 	}
 	if err != nil {
 		return c.translate(err)

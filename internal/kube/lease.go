@@ -16,6 +16,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // The Lease that is the claim of a run.
@@ -89,6 +90,7 @@ func leaseOf(l cluster.Lease) *coordinationv1.Lease {
 }
 
 func (c *Client) translateLease(err error) error {
+	err = foreign.Error(err)
 	if apierrors.IsForbidden(err) {
 		return fault.WithHint(fault.As(fault.Refused, err),
 			"the kubeconfig's user needs to get leases in kube-system, to see whether a run is at work; where the Proxmox token may not make VMs, "+

@@ -5,56 +5,103 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// LocalData lists what is on this very node and nowhere else, by name. Storage
-// systems that are not installed have none; one that can't be read is an error.
-func (c *Client) LocalData(ctx context.Context, node string) ([]cluster.LocalData, error) {
-	n, err := c.node(ctx, node)
-	if err != nil {
-		return nil, fmt.Errorf("local data of node %s: %w", node, err)
+// nodesAtOnce bounds how many nodes are asked for at once.
+const nodesAtOnce = 8
+
+// LocalData lists, for each of the nodes, what is on that very node and nowhere else,
+// by name. Storage systems that are not installed have none; one that can't be read is
+// an error.
+func (c *Client) LocalData(ctx context.Context, nodes ...string) (map[string][]cluster.LocalData, error) {
+	all, of := c.storage(ctx), make([][]cluster.LocalData, len(nodes))
+	g := errgroup.Group{}
+	g.SetLimit(nodesAtOnce)
+	for i, node := range nodes {
+		g.Go(func() error {
+			n, err := c.node(ctx, node)
+			if err == nil {
+				of[i], err = c.localData(ctx, n, all)
+			}
+			if err != nil {
+				return fmt.Errorf("local data of node %s: %w", node, err)
+			}
+			return nil
+		})
 	}
-	var data []cluster.LocalData
-	var errs []error
-	add := func(found []cluster.LocalData, err error) {
-		data, errs = append(data, found...), append(errs, err)
+	if err := g.Wait(); err != nil {
+		return nil, err
 	}
-	add(c.localVolumes(ctx, n))
-	groups, err := c.groups(ctx)
-	if err != nil {
-		errs = append(errs, err)
-	} else {
-		add(c.longhornDisks(ctx, n, groups))
-		add(c.rookDirectories(ctx, n, groups))
+	data := map[string][]cluster.LocalData{}
+	for i, node := range nodes {
+		slices.SortStableFunc(of[i], func(a, b cluster.LocalData) int { return cmp.Compare(a.Name, b.Name) })
+		data[node] = of[i]
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("local data of node %s: %w", node, err)
-	}
-	slices.SortFunc(data, func(a, b cluster.LocalData) int { return cmp.Compare(a.Name, b.Name) })
 	return data, nil
 }
 
-func (c *Client) localVolumes(ctx context.Context, n *corev1.Node) ([]cluster.LocalData, error) {
+// storage is what is the same for every node. What could not be read is an error of each.
+type storage struct {
+	groups     []metav1.APIGroup
+	volumes    []corev1.PersistentVolume
+	errGroups  error
+	errVolumes error
+}
+
+func (c *Client) storage(ctx context.Context) (s storage) {
+	s.groups, s.errGroups = c.groups(ctx)
 	list, err := c.api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("list persistent volumes: %w", c.translate(err))
+		s.errVolumes = fmt.Errorf("list persistent volumes: %w", c.translate(err))
+		return s
 	}
-	var data []cluster.LocalData
-	for i := range list.Items {
-		pv := &list.Items[i]
-		if path, local := localTo(n, pv); local && holdsData(pv) {
-			data = append(data, cluster.LocalData{Name: "pv/" + pv.Name, What: describe(pv), Path: path})
+	s.volumes = list.Items
+	return s
+}
+
+func (c *Client) localData(ctx context.Context, n *corev1.Node, all storage) ([]cluster.LocalData, error) {
+	if all.errGroups != nil {
+		return nil, errors.Join(all.errVolumes, all.errGroups)
+	}
+	pools, errPools := c.linstorPools(ctx, n, all.groups)
+	longhorn, ofLonghorn, errLonghorn := c.longhornDisks(ctx, n, all.groups)
+	rook, ofRook, errRook := c.rookDirectories(ctx, n, all.groups)
+	paths, errPaths := c.hostPaths(ctx, n, slices.Concat(ofLonghorn, ofRook))
+	data := slices.Concat(localVolumes(n, all.volumes, pools), pools, longhorn, rook)
+	for _, p := range paths {
+		if !slices.ContainsFunc(data, func(d cluster.LocalData) bool { return d.Path != "" && path.Clean(d.Path) == p.Path }) {
+			data = append(data, p)
 		}
 	}
-	return data, nil
+	return data, errors.Join(errPools, all.errVolumes, errLonghorn, errRook, errPaths)
+}
+
+// localVolumes are those of the volumes that are on the node; pools are those that
+// LINSTOR has there.
+func localVolumes(n *corev1.Node, volumes []corev1.PersistentVolume, pools []cluster.LocalData) (data []cluster.LocalData) {
+	for i := range volumes {
+		pv := &volumes[i]
+		path, local := localTo(n, pv)
+		if !local || !holdsData(pv) {
+			continue
+		}
+		for _, place := range places(pv, path, pools) {
+			place.Name, place.What = "pv/"+pv.Name, foreign.Line(describe(pv))
+			data = append(data, place)
+		}
+	}
+	return data
 }
 
 // holdsData says whether somebody's data is on the volume: a claim has it, or
@@ -84,6 +131,33 @@ func localTo(n *corev1.Node, pv *corev1.PersistentVolume) (path string, local bo
 		return source.HostPath.Path, allows(required, n)
 	}
 	return "", pins(required, n)
+}
+
+// pooled are the CSI drivers whose volumes are in LVM or ZFS: what of it, and the
+// attribute of the volume that names its group or pool. TopoLVM keeps that name in
+// the configuration of its lvmd.
+var pooled = map[string]struct{ format, attribute string }{
+	"topolvm.io":           {format: cluster.FormatLVM},
+	"topolvm.cybozu.com":   {format: cluster.FormatLVM},                                   // its name before 0.10
+	"local.csi.openebs.io": {format: cluster.FormatLVM, attribute: "openebs.io/volgroup"}, // lvm-localpv, pkg/driver/controller.go, CreateVolume
+	"zfs.csi.openebs.io":   {format: cluster.FormatZFS, attribute: "openebs.io/poolname"}, // zfs-localpv, likewise
+}
+
+// linstorDriver has volumes in the pools that LINSTOR has on the node; which of
+// them a volume is in, its PersistentVolume does not say.
+const linstorDriver = "linstor.csi.linbit.com"
+
+// places are where the volume may be, as far as it tells: none of them has a name.
+func places(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
+	csi := pv.Spec.CSI
+	switch {
+	case csi == nil:
+		return []cluster.LocalData{{Path: path}}
+	case csi.Driver == linstorDriver && len(pools) > 0:
+		return slices.Clone(pools)
+	}
+	driver := pooled[csi.Driver]
+	return []cluster.LocalData{{Format: driver.format, Group: csi.VolumeAttributes[driver.attribute]}}
 }
 
 func describe(pv *corev1.PersistentVolume) string {

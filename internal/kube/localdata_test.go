@@ -49,8 +49,12 @@ func hostPath() corev1.PersistentVolumeSource {
 	return corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/opt/x"}}
 }
 
-func csi(driver string) corev1.PersistentVolumeSource {
-	return corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}}
+func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
+	source := &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h", VolumeAttributes: map[string]string{}}
+	for i := 0; i < len(attributes); i += 2 {
+		source.VolumeAttributes[attributes[i]] = attributes[i+1]
+	}
+	return corev1.PersistentVolumeSource{CSI: source}
 }
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
@@ -59,7 +63,7 @@ func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.Loc
 	if err != nil {
 		t.Fatal(err)
 	}
-	return data
+	return data[node]
 }
 
 func TestLocalDataOfVolumes(t *testing.T) {
@@ -72,6 +76,8 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		retain bool
 		what   string // "" for no data of wk1
 		path   string
+		format string
+		group  string
 	}{
 		"local":                      {pv: volume("a", local(), on(hostname, "wk1")), what: "PersistentVolume a (claim default/db-0)", path: "/var/local/x"},
 		"local of another node":      {pv: volume("a", local(), on(hostname, "wk2"))},
@@ -84,8 +90,11 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		"hostPath":                   {pv: volume("a", hostPath(), on(hostname, "wk1")), what: "PersistentVolume a (claim default/db-0)", path: "/opt/x"},
 		"hostPath of another node":   {pv: volume("a", hostPath(), on(hostname, "wk2"))},
 		"hostPath without affinity":  {pv: volume("a", hostPath()), what: "PersistentVolume a (claim default/db-0, on any node)", path: "/opt/x"},
-		"TopoLVM":                    {pv: volume("a", csi("topolvm.io"), on("topology.topolvm.io/node", "wk1")), what: "PersistentVolume a (claim default/db-0)"},
-		"OpenEBS ZFS":                {pv: volume("a", csi("zfs.csi.openebs.io"), on("openebs.io/nodename", "wk1")), what: "PersistentVolume a (claim default/db-0)"},
+		"TopoLVM":                    {pv: volume("a", csi("topolvm.io"), on("topology.topolvm.io/node", "wk1")), what: "PersistentVolume a (claim default/db-0)", format: cluster.FormatLVM},
+		"OpenEBS LVM":                {pv: volume("a", csi("local.csi.openebs.io", "openebs.io/volgroup", "lvmvg"), on("openebs.io/nodename", "wk1")), what: "PersistentVolume a (claim default/db-0)", format: cluster.FormatLVM, group: "lvmvg"},
+		"OpenEBS ZFS":                {pv: volume("a", csi("zfs.csi.openebs.io", "openebs.io/poolname", "tank"), on("openebs.io/nodename", "wk1")), what: "PersistentVolume a (claim default/db-0)", format: cluster.FormatZFS, group: "tank"},
+		"CSI of another kind":        {pv: volume("a", csi("kubevirt.io.hostpath-provisioner"), on("topology.hostpath.csi/node", "wk1")), what: "PersistentVolume a (claim default/db-0)"},
+		"LINSTOR without Piraeus":    {pv: volume("a", csi("linstor.csi.linbit.com"), on("linbit.com/hostname", "wk1")), what: "PersistentVolume a (claim default/db-0)"},
 		"TopoLVM of another node":    {pv: volume("a", csi("topolvm.io"), on("topology.topolvm.io/node", "wk2"))},
 		"Proxmox CSI by zone":        {pv: volume("a", csi("csi.proxmox.sinextra.dev"), on("topology.kubernetes.io/zone", "pve1"))},
 		"CSI on two nodes":           {pv: volume("a", csi("linstor.csi.linbit.com"), on("linbit.com/hostname", "wk1"), on("linbit.com/hostname", "wk2"))},
@@ -111,7 +120,7 @@ func TestLocalDataOfVolumes(t *testing.T) {
 				l.put(t, store.Volumes(), tc.pv)
 				var want []cluster.LocalData
 				if tc.what != "" {
-					want = []cluster.LocalData{{Name: "pv/a", What: tc.what, Path: tc.path}}
+					want = []cluster.LocalData{{Name: "pv/a", What: tc.what, Path: tc.path, Format: tc.format, Group: tc.group}}
 				}
 				if diff := cmp.Diff(want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
@@ -119,19 +128,6 @@ func TestLocalDataOfVolumes(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A pod's own hostPath volume is not data: DaemonSets have them everywhere.
-func TestLocalDataIsNotWhatPodsMount(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
-		l.put(t, store.Pods(), daemonPod("default", "agent", "wk1", map[string]string{"state": "/var/lib/agent"}))
-		if got := l.localData(t, l.client(t, "system:masters"), "wk1"); len(got) != 0 {
-			t.Errorf("local data = %+v", got)
-		}
-	})
 }
 
 // daemonPod is a pod on a node with hostPath volumes.

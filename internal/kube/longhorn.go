@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 var longhornVersion = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
@@ -54,28 +55,32 @@ func (d *longhornDisk) empty() bool {
 }
 
 // longhornDisks lists the directories of the node in which Longhorn has
-// replicas, or may have. Its other disks are whole block devices.
-func (c *Client) longhornDisks(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) ([]cluster.LocalData, error) {
+// replicas, or may have, and all that it looks after. Its other disks are whole
+// block devices.
+func (c *Client) longhornDisks(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) (data []cluster.LocalData, all []managed, err error) {
 	if installed, err := understood(groups, longhornVersion); !installed {
-		return nil, err
+		return nil, nil, err
 	}
 	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()
 	nodes, err := listCustom[longhornNode](ctx, c, longhornVersion.WithResource("nodes"), selector)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var data []cluster.LocalData
 	for _, ln := range nodes {
 		for id, disk := range ln.Spec.Disks {
-			if disk.Type == "block" || disk.Type == "lvm" || ln.Status.Disks[id].empty() {
+			if disk.Type == "block" || disk.Type == "lvm" {
 				continue
 			}
-			what := fmt.Sprintf("Longhorn disk %s (%s)", id, contents(ln.Status.Disks[id]))
 			dir := path.Clean("/" + disk.Path) // Longhorn's default ends in a slash
+			all = append(all, managed{namespace: ln.Metadata.Namespace, dir: dir})
+			if ln.Status.Disks[id].empty() {
+				continue
+			}
+			what := foreign.Line(fmt.Sprintf("Longhorn disk %s (%s)", id, contents(ln.Status.Disks[id])))
 			data = append(data, cluster.LocalData{Name: "longhorn" + dir, What: what, Path: dir})
 		}
 	}
-	return data, nil
+	return data, all, nil
 }
 
 func contents(d *longhornDisk) string {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // The annotations in which recast says on a Node what it does to it. A kubelet
@@ -17,6 +18,7 @@ import (
 const (
 	rollAnnotation        = "recast.dev/roll" // JSON of a cluster.Mark
 	failedBuildAnnotation = "recast.dev/failed-build"
+	bootedAnnotation      = "recast.dev/booted"
 )
 
 // Cordon makes the node unschedulable and marks it with why, in one write. Who
@@ -78,6 +80,30 @@ func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	})
 }
 
+// SetBooted implements cluster.KubeWriter.
+func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
+	return c.amend(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
+		if bootedOf(n) == b {
+			return nil, nil
+		}
+		text, err := json.Marshal(b)
+		if err != nil {
+			return nil, err
+		}
+		p := &nodePatch{}
+		p.annotate(bootedAnnotation, new(string(text)))
+		return p, nil
+	})
+}
+
+// bootedOf is nothing where somebody has edited it: then the machine is believed.
+func bootedOf(n *corev1.Node) (b cluster.Booted) {
+	if json.Unmarshal([]byte(n.Annotations[bootedAnnotation]), &b) != nil {
+		return cluster.Booted{}
+	}
+	return b
+}
+
 // markOf reads the node's mark; nil if it has none. What can't be read is an
 // error: whose the cordon is could not be told.
 func markOf(n *corev1.Node) (*cluster.Mark, error) {
@@ -91,7 +117,7 @@ func markOf(n *corev1.Node) (*cluster.Mark, error) {
 		err = errors.New("it names no run")
 	}
 	if err != nil {
-		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, err),
+		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, foreign.Error(err)),
 			"if no roll is under way, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
 	}
 	return &m, nil

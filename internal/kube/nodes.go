@@ -48,7 +48,8 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	node := cluster.KubeNode{
 		Name: n.Name, UUID: strings.ToLower(info.SystemUUID), BootID: info.BootID,
 		ControlPlane: controlPlane, Unschedulable: n.Spec.Unschedulable, Mark: mark, FailedBuild: n.Annotations[failedBuildAnnotation],
-		Pause: cluster.Pause(n.Annotations), ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
+		Booted: bootedOf(n),
+		Pause:  cluster.Pause(n.Annotations), ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
 		Ready: isReady(n), UID: string(n.UID),
 		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations},
 	}

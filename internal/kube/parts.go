@@ -21,6 +21,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -66,7 +67,7 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 	}
 	for _, status := range p.Status.ContainerStatuses {
 		if w := status.State.Waiting; w != nil {
-			s.Why = strings.TrimSuffix(w.Reason+": "+w.Message, ": ")
+			s.Why = foreign.Line(strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
 		}
 	}
 	s.Ready = p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {

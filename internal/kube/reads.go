@@ -10,6 +10,8 @@ import (
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/common/types"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -125,7 +127,7 @@ func lookUp(value any, path []string) (any, bool) {
 // brief writes a value on one short line. Of conditions it takes what matters.
 func brief(value any) string {
 	if text, ok := value.(string); ok {
-		return cut(printable(text))
+		return cut(foreign.Line(text))
 	}
 	if list, ok := value.([]any); ok && len(list) > 0 {
 		if conditions, ok := conditionsOf(list); ok {
@@ -141,7 +143,7 @@ func brief(value any) string {
 	if err != nil {
 		return fmt.Sprintf("(%T)", value)
 	}
-	return cut(printable(string(b)))
+	return cut(foreign.Line(string(b)))
 }
 
 // conditionsOf reads a list of conditions: "Ready=False".
@@ -153,7 +155,7 @@ func conditionsOf(list []any) (texts []string, ok bool) {
 		if !isKind || !isStatus {
 			return nil, false
 		}
-		texts = append(texts, printable(kind)+"="+printable(status))
+		texts = append(texts, foreign.Line(kind)+"="+foreign.Line(status))
 	}
 	return texts, true
 }
@@ -167,7 +169,7 @@ func conditionsBelow(section map[string]any) (texts []string, ok bool) {
 		if !isList || !are {
 			return nil, false
 		}
-		texts = append(texts, printable(key)+"["+strings.Join(conditions, " ")+"]")
+		texts = append(texts, foreign.Line(key)+"["+strings.Join(conditions, " ")+"]")
 	}
 	return texts, true
 }
@@ -177,14 +179,4 @@ func cut(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:readBytes], "") + "…"
-}
-
-// printable keeps what somebody wrote into an object from moving the terminal's cursor.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, s)
 }

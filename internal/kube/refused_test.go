@@ -79,8 +79,10 @@ func finePages() map[string]page {
 		"/api/v1/nodes/wk1":         {200, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"wk1","labels":{"kubernetes.io/hostname":"wk1"}}}`},
 		"/api/v1/persistentvolumes": {200, `{"kind":"PersistentVolumeList","apiVersion":"v1","items":[]}`},
 		"/apis": {200, `{"kind":"APIGroupList","apiVersion":"v1","groups":[` + strings.Join([]string{
-			group("longhorn.io", "v1beta2"), group("ceph.rook.io", "v1"), group("tuppr.home-operations.com", "v1alpha1"), group("upgrade.cattle.io", "v1"),
+			group("longhorn.io", "v1beta2"), group("piraeus.io", "v1"), group("ceph.rook.io", "v1"), group("tuppr.home-operations.com", "v1alpha1"), group("upgrade.cattle.io", "v1"),
 		}, ",") + `]}`},
+		"/api/v1/pods":                                            {200, `{"kind":"PodList","apiVersion":"v1","items":[]}`},
+		"/apis/piraeus.io/v1/linstorsatellites":                   {200, `{"items":[]}`},
 		"/apis/longhorn.io/v1beta2/nodes":                         {200, `{"items":[]}`},
 		"/apis/ceph.rook.io/v1/cephclusters":                      {200, `{"items":[]}`},
 		"/apis/upgrade.cattle.io/v1/plans":                        {200, `{"items":[]}`},
@@ -112,6 +114,10 @@ func TestReadsFailClosed(t *testing.T) {
 		"certificates": {read: certificates},
 		"volumes forbidden": {
 			data, "/api/v1/persistentvolumes", forbidden(t, "persistentvolumes", ""), `list persistent volumes: persistentvolumes is forbidden`, fault.Refused,
+		},
+		"pods forbidden": {data, "/api/v1/pods", forbidden(t, "pods", ""), "list pods: pods is forbidden", fault.Refused},
+		"Piraeus forbidden": {
+			data, "/apis/piraeus.io/v1/linstorsatellites", forbidden(t, "linstorsatellites", "piraeus.io"), "list linstorsatellites.piraeus.io: ", fault.Refused,
 		},
 		"Longhorn forbidden": {
 			data, "/apis/longhorn.io/v1beta2/nodes", forbidden(t, "nodes", "longhorn.io"),

@@ -27,31 +27,31 @@ type cephCluster struct {
 }
 
 // rookDirectories lists the directories in which monitors and OSDs of Rook have
-// their state on the node.
-func (c *Client) rookDirectories(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) ([]cluster.LocalData, error) {
+// their state on the node, and those of every CephCluster.
+func (c *Client) rookDirectories(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) (data []cluster.LocalData, all []managed, err error) {
 	if installed, err := understood(groups, rookVersion); !installed {
-		return nil, err
+		return nil, nil, err
 	}
 	clusters, err := listCustom[cephCluster](ctx, c, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var data []cluster.LocalData
 	for _, ceph := range clusters {
 		if ceph.Spec.DataDir == "" {
 			continue // an external Ceph
 		}
 		dir := path.Clean("/" + ceph.Spec.DataDir)
+		all = append(all, managed{ceph.Metadata.Namespace, "rook-ceph-", dir})
 		daemons, err := c.rookDaemons(ctx, n, ceph.Metadata.Namespace, dir)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(daemons) > 0 {
 			what := fmt.Sprintf("Rook's directory of CephCluster %s/%s (%s)", ceph.Metadata.Namespace, ceph.Metadata.Name, strings.Join(daemons, ", "))
 			data = append(data, cluster.LocalData{Name: "rook" + dir, What: what, Path: dir})
 		}
 	}
-	return data, nil
+	return data, all, nil
 }
 
 // rookDaemons lists the kinds of daemons of a Ceph cluster that keep state
@@ -93,7 +93,6 @@ func keepsState(spec *corev1.PodSpec, dir string) bool {
 		if v.HostPath == nil || v.Name == "rook-ceph-log" || v.Name == "rook-ceph-crash" {
 			return false
 		}
-		at := path.Clean(v.HostPath.Path)
-		return at == dir || strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/")
+		return within(path.Clean(v.HostPath.Path), dir)
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -61,7 +63,7 @@ func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([
 				continue
 			}
 			to := cmp.Or(u.Spec.Talos.Version, u.Spec.Kubernetes.Version, "a version of its own")
-			owners = append(owners, fmt.Sprintf("tuppr's %s %s, which brings nodes to %s", r.Kind, u.Metadata.Name, to))
+			owners = append(owners, foreign.Line(fmt.Sprintf("tuppr's %s %s, which brings nodes to %s", r.Kind, u.Metadata.Name, to)))
 		}
 	}
 	return owners, nil
@@ -85,7 +87,7 @@ func (c *Client) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]st
 	var owners []string
 	for _, p := range plans {
 		if strings.Contains(strings.ToLower(p.Metadata.Name+string(p.Spec)), "talos") {
-			owners = append(owners, fmt.Sprintf("system-upgrade-controller's Plan %s/%s, which mentions Talos", p.Metadata.Namespace, p.Metadata.Name))
+			owners = append(owners, foreign.Line(fmt.Sprintf("system-upgrade-controller's Plan %s/%s, which mentions Talos", p.Metadata.Namespace, p.Metadata.Name)))
 		}
 	}
 	return owners, nil

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // AttachedVolumes lists what the node's VolumeAttachments say, by name.
@@ -82,9 +83,9 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	}
 	switch {
 	case a.Status.DetachError != nil:
-		v.Trouble = "can't be detached: " + a.Status.DetachError.Message
+		v.Trouble = "can't be detached: " + foreign.Line(a.Status.DetachError.Message)
 	case a.Status.AttachError != nil:
-		v.Trouble = "could not be attached: " + a.Status.AttachError.Message
+		v.Trouble = "could not be attached: " + foreign.Line(a.Status.AttachError.Message)
 	}
 	return v
 }

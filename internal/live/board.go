@@ -7,12 +7,10 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-
-	"github.com/charmbracelet/x/ansi"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -277,16 +275,5 @@ func (b *Board) End(at time.Time) {
 	}
 }
 
-// oneLine is a text as one line that is printable.
-func oneLine(text string) string { return strings.Join(strings.Fields(printable(text)), " ") }
-
-// printable is a text without anything that moves a cursor, colours what follows or
-// turns it round, whatever somebody else's message holds.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
-			return ' '
-		}
-		return r
-	}, ansi.Strip(text))
-}
+// oneLine is a text as one line that is printable, without gaps.
+func oneLine(text string) string { return strings.Join(strings.Fields(foreign.Line(text)), " ") }

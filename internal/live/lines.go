@@ -1,6 +1,7 @@
 package live
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -29,16 +31,12 @@ type line struct {
 
 // Lines writes events, and whatever else is said, as JSON: one object a line.
 type Lines struct {
-	mu  sync.Mutex
-	enc *json.Encoder
+	mu sync.Mutex
+	w  io.Writer
 }
 
 // NewLines writes to w.
-func NewLines(w io.Writer) *Lines {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return &Lines{enc: enc}
-}
+func NewLines(w io.Writer) *Lines { return &Lines{w: w} }
 
 // Emit writes one event.
 func (l *Lines) Emit(e step.Event) {
@@ -66,9 +64,15 @@ func (l *Lines) Write(p []byte) (int, error) {
 }
 
 func (l *Lines) write(out line) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(out); err != nil {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = l.enc.Encode(out) // nobody reads any more: the run goes on
+	_, _ = l.w.Write(foreign.JSON(text.Bytes())) // nobody reads any more: the run goes on
 }
 
 // event is the event of a step that a line tells of; ok is false for any other line.

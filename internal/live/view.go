@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -113,7 +114,7 @@ func (v *View) Print(text string) bool {
 		return false
 	}
 	for l := range strings.Lines(text) {
-		v.above = append(v.above, printable(strings.TrimRight(l, "\r\n")))
+		v.above = append(v.above, foreign.Line(l))
 	}
 	return true
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // awayHosts gathers the hosts that do not answer, and what is on them.
@@ -30,7 +29,7 @@ func (c *Client) offline(ctx context.Context) (*awayHosts, error) {
 	}
 	away := &awayHosts{why: map[string]string{}}
 	for _, host := range offline {
-		away.why[host] = "is offline"
+		away.why[host] = cluster.IsOffline
 	}
 	return away, nil
 }
@@ -83,16 +82,7 @@ func (a *awayHosts) err() error {
 		}
 	}
 	slices.SortFunc(e.Hosts, func(a, b cluster.AwayHost) int { return cmp.Compare(a.Name, b.Name) })
-	return hintAway(e)
-}
-
-// hintAway says what to do about hosts that do not answer.
-func hintAway(e *cluster.HostsAway) error {
-	err := error(e)
-	for _, h := range e.Hosts {
-		err = fault.WithHint(fault.HostAway.Of(err), "see whether %s is up, and its pveproxy (pvecm status on another Proxmox node tells); then run the same command again", h.Name)
-	}
-	return err
+	return e.Hinted()
 }
 
 // away is the error of a VM whose host is offline, or did not answer for that cause.

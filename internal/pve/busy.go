@@ -18,8 +18,16 @@ import (
 func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	tasks, errTasks := c.activeTasks(ctx, vm.Host)
 	var jobs []backupJob
-	if err := errors.Join(errTasks, c.getShared(ctx, "/cluster/backup", &jobs)); err != nil {
+	// Whoever answers has reckoned it by the clock that is in the answer's header.
+	now, errJobs := c.getSharedDated(ctx, "/cluster/backup", &jobs)
+	if err := errors.Join(errTasks, errJobs); err != nil {
 		return nil, err
+	}
+	if now.IsZero() && len(jobs) > 0 { // a proxy in front has taken it away
+		var err error
+		if now, err = c.clock(ctx, vm.Host); err != nil {
+			return nil, err
+		}
 	}
 	var busy []string
 	if vm.Lock == "backup" {
@@ -46,7 +54,7 @@ func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		if !j.includes(vm) {
 			continue
 		}
-		if when := due(int64(j.NextRun), time.Now()); when != "" {
+		if when := due(int64(j.NextRun), now); when != "" {
 			busy = append(busy, "backup job "+j.ID+" "+when)
 		}
 	}
@@ -85,7 +93,8 @@ func splitList(s string) []string {
 }
 
 // due says when something happens that starts at that Unix time; "" if that is
-// later than cluster.BusyWithin. 0 is a time that Proxmox does not tell.
+// later than cluster.BusyWithin. now is what the host has for the time that has
+// reckoned it: ours may be another. 0 is a time that Proxmox does not tell.
 func due(unix int64, now time.Time) string {
 	at := time.Unix(unix, 0)
 	switch {
@@ -143,7 +152,11 @@ func (c *Client) replications(ctx context.Context, vm cluster.VM, jobs []string)
 		if r.NextSync == 0 || truth(r.Disable) {
 			continue
 		}
-		if when := due(int64(r.NextSync), time.Now()); when != "" {
+		now, err := c.clock(ctx, vm.Host) // by which it was reckoned
+		if err != nil {
+			return nil, err
+		}
+		if when := due(int64(r.NextSync), now); when != "" {
 			busy = append(busy, "replication job "+r.ID+" "+when)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // rawConfig is a VM's configuration as the API gives it: values are strings,
@@ -27,7 +29,7 @@ func (r rawConfig) normalise() (config map[string]string, digest string, err err
 			// them beside the settings, and load_current_config (pve-guest-common,
 			// AbstractConfig.pm) hands them out.
 		case raw[0] == '{' || raw[0] == '[':
-			return nil, "", fmt.Errorf("%s is neither a text nor a number: %s", key, raw)
+			return nil, "", foreign.Error(fmt.Errorf("%s is neither a text nor a number: %s", key, raw))
 		case key == "digest":
 			digest = scalar(raw)
 		default:

@@ -136,6 +136,7 @@ func TestDownload(t *testing.T) {
 				}
 				pve1.on(downloadPath, answers...)
 				pve1.on(tasks, data(cmp.Or(tc.tasks, "[]")))
+				pve1.on("GET /nodes/pve1/status", data(`{"uptime":745}`))
 				pve1.on(isosPath, data(cmp.Or(tc.isos, "[]")))
 				pve1.on("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
 				pve1.on("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))

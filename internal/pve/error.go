@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -40,7 +42,7 @@ func (e *Error) Error() string {
 		}
 		fmt.Fprintf(&b, "%s%s: %s", sep, name, e.Params[name])
 	}
-	return b.String()
+	return foreign.Line(b.String())
 }
 
 // said is the server's message: the body's, which a proxy in front does not
@@ -64,10 +66,19 @@ func (e *Error) text() string {
 // Unwrap gives the sentinels that the answer amounts to.
 func (e *Error) Unwrap() []error {
 	errs := sentinels(e.text())
+	if e.Method == http.MethodGet && len(errs) == 0 && e.says5xx() {
+		errs = append(errs, cluster.ErrNotNow)
+	}
 	if e.Method != http.MethodGet && (isGateway(e.Status) || isSuccess(e.Status)) {
 		errs = append(errs, cluster.ErrLostAnswer)
 	}
 	return errs
+}
+
+// says5xx says that whoever was asked could not answer just now: an error of the
+// server itself, or too many requests.
+func (e *Error) says5xx() bool {
+	return e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests
 }
 
 // isGateway says that the entry node, or a proxy in front, got no answer from
@@ -132,8 +143,13 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 		Message any            `json:"message"`
 		Errors  map[string]any `json:"errors"`
 	}
-	// A body that is not Proxmox's JSON (a proxy's HTML page) adds nothing to the status line.
+	// A body that is not Proxmox's JSON adds nothing to the status line: a proxy's page,
+	// or the plain text of the HTTP server itself, which begins with what that line says
+	// (pve-http-server, AnyEvent.pm, error). A proxy that loses the line leaves the text.
 	if err := json.Unmarshal(body, &answer); err != nil {
+		if e.Reason == "" && !isHTML(body) {
+			e.Message, _, _ = strings.Cut(strings.TrimSpace(string(body)), "\n")
+		}
 		return e
 	}
 	if answer.Message != nil {
@@ -146,6 +162,16 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 		}
 	}
 	return e
+}
+
+func isHTML(body []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) }
+
+// noUser is what Proxmox dies of, before anything is done, when the user of a
+// request was forgotten meanwhile: it is one variable for the whole of a pvedaemon
+// process, which each request's auth_handler sets and its end clears, while the
+// body of another is still being read (pve-manager, HTTPServer.pm).
+func (e *Error) noUser() bool {
+	return e.Status == http.StatusInternalServerError && strings.TrimSpace(e.said()) == "user name not set"
 }
 
 func (e *Error) redact(clean func(string) string) {

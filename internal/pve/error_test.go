@@ -40,7 +40,18 @@ func TestParseError(t *testing.T) {
 			Error{Status: 400, Reason: "Parameter verification failed.", Message: "Parameter verification failed.", Params: map[string]string{"scsi0": "bad", "name": "worse"}},
 			"POST /p: 400 Parameter verification failed.: name: worse; scsi0: bad",
 		},
-		"a proxy's page": {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
+		"plain text of the HTTP server": {
+			501, "501 chunked transfer encoding not supported", "chunked transfer encoding not supported",
+			Error{Status: 501, Reason: "chunked transfer encoding not supported"},
+			"POST /p: 501 chunked transfer encoding not supported",
+		},
+		"plain text alone": {
+			500, "500 ", "upload failed at AnyEvent.pm line 1370.\nmore\n",
+			Error{Status: 500, Message: "upload failed at AnyEvent.pm line 1370."},
+			"POST /p: 500 upload failed at AnyEvent.pm line 1370.",
+		},
+		"a proxy's page alone": {502, "502", "<html>", Error{Status: 502}, "POST /p: 502"},
+		"a proxy's page":       {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

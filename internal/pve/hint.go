@@ -83,7 +83,10 @@ func (c *Client) hintForbidden(e *Error, err error) error {
 	if m == nil {
 		return fault.WithHint(fault.TokenPrivileges.Of(err), "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
 	}
-	path, privilege := m[1], m[2]
+	return c.hintPrivilege(err, m[1], m[2])
+}
+
+func (c *Client) hintPrivilege(err error, path, privilege string) error {
 	return fault.WithHint(fault.TokenPrivileges.Of(err), "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
 		"an entry made by hand takes the place of those above it", c.tokenID, privilege, path)
 }

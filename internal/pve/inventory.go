@@ -72,14 +72,49 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 // VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
 // read, because a volume may be referenced by any of them; where that is because
 // hosts do not answer, the error is a *cluster.HostsAway, and comes with all others.
+//
+// The list is the register of guests as the node that we ask knows it, and shows the
+// lock of each VM as of then (pve-manager, PVE/API2/Cluster.pm, resources). Every node
+// applies all changes in one order, but one may be behind. Where the list shows a VM
+// that is being created, and its host shows that it is complete, other VMs may be
+// missing that were complete before it: then it is asked for again.
 func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
-	rows, err := c.resources(ctx)
-	if err != nil {
-		return nil, err
+	for range relists {
+		rows, err := c.resources(ctx)
+		if err != nil {
+			return nil, err
+		}
+		vms, away, err := c.configsOf(ctx, rows)
+		if err != nil {
+			return nil, err
+		}
+		if !behind(rows, vms) {
+			return vms, away
+		}
 	}
+	return nil, fmt.Errorf("list the VMs: the list is behind their configurations, %d times in a row", relists)
+}
+
+// relists bounds how often the list is asked for because VMs were created meanwhile.
+const relists = 10
+
+// behind says whether a VM is complete whose creation was in progress in the list.
+func behind(rows []resource, vms []cluster.VM) bool {
+	return slices.ContainsFunc(vms, func(vm cluster.VM) bool {
+		return vm.Lock != createLock && slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == vm.ID && r.Lock == createLock })
+	})
+}
+
+// createLock is the lock of a VM that is being created (qemu-server,
+// PVE/API2/Qemu.pm, create_vm; pve-guest-common, AbstractConfig.pm, create_and_lock_config).
+const createLock = "create"
+
+// configsOf reads the configurations of the VMs in the list. away is the error of
+// those on hosts that do not answer; nil if there are none.
+func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluster.VM, lacking, err error) {
 	away, err := c.offline(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	vms := make([]*cluster.VM, len(rows)) // nil: gone, or away
 	g, ctx := errgroup.WithContext(ctx)
@@ -110,16 +145,15 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var found []cluster.VM
 	for _, vm := range vms {
 		if vm != nil {
 			found = append(found, *vm)
 		}
 	}
 	slices.SortFunc(found, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
-	return found, away.err()
+	return found, away.err(), nil
 }
 
 // Listed lists every VM as the cluster's list has it: without configurations, and
@@ -256,7 +290,7 @@ func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 
 // resource is a row of the cluster's list of VMs, without its figures.
 type resource struct {
-	Type, Node, Name, Pool, Status, HAState string
+	Type, Node, Name, Pool, Status, HAState, Lock string
 
 	VMID     flexInt
 	Template json.RawMessage

@@ -3,6 +3,7 @@ package pve
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -210,4 +212,61 @@ func TestLabStorages(t *testing.T) {
 			t.Errorf("storages (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestDueByTheirClock: what Proxmox is about to do is told by the clock of the host
+// that has reckoned with it, which may be a day ahead of ours, or behind.
+func TestDueByTheirClock(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				l.world.SetClock("pve1", off)
+				soon, later := time.Now().Add(10*time.Minute), time.Now().Add(cluster.BusyWithin+10*time.Minute)
+				l.world.AddBackupJob(world.BackupJob{ID: "soon", All: true, NextRun: soon})
+				l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
+				l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", NextSync: soon})
+				l.world.AddReplication(world.ReplicationJob{ID: "9011-1", Guest: 9011, Target: "pve3", NextSync: later})
+				got, err := l.Ties(t.Context(), l.read(t, 9011))
+				must(t, err)
+				theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
+				want := []string{"backup job soon due at " + theirs, "replication job 9011-0 due at " + theirs}
+				if diff := cmp.Diff(want, got.Busy); diff != "" {
+					t.Errorf("busy (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestLostAnswerAndAClockThatJumps: a worker is found though the clock of its host
+// was set by a day while its answer was lost: that it has failed is known, and nothing is sent twice.
+func TestLostAnswerAndAClockThatJumps(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+				vm := l.read(t, 9011)
+				before := l.recorder.Mutations()
+				l.world.FailNext("qmmove", "command '/sbin/lvs' failed: exit code 5")
+				l.recorder.Hooks(nil, func(call record.Call) {
+					if call.Mutation {
+						l.world.SetClock("pve1", off)
+						panic(http.ErrAbortHandler)
+					}
+				})
+				if err := l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"); err == nil || !strings.Contains(err.Error(), "exit code 5") {
+					t.Errorf("error is %v", err)
+				}
+				if got := l.recorder.Mutations() - before; got != 1 {
+					t.Errorf("sent %d times", got)
+				}
+			})
+		})
+	}
 }

@@ -29,17 +29,17 @@ const (
 type state int
 
 const (
-	untouched state = iota // all is as it was before
-	between                // neither as before nor as wanted
-	foreign                // somebody else's change made ours impossible
-	reached                // all is as wanted
+	untouched  state = iota // all is as it was before
+	between                 // neither as before nor as wanted
+	superseded              // somebody else's change made ours impossible
+	reached                 // all is as wanted
 )
 
 // sight is what was seen of a change.
 type sight struct {
 	state state
 	what  string
-	is    error // what a foreign change amounts to
+	is    error // what a superseding change amounts to
 }
 
 // findOut learns what became of a change whose answer did not come: of its
@@ -69,8 +69,11 @@ func (c *Client) findOut(ctx context.Context, m mutation, known string, sent tim
 	}
 	switch {
 	case seen.state == reached:
+		if m.unseen && upid == "" { // somebody else may have done the same
+			cluster.NoteUnanswered(ctx)
+		}
 		return false, nil
-	case seen.state == foreign && seen.is != nil:
+	case seen.state == superseded && seen.is != nil:
 		return false, fmt.Errorf("%w; %w: %s", lost, seen.is, seen.what)
 	case seen.state == untouched && upid == "":
 		return m.repeatable && errors.Is(lost, cluster.ErrLostAnswer), fmt.Errorf("%w; since then: %s", lost, seen.what)
@@ -104,7 +107,7 @@ func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid st
 			since = time.Now()
 		}
 		// One write makes a change without a worker: then nothing comes after somebody else's.
-		final := seen.state == reached || seen.state == foreign && m.worker.kind == ""
+		final := seen.state == reached || seen.state == superseded && m.worker.kind == ""
 		return final || time.Since(since) >= late, seen.what, nil
 	})
 	return upid, seen, err

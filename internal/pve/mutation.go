@@ -57,6 +57,7 @@ func (c *Client) once(ctx context.Context, m mutation) error {
 	if !again || ctx.Err() != nil {
 		return err
 	}
+	cluster.NoteUnanswered(ctx) // it may come yet, after the second one
 	upid, err = c.submit(ctx, m)
 	if err == nil || ctx.Err() != nil {
 		return err

@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
-// OwnTasks lists the tasks that our token started on any host and that still
-// run: work that an earlier process of ours, killed since, had asked for goes on
-// without it. A token always sees its own tasks (API2/Tasks.pm).
-func (c *Client) OwnTasks(ctx context.Context) ([]string, error) {
+// OwnTasks implements cluster.Tasks: work that an earlier process of ours, killed
+// since, had asked for goes on without it, on whichever host. A token always sees
+// its own tasks (API2/Tasks.pm).
+func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
 	var hosts []struct{ Node, Status string }
 	if err := c.get(ctx, "/nodes", &hosts); err != nil {
 		return nil, fmt.Errorf("list hosts: %w", err)
@@ -29,12 +31,26 @@ func (c *Client) OwnTasks(ctx context.Context) ([]string, error) {
 			errs = append(errs, err)
 		}
 		for _, u := range tasks {
-			if u.User == c.tokenID {
+			if u.User == c.tokenID && slices.ContainsFunc(u.vms(), of) {
 				running = append(running, u.String())
 			}
 		}
 	}
 	return running, errors.Join(errs...)
+}
+
+// taskVMs finds the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
+var taskVMs = regexp.MustCompile(`^(\d+)(?:-[a-z]+\d+>(\d+)-[a-z]+\d+)?$`)
+
+// vms are the VMs that a task is about; none for one that is about something else.
+func (u UPID) vms() []cluster.VMID {
+	var ids []cluster.VMID
+	for _, number := range taskVMs.FindStringSubmatch(u.ID) {
+		if id, err := strconv.Atoi(number); err == nil && !slices.Contains(ids, cluster.VMID(id)) {
+			ids = append(ids, cluster.VMID(id))
+		}
+	}
+	return ids
 }
 
 // OwnTasksOf implements cluster.Tasks. A task about a VM has its number as its ID.

@@ -27,7 +27,7 @@ func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string
 			return sight{state: between, what: fmt.Sprintf("VM %d is being made", id)}, nil
 		}
 		if differs := differing(want, vm.Config); len(differs) > 0 {
-			return sight{foreign, fmt.Sprintf("VM %d is there, but not as it was to be made: %v differ", id, differs), cluster.ErrExists}, nil
+			return sight{superseded, fmt.Sprintf("VM %d is there, but not as it was to be made: %v differ", id, differs), cluster.ErrExists}, nil
 		}
 		return sight{state: reached, what: fmt.Sprintf("VM %d is there", id)}, nil
 	}
@@ -151,7 +151,7 @@ func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.C
 			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
 		}
 		if err := sameHA(*now, *want); err != nil {
-			return sight{foreign, err.Error(), cluster.ErrExists}, nil
+			return sight{superseded, err.Error(), cluster.ErrExists}, nil
 		}
 		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
 	}
@@ -164,7 +164,7 @@ func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (si
 		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
 		if err := c.readConfig(ctx, &now); err != nil {
 			if isNoConfig(err) {
-				return sight{foreign, vm.String() + " is gone", cluster.ErrChanged}, nil
+				return sight{superseded, vm.String() + " is gone", cluster.ErrChanged}, nil
 			}
 			return sight{}, err
 		}
@@ -180,7 +180,7 @@ func changedOtherwise(vm cluster.VM, keys ...string) sight {
 	if len(keys) > 0 {
 		what += fmt.Sprintf(", but not as wanted: %v", keys)
 	}
-	return sight{foreign, what, cluster.ErrChanged}
+	return sight{superseded, what, cluster.ErrChanged}
 }
 
 // differing lists the keys, sorted, whose value is not what was asked for.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -31,11 +32,12 @@ const (
 // UPID is the name of a Proxmox task, in parts.
 type UPID struct {
 	Raw   string
-	Node  string // where it runs
-	Type  string // "qmcreate", "imgcopy", …
-	ID    string // what it works on: "101", "100-scsi1>200-scsi5"; may be empty
-	User  string // "user@realm" or "user@realm!token"
-	Start time.Time
+	Node  string    // where it runs
+	Type  string    // "qmcreate", "imgcopy", …
+	ID    string    // what it works on: "101", "100-scsi1>200-scsi5"; may be empty
+	User  string    // "user@realm" or "user@realm!token"
+	Start time.Time // by the clock of the host
+	Ticks uint64    // from the boot of the host to when the worker began
 }
 
 // ParseUPID reads UPID:node:pid:pstart:starttime:type:id:user: with the numbers in hex.
@@ -44,19 +46,21 @@ func ParseUPID(s string) (UPID, error) {
 	if len(f) != 9 || f[0] != "UPID" || f[8] != "" || f[1] == "" || f[5] == "" || f[7] == "" {
 		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task", s)
 	}
-	for _, number := range f[2:4] {
-		if _, err := strconv.ParseUint(number, 16, 64); err != nil {
-			return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
-		}
+	_, err := strconv.ParseUint(f[2], 16, 64)
+	ticks, errTicks := strconv.ParseUint(f[3], 16, 64)
+	if err := errors.Join(err, errTicks); err != nil {
+		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
 	}
 	start, err := strconv.ParseUint(f[4], 16, 32)
 	if err != nil {
 		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
 	}
-	return UPID{Raw: s, Node: f[1], Type: f[5], ID: f[6], User: f[7], Start: time.Unix(int64(start), 0)}, nil
+	return UPID{Raw: s, Node: f[1], Type: f[5], ID: f[6], User: f[7], Start: time.Unix(int64(start), 0), Ticks: ticks}, nil
 }
 
-func (u UPID) String() string { return strings.TrimSpace(u.Type+" "+u.ID) + " on " + u.Node }
+func (u UPID) String() string {
+	return foreign.Line(strings.TrimSpace(u.Type+" "+u.ID) + " on " + u.Node)
+}
 
 func (u UPID) path(what string) string {
 	return "/nodes/" + url.PathEscape(u.Node) + "/tasks/" + url.PathEscape(u.Raw) + "/" + what
@@ -75,7 +79,7 @@ func (e *TaskError) Error() string {
 	if len(e.Log) > 0 && (isWarnings(e.Exit) || noStatus.MatchString(e.Exit)) {
 		s += " (" + strings.Join(e.Log, " | ") + ")"
 	}
-	return s
+	return foreign.Line(s)
 }
 
 // Unwrap gives the sentinels that the task's words amount to.

@@ -24,15 +24,15 @@ func TestParseUPID(t *testing.T) {
 	}{
 		"delete": {
 			in:   testUPID,
-			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0)},
+			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
 		},
 		"reassign": {
 			in:   "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:",
-			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0)},
+			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0), Ticks: 0x123456789},
 		},
 		"without object": {
 			in:   "UPID:n:1:2:3:imgcopy::root@pam:",
-			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0)},
+			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0), Ticks: 2},
 		},
 		"empty":             {in: "", err: true},
 		"cut short":         {in: "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll", err: true},
@@ -52,6 +52,31 @@ func TestParseUPID(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOwnTasks are those of our token about the VMs that were asked for.
+func TestOwnTasks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
+		var rows []string
+		for _, task := range []string{
+			"qmshutdown:101:recast@pve!roll", "qmmove:9900-scsi1>101-scsi1:recast@pve!roll", "qmmove:301-scsi1>7900-scsi1:recast@pve!roll",
+			"qmshutdown:301:recast@pve!roll", "qmstop:101:root@pam", "imgcopy::recast@pve!roll", "qmstart:1010:recast@pve!roll",
+		} {
+			rows = append(rows, `{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:`+task+`:"}`)
+		}
+		pve1.on("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
+		got, err := s.client(t, "pve1").OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got); diff != "" {
+			t.Errorf("tasks (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func FuzzParseUPID(f *testing.F) {

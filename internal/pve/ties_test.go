@@ -29,6 +29,7 @@ func untied(pve1 *fake) {
 		"GET /cluster/backup":                           `[]`,
 		listPath:                                        `[{"type":"qemu","vmid":101,"node":"pve1","pool":"talos"},{"type":"qemu","vmid":102,"node":"pve1","pool":"other"}]`,
 		"GET /nodes/pve1/tasks?source=active&limit=500": `[]`,
+		"GET /nodes/pve1/time":                          `{"time":946684800}`,
 	} {
 		pve1.on(path, data(list))
 	}

@@ -12,11 +12,13 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -50,7 +52,8 @@ var (
 // transport sends each request to the endpoint that answered last, and to the
 // others when no connection can be made. It turns every answer but a success
 // into an *Error, which go-proxmox would lose. Reads are repeated when no answer
-// came; a change is sent again only if the first time nothing was sent at all.
+// came; a change is sent again only if the first time nothing was sent at all, or
+// Proxmox says that it has forgotten who asks: see Error.noUser.
 // No attempt bounds the time that a body takes to be sent, only its standstill.
 type transport struct {
 	endpoints []*url.URL
@@ -108,6 +111,23 @@ type unreachableError struct{ errs []error }
 
 func (e *unreachableError) Unwrap() []error { return e.errs }
 
+// Is makes it a cluster.ErrNotNow: nothing was sent, not even of a change.
+func (e *unreachableError) Is(target error) bool {
+	return target == cluster.ErrNotNow && !slices.ContainsFunc(e.errs, isIdentity)
+}
+
+// silentError is a read to which no whole answer came.
+type silentError struct{ error }
+
+func (e *silentError) Unwrap() error        { return e.error }
+func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
+
+// isIdentity says whether who answers is not the server that is meant.
+func isIdentity(err error) bool {
+	_, other := errors.AsType[*FingerprintError](err)
+	return other || isCertificate(err)
+}
+
 func (e *unreachableError) Error() string {
 	var said []string
 	for _, err := range e.errs {
@@ -164,17 +184,15 @@ func (t *transport) round(req *http.Request, start time.Time) (resp *http.Respon
 
 // mayRepeat says whether a request that brought no answer may be sent again.
 func mayRepeat(req *http.Request, sent bool, err error) bool {
-	if req.Context().Err() != nil || isCertificate(err) {
+	if req.Context().Err() != nil || isIdentity(err) {
 		return false
-	}
-	if _, ok := errors.AsType[*FingerprintError](err); ok {
-		return false
-	}
-	if req.Method != http.MethodGet {
-		return !sent && (req.Body == nil || req.GetBody != nil)
 	}
 	e, answered := errors.AsType[*Error](err)
-	return !answered || isGateway(e.Status)
+	undone := !sent || answered && e.noUser()
+	if req.Method != http.MethodGet {
+		return undone && (req.Body == nil || req.GetBody != nil)
+	}
+	return !answered || isGateway(e.Status) || e.noUser()
 }
 
 // try sends req to one endpoint. sent is true as soon as a connection stood: the
@@ -209,8 +227,11 @@ func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, se
 	if e, ok := errors.AsType[*FingerprintError](err); ok {
 		e.Addr = to.Host
 	}
-	err = fmt.Errorf("%s: %w", to.Host, err)
-	if sent && req.Method != http.MethodGet {
+	err = fmt.Errorf("%s: %w", to.Host, foreign.Error(err))
+	switch {
+	case req.Method == http.MethodGet && !isIdentity(err):
+		err = &silentError{err}
+	case sent && req.Method != http.MethodGet:
 		err = fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	return nil, sent, err

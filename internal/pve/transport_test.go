@@ -35,6 +35,7 @@ func TestReadIsRepeated(t *testing.T) {
 		"redirect is not followed":    {[]route{raw("302 Found\r\nLocation: https://elsewhere/", "")}, again[:1], "GET /cluster/nextid: 302 Found"},
 		"something else than Proxmox": {[]route{raw("200 OK", "<html>")}, again[:1], "GET /cluster/nextid: 200 the answer is not that of a Proxmox API"},
 		"empty success":               {[]route{raw("200 OK", "")}, again[:1], "GET /cluster/nextid: 200 the answer is not that of a Proxmox API"},
+		"forgot who asks":             {[]route{raw("500 user name not set", ""), data(`"100"`)}, again, ""},
 		"given up": {
 			[]route{raw("599 Too many redirections", "")},
 			[]string{request, request, request, request},
@@ -58,6 +59,42 @@ func TestReadIsRepeated(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestChangeWithAForgottenUser: before it knows who asks Proxmox does nothing.
+func TestChangeWithAForgottenUser(t *testing.T) {
+	t.Parallel()
+	forgot := raw("500 user name not set", `{"data":null,"message":"user name not set\n"}`)
+	for name, tc := range map[string]struct {
+		answers []route
+		times   int
+		err     string
+	}{
+		"once":     {[]route{forgot, data("null")}, 2, ""},
+		"for ever": {[]route{forgot}, 4, "500 user name not set"},
+		"a task's": {[]route{raw("500 qmcreate: user name not set", "")}, 1, "500 qmcreate: user name not set"},
+	} {
+		for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete} {
+			t.Run(name+" "+method, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					s := newSite(t)
+					pve1 := s.node(t, "pve1")
+					pve1.on(method+" /nodes/pve1/qemu/101/config", tc.answers...)
+					err := s.client(t, "pve1").change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
+					if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+						t.Errorf("error is %v, want %q", err, tc.err)
+					}
+					if errors.Is(err, cluster.ErrLostAnswer) {
+						t.Errorf("%v: nothing was done", err)
+					}
+					if n := len(pve1.requests()); n != tc.times {
+						t.Errorf("sent %d times, want %d", n, tc.times)
+					}
+				})
+			})
+		}
 	}
 }
 

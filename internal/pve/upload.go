@@ -26,6 +26,9 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkISOName(u.Name); err != nil {
 		return err
 	}
+	if err := c.mayUpload(ctx, u.Storage); err != nil {
+		return err
+	}
 	// What has this size already says nothing about this upload.
 	size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
 	if err != nil {
@@ -51,6 +54,24 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 			return err
 		}
 	}
+}
+
+// mayUpload refuses what Proxmox would refuse, in a way that it could not be heard:
+// it looks at that one privilege before it reads the file and answers three
+// seconds later, but closes a connection on which more than half a megabyte has
+// arrived meanwhile, and takes what arrives on one that it knows already for a bad
+// request (pve-manager, HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
+func (c *Client) mayUpload(ctx context.Context, storage string) error {
+	const privilege = "Datastore.AllocateTemplate"
+	path := "/storage/" + storage
+	held, err := c.Permissions(ctx, path)
+	if err != nil {
+		return err
+	}
+	if _, may := held[privilege]; !may {
+		return c.hintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
+	}
+	return nil
 }
 
 // isoName is what Proxmox leaves as it is (pve-storage, Storage.pm,

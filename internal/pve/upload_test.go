@@ -26,7 +26,12 @@ import (
 const (
 	uploadPath = "POST /nodes/pve1/storage/isos/upload"
 	isosPath   = "GET /nodes/pve1/storage/isos/content?content=iso"
+
+	mayUploadPath = "GET /access/permissions?path=%2Fstorage%2Fisos"
 )
+
+// mayUpload says that the token may upload ISOs.
+var mayUpload = data(`{"/storage/isos":{"Datastore.AllocateTemplate":1}}`)
 
 // part is one part of an uploaded form, as it came.
 type part struct{ Name, File, Value string }
@@ -87,6 +92,7 @@ func TestUpload(t *testing.T) {
 		var parts []part
 		var length int64
 		pve1.on(isosPath, data(`[]`))
+		pve1.on(mayUploadPath, mayUpload)
 		pve1.on(uploadPath, receive(&parts, &length))
 		pve1.on(statusPath, running, stopped("OK"))
 		content := bytes.Repeat([]byte("talos"), 200_000)
@@ -168,6 +174,7 @@ func TestUploadFails(t *testing.T) {
 				s := newSite(t)
 				pve1 := s.node(t, "pve1")
 				pve1.on(isosPath, data(`[]`))
+				pve1.on(mayUploadPath, mayUpload)
 				pve1.on(uploadPath, tc.answer)
 				pve1.on(logPath, data(`[]`))
 				if tc.task != nil {
@@ -191,6 +198,28 @@ func TestUploadFails(t *testing.T) {
 	}
 }
 
+// TestUploadThatProxmoxWouldRefuse is not begun: the refusal could not be heard.
+func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on(isosPath, data(`[]`))
+		pve1.on(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
+		pve1.on(uploadPath, lost)
+		content := bytes.Repeat([]byte("x"), 1<<20)
+		var open atomic.Int32
+		err := s.client(t, "pve1").Upload(t.Context(), isoOf(content, int64(len(content)), &open))
+		const want = "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)"
+		if err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused {
+			t.Errorf("%v", err)
+		}
+		if sent := changes(pve1.requests()); len(sent) > 0 {
+			t.Errorf("sent %q", sent)
+		}
+	})
+}
+
 func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -199,6 +228,7 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 		var parts []part
 		var length int64
 		pve2.on(isosPath, data(`[]`))
+		pve2.on(mayUploadPath, mayUpload)
 		pve2.on(uploadPath, receive(&parts, &length))
 		pve2.on(statusPath, stopped("OK"))
 		content := []byte("small")
@@ -258,11 +288,13 @@ func TestUploadWithoutAnswer(t *testing.T) {
 					listed = []route{data(`[]`)}
 				}
 				pve2.on(isosPath, isos...)
+				pve2.on(mayUploadPath, mayUpload)
 				pve2.on(uploadPath, tc.answers...)
 				pve2.on(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
 				pve2.on("GET /nodes/pve1"+tasks, data(`[]`))
 				pve2.on("GET /nodes/pve2"+tasks, listed...)
 				pve2.on(statusPath, stopped("OK"))
+				pve2.on("GET /nodes/pve2/status", data(`{"uptime":745}`))
 				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
 				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
 				var open atomic.Int32
@@ -292,6 +324,7 @@ func TestUploadIsCancelled(t *testing.T) {
 		var parts []part
 		var length int64
 		pve1.on(isosPath, data(`[]`))
+		pve1.on(mayUploadPath, mayUpload)
 		release := make(chan struct{})
 		pve1.on(uploadPath, func(http.ResponseWriter, *http.Request) { <-release }, receive(&parts, &length))
 		pve1.on(statusPath, stopped("OK"))

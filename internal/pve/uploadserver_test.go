@@ -69,6 +69,8 @@ func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		stopped(s.exit)(w, r)
+	case strings.HasSuffix(r.URL.Path, "/access/permissions"):
+		data(fmt.Sprintf(`{%q:{"Datastore.AllocateTemplate":1}}`, r.URL.Query().Get("path")))(w, r)
 	default:
 		data(`[]`)(w, r)
 	}

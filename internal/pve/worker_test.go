@@ -3,7 +3,6 @@ package pve
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,35 +12,42 @@ import (
 )
 
 // TestStartedSince finds a task by everything but its name. The server's clock
-// is ten years behind ours.
+// is ten years behind ours, and jumps from day to day.
 func TestStartedSince(t *testing.T) {
 	t.Parallel()
-	const clock = 0x386D4380
-	upid := func(start int, kind, id, user string) string {
-		return fmt.Sprintf("UPID:pve1:0000ABCD:00012345:%08X:%s:%s:%s:", start, kind, id, user)
+	const up, clock = 86400, 0x386D4380
+	upid := func(ago int, kind, id, user string) string {
+		return fmt.Sprintf("UPID:pve1:0000ABCD:%08X:%08X:%s:%s:%s:", (up-ago)*100, clock, kind, id, user)
 	}
-	mine := upid(clock-58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")
+	move := func(ago int) string { return upid(ago, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll") }
+	mine := move(58)
+	jumped := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock+86400), 1)
+	behind := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock-86400), 1)
 	cases := map[string]struct {
 		listed []string
-		clock  route // answers instead of the header
+		status route // "" is that of a host that is up for a day
 		want   string
 		err    string
 	}{
-		"it runs":                {listed: []string{mine}, want: mine},
-		"rounded, apart":         {listed: []string{upid(clock-64, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}, want: upid(clock-64, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")},
-		"nothing":                {},
-		"before it was sent":     {listed: []string{upid(clock-66, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}},
-		"another disk":           {listed: []string{upid(clock-58, "qmmove", "100-scsi2>200-scsi5", "recast@pve!roll")}},
-		"another token":          {listed: []string{upid(clock-58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!other")}},
-		"the user itself":        {listed: []string{upid(clock-58, "qmmove", "100-scsi1>200-scsi5", "recast@pve")}},
-		"another kind":           {listed: []string{upid(clock-58, "qmcreate", "100-scsi1>200-scsi5", "recast@pve!roll")}},
-		"its name was told":      {listed: []string{upid(clock-57, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}},
-		"two of them":            {listed: []string{mine, upid(clock-1, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll")}, err: "2 tasks could be the one"},
-		"no task's name":         {listed: []string{"UPID:x"}, err: "is not the name of a Proxmox task"},
-		"it ends just now":       {listed: []string{mine, mine}, want: mine},
-		"a proxy takes the time": {listed: []string{mine}, clock: data(`{"time":"946684800"}`), want: mine},
-		"nobody tells the time":  {listed: []string{mine}, clock: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/time: 403"},
-		"no time in the answer":  {listed: []string{mine}, clock: data(`{}`), err: "does not tell what time it is"},
+		"it runs":                 {listed: []string{mine}, want: mine},
+		"dated a day ahead":       {listed: []string{jumped}, want: jumped},
+		"dated a day behind":      {listed: []string{behind}, want: behind},
+		"in whole seconds":        {listed: []string{move(64)}, want: move(64)},
+		"nothing":                 {status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
+		"before it was sent":      {listed: []string{move(66)}},
+		"before the host's boot":  {listed: []string{move(-1000)}},
+		"another disk":            {listed: []string{upid(58, "qmmove", "100-scsi2>200-scsi5", "recast@pve!roll")}},
+		"another token":           {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!other")}},
+		"the user itself":         {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve")}},
+		"another kind":            {listed: []string{upid(58, "qmcreate", "100-scsi1>200-scsi5", "recast@pve!roll")}},
+		"its name was told":       {listed: []string{move(57)}},
+		"two of them":             {listed: []string{mine, move(1)}, err: "2 tasks could be the one"},
+		"no task's name":          {listed: []string{"UPID:x"}, err: "is not the name of a Proxmox task"},
+		"it ends just now":        {listed: []string{mine, mine}, want: mine},
+		"other ticks":             {listed: []string{mine}, status: data(`{"uptime":43229,"cpuinfo":{"user_hz":200}}`), want: mine},
+		"a host that just booted": {listed: []string{move(86400 - 10)}, status: data(`{"uptime":40}`), want: move(86400 - 10)},
+		"nobody tells the uptime": {listed: []string{mine}, status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/status: 403"},
+		"no uptime in the answer": {listed: []string{mine}, status: data(`{}`), err: "does not tell for how long it has been up"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -53,27 +59,24 @@ func TestStartedSince(t *testing.T) {
 					rows = append(rows, `{"upid":"`+u+`"}`)
 				}
 				pve1 := s.node(t, "pve1")
-				pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", func(w http.ResponseWriter, r *http.Request) {
-					w.Header()["Date"] = []string{time.Unix(clock, 0).UTC().Format(http.TimeFormat)}
-					if tc.clock != nil {
-						w.Header()["Date"] = nil
-						pve1.on("GET /nodes/pve1/time", tc.clock)
-					}
-					data("["+strings.Join(rows, ",")+"]")(w, r)
-				})
+				pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
+				if tc.status == nil {
+					tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
+				}
+				pve1.on("GET /nodes/pve1/status", tc.status)
 				c := s.client(t, "pve1")
-				c.workers.add(upid(clock-57, "qmmove", "100-scsi1>200-scsi5", "recast@pve!roll"))
+				c.workers.add(move(57))
 				sent := time.Now()
 				time.Sleep(time.Minute)
-				move := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
-				got, err := c.startedSince(t.Context(), move, sent)
+				worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
+				got, err := c.startedSince(t.Context(), worker, sent)
 				if got != tc.want || tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 					t.Errorf("got %q, error %v", got, err)
 				}
 				if tc.want == "" {
 					return
 				}
-				if again, err := c.startedSince(t.Context(), move, sent); again != "" || err != nil {
+				if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
 					t.Errorf("a second time: %q, error %v", again, err)
 				}
 			})

@@ -147,33 +147,29 @@ func Environ(environ []string) []string {
 func YAML(data []byte) []string {
 	var out []string
 	for _, doc := range documents(data) {
-		collect(doc, false, &out)
+		collect(doc, nil, &out)
 	}
 	return out
 }
 
-var secretKey = regexp.MustCompile(`(?i)^(?:token|secret|password|passphrase|auth|identitytoken|bootstraptoken|aescbcencryptionsecret|secretboxencryptionsecret|.*-(?:key-data|data)|id-token|refresh-token|presharedkey|privatekey|.*secret|.*token|.*password)$`)
-
-// longKey is a key below which long values are secret: a short one is that of a label.
-var longKey = regexp.MustCompile(`(?i)^(?:key|crt)$`)
-
-const longValue = 40
-
-func collect(v any, secret bool, out *[]string) {
+func collect(v any, path []string, out *[]string) {
 	switch v := v.(type) {
 	case map[string]any:
 		for key, value := range v {
-			text, _ := value.(string)
-			collect(value, secretKey.MatchString(key) || longKey.MatchString(key) && len(text) >= longValue, out)
+			collect(value, append(slices.Clip(path), key), out)
 		}
 	case []any:
 		for _, value := range v {
-			collect(value, secret, out)
+			collect(value, path, out)
 		}
 	case string:
-		if secret {
-			*out = append(*out, v)
+		if !Named(path, v) && !Foreign(path) {
+			return
 		}
+		if _, value, ok := Variable(path, v); ok {
+			v = value
+		}
+		*out = append(*out, v)
 	}
 }
 

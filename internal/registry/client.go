@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -137,7 +138,7 @@ func (d denied) Unwrap() error        { return d.error }
 func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
 func explain(err error, r name.Repository) error {
-	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), err)
+	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if _, ok := errors.AsType[*stalledError](err); ok {
 		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
 	}

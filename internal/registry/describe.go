@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -44,7 +45,7 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 		return x, fmt.Errorf("read %s: %w", at, explain(err, at.Context()))
 	}
 	if x.Name, x.Version, err = parseExtensionManifest(data); err != nil {
-		return x, fault.Configf("%s is no extension image: %w", at, err)
+		return x, fault.Configf("%s is no extension image: %w", at, foreign.Error(err))
 	}
 	return x, nil
 }
@@ -61,17 +62,17 @@ func (c *Client) architectures(ctx context.Context, ref name.Reference, any stri
 	if desc.MediaType.IsIndex() {
 		index, err := desc.ImageIndex()
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", ref, err)
+			return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 		}
 		m, err := index.IndexManifest()
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", ref, err)
+			return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 		}
 		return architectures(m), nil
 	}
 	img, err := desc.Image()
 	if err != nil {
-		return nil, fault.Configf("%s is no image: %w", ref, err)
+		return nil, fault.Configf("%s is no image: %w", ref, foreign.Error(err))
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -95,7 +96,7 @@ func parseExtensionManifest(data []byte) (extension, version string, err error) 
 		} `yaml:"metadata"`
 	}
 	if err := yaml.Unmarshal(data, &m); err != nil {
-		return "", "", fmt.Errorf("%s: %w", extensionManifest, err)
+		return "", "", fmt.Errorf("%s: %w", extensionManifest, foreign.Error(err))
 	}
 	if m.Version != extensionManifestVersion {
 		return "", "", fmt.Errorf("%s: version is %q, not %s", extensionManifest, m.Version, extensionManifestVersion)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // Extract streams the files of an image as images.Puller has it. Close also ends
@@ -43,7 +44,7 @@ func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1
 	}
 	img, err := desc.Image()
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, err)
+		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -59,11 +60,11 @@ func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1
 func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
 	index, err := desc.ImageIndex()
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, err)
+		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 	}
 	m, err := index.IndexManifest()
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, err)
+		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 	}
 	digest, err := digestFor(m, ref, arch)
 	if err != nil {
@@ -132,7 +133,7 @@ func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descripto
 }
 
 func gone(ref name.Reference, err error) error {
-	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, err),
+	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, foreign.Error(err)),
 		"it was deleted or never pushed, or these credentials may not see it: what a digest alone names goes with the registry's next clean-up")
 }
 
@@ -146,7 +147,7 @@ type extraction struct {
 
 func (e *extraction) Read(p []byte) (int, error) {
 	if err := e.ctx.Err(); err != nil {
-		return 0, fmt.Errorf("read %s: %w", e.ref, err)
+		return 0, fmt.Errorf("read %s: %w", e.ref, foreign.Error(err))
 	}
 	n, err := e.archive.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -13,6 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/schematics"
 	"go.yaml.in/yaml/v4"
 )
@@ -36,11 +37,11 @@ func (c *Client) Official(ctx context.Context, talos string) ([]schematics.Offic
 	}
 	files, err := read(img, "image-digests", "descriptions.yaml")
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", tag, err)
+		return nil, fmt.Errorf("read %s: %w", tag, foreign.Error(err))
 	}
 	list, err := parseOfficial(files["image-digests"], files["descriptions.yaml"])
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", tag, err)
+		return nil, fmt.Errorf("read %s: %w", tag, foreign.Error(err))
 	}
 	return list, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 var _ images.MirrorShelf = (*Client)(nil)
@@ -54,11 +55,11 @@ func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, err
 	}
 	index, err := desc.ImageIndex()
 	if err != nil {
-		return n, true, fmt.Errorf("read %s: %w", t, err)
+		return n, true, fmt.Errorf("read %s: %w", t, foreign.Error(err))
 	}
 	m, err := index.IndexManifest()
 	if err != nil {
-		return n, true, fmt.Errorf("read %s: %w", t, err)
+		return n, true, fmt.Errorf("read %s: %w", t, foreign.Error(err))
 	}
 	for _, d := range m.Manifests {
 		n.Lists = append(n.Lists, d.Digest.String())
@@ -141,7 +142,7 @@ func (c *Client) Delete(ctx context.Context, ref string) error {
 	case err == nil || notFound(err):
 		return nil
 	case undeletable(err):
-		return fault.WithHint(fmt.Errorf("%w: registry %s: %w", images.ErrUndeletable, d.RegistryStr(), err),
+		return fault.WithHint(fmt.Errorf("%w: registry %s: %w", images.ErrUndeletable, d.RegistryStr(), foreign.Error(err)),
 			"%s; or delete the tag where you manage the registry", remedy(d.RegistryStr()))
 	}
 	return explain(err, d.Context())

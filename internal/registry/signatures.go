@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // sigstore/cosign, specs/SIGNATURE_SPEC.md: a signature is a layer, with what
@@ -70,7 +71,7 @@ func signaturesIn(img v1.Image) ([]images.Signature, error) {
 		}
 		payload, err := payloadOf(img, d)
 		if err != nil {
-			return nil, fmt.Errorf("layer %s: %w", d.Digest, err)
+			return nil, fmt.Errorf("layer %s: %w", d.Digest, foreign.Error(err))
 		}
 		signatures = append(signatures, images.Signature{Payload: payload, Signature: signature})
 	}

@@ -213,7 +213,7 @@ var kinds = []struct {
 	{legend{"ready", "looks first"}, []string{"ask-gates", "run-hooks", "gate", "pull", "remember", "keep-off", "unprotect"}},
 	{legend{"drain", "drain, leave etcd"}, []string{"drain", "leave-etcd"}},
 	{legend{"stop", "stop, delete"}, []string{"stop", "delete-vm", "give-up"}},
-	{legend{"disks", "disks: park, attach"}, []string{"park", "attach", "blank-disk", "restore-disk", "renew-disk", "free-blank", "hand-over", "detach"}},
+	{legend{"disks", "disks: park, attach"}, []string{"park", "attach", "blank-disk", "restore-disk", "renew-disk", "free-blank", "park-new", "hand-over", "detach"}},
 	{legend{"boot", "create, install, boot"}, []string{"create-vm", "set-up", "start", "boot", "install", "reboot", "boot-entry", "fallback"}},
 	{legend{"join", "configure, join"}, []string{"configure", "join"}},
 	{legend{"finish", "settle, finish"}, nil},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -49,10 +50,12 @@ func Write(w io.Writer, r Run) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	if err := page.Execute(w, v); err != nil {
+	var text strings.Builder
+	if err := page.Execute(&text, v); err != nil {
 		return fmt.Errorf("report of run %s: %w", r.Past.ID, err)
 	}
-	return nil
+	_, err = io.WriteString(w, foreign.Lines(text.String()))
+	return err
 }
 
 func stamp(t time.Time) string {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // controlFile tells the commands that talk to a running lab where it is.
@@ -64,6 +65,15 @@ func (l *Lab) startControl(ctx context.Context) error {
 			return
 		}
 		fmt.Fprint(w, out)
+	})
+	mux.HandleFunc("POST /slow/{server}", func(w http.ResponseWriter, r *http.Request) {
+		d, err := time.ParseDuration(r.URL.Query().Get("for"))
+		if err == nil {
+			err = l.Slow(r.PathValue("server"), d)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
 	})
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
@@ -126,6 +136,16 @@ func AskShell(ctx context.Context, dir, node string, args []string) (string, err
 	}
 	answer, err := ask(ctx, http.MethodPost, at.Control+"/shell/"+url.PathEscape(node)+"?"+url.Values{"arg": args}.Encode())
 	return string(answer), err
+}
+
+// AskSlow has the running lab of a working directory make an API slow; see Lab.Slow.
+func AskSlow(ctx context.Context, dir, server string, d time.Duration) error {
+	at, err := findLab(dir)
+	if err != nil {
+		return err
+	}
+	_, err = ask(ctx, http.MethodPost, at.Control+"/slow/"+url.PathEscape(server)+"?"+url.Values{"for": {d.String()}}.Encode())
+	return err
 }
 
 func findLab(dir string) (at controlAddress, err error) {

@@ -3,6 +3,8 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -14,6 +16,19 @@ func (l *Lab) Trouble(node string, t talosapi.Trouble) error {
 		return fmt.Errorf("make trouble: no node is called %s", node)
 	}
 	l.machines.Trouble(l.Nodes[i].VMID, t)
+	return nil
+}
+
+// SlowServers are what Slow takes.
+var SlowServers = []string{"proxmox", "talos", "kubernetes"}
+
+// Slow makes the API of Proxmox, of all machines, or of Kubernetes slow for that
+// long, in simulated time; see record.Recorder.
+func (l *Lab) Slow(server string, d time.Duration) error {
+	if !slices.Contains(SlowServers, server) {
+		return fmt.Errorf("make an API slow: %q is none of %s", server, strings.Join(SlowServers, ", "))
+	}
+	l.Recorder.Slow(server, time.Duration(float64(d)/l.o.Speed))
 	return nil
 }
 

@@ -22,7 +22,7 @@ func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 	out := t.children(ctx, Step{Limit: len(s.Ahead)}, s.Ahead, at)
 	switch {
 	case len(out.failures) > 0:
-		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
+		t.Tell(s.event(at, Failed, "", errors.Join(out.failures...)))
 	case len(out.notStarted) > 0:
 		return t.notStarted(s, at)
 	}

@@ -51,8 +51,15 @@ func ended(ctx context.Context, notStarted []string) error {
 }
 
 // interrupted gives err its kind if it comes from ctx having been cancelled; a
-// deadline that has passed is a failure like any other.
+// deadline that has passed is a failure like any other. A cause with a kind of its
+// own, such as a claim that was lost, says more than that.
 func interrupted(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); fault.KindOf(cause) != fault.Failed {
+		if errors.Is(err, cause) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", cause, err)
+	}
 	if errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 		return fault.As(fault.Interrupted, err)
 	}

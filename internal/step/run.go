@@ -26,7 +26,8 @@ type Runner struct {
 	// not listed has room for one.
 	Slots map[string]int
 
-	emitting sync.Mutex
+	emitting  sync.Mutex
+	listeners []*func(Event)
 
 	mu      sync.Mutex
 	stopped bool
@@ -63,16 +64,32 @@ func (r *Runner) Stop() {
 
 // Note emits progress of the step that runs at path.
 func (r *Runner) Note(path, text string) {
-	r.emit(Event{Path: path, Status: Note, Text: text})
+	r.Tell(Event{Path: path, Status: Note, Text: text})
 }
 
-func (r *Runner) emit(e Event) {
-	if r.Emit == nil {
-		return
-	}
+// Tell emits an event: to Emit, then to every listener.
+func (r *Runner) Tell(e Event) {
 	r.emitting.Lock()
 	defer r.emitting.Unlock()
-	r.Emit(e)
+	if r.Emit != nil {
+		r.Emit(e)
+	}
+	for _, see := range r.listeners {
+		(*see)(e)
+	}
+}
+
+// Listen has see told every event behind Emit, one at a time, until the returned
+// func is called. Both may be called while steps run.
+func (r *Runner) Listen(see func(Event)) (end func()) {
+	r.emitting.Lock()
+	defer r.emitting.Unlock()
+	r.listeners = append(r.listeners, &see)
+	return func() {
+		r.emitting.Lock()
+		defer r.emitting.Unlock()
+		r.listeners = slices.DeleteFunc(r.listeners, func(l *func(Event)) bool { return l == &see })
+	}
 }
 
 func (r *Runner) begin() *scope {
@@ -162,10 +179,10 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 	out := t.children(ctx, s, steps, at)
 	switch {
 	case len(out.failures) > 0:
-		t.emit(s.event(at, Failed, "", errors.Join(out.failures...)))
+		t.Tell(s.event(at, Failed, "", errors.Join(out.failures...)))
 		return out
 	case len(out.notStarted) > 0:
-		t.emit(s.event(at, Stopped, "", nil))
+		t.Tell(s.event(at, Stopped, "", nil))
 		return out
 	}
 	return t.finish(ctx, s, at)
@@ -244,19 +261,19 @@ func ask(ctx context.Context, s Step) (string, error) {
 func (t *tree) failed(ctx context.Context, s Step, at place, err error) outcome {
 	at.scope.fail()
 	err = fmt.Errorf("%s: %w", at.path, at.code.Else(interrupted(ctx, err)))
-	t.emit(s.event(at, Failed, "", err))
+	t.Tell(s.event(at, Failed, "", err))
 	return outcome{failures: []error{err}}
 }
 
 func (t *tree) notStarted(s Step, at place) outcome {
-	t.emit(s.event(at, NotStarted, "", nil))
+	t.Tell(s.event(at, NotStarted, "", nil))
 	return outcome{notStarted: []string{at.path}}
 }
 
 // told emits what is of no interest where the step is Quiet.
 func (t *tree) told(s Step, e Event) {
 	if !s.Quiet {
-		t.emit(e)
+		t.Tell(e)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -16,6 +17,7 @@ type blockView struct {
 	disks    []*block.Disk
 	volumes  []*block.DiscoveredVolume
 	statuses []*block.VolumeStatus
+	physical []*storage.LVMPhysicalVolumeStatus
 }
 
 // readDisks is readBlock without what is on the disks: none of them is called blank.
@@ -47,7 +49,10 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	if err != nil {
 		return err
 	}
-	m.Disks, m.Volumes = v.machineDisks(), v.machineVolumes()
+	if v.physical, err = readPhysicalVolumes(ctx, s, v.volumes); err != nil {
+		return err
+	}
+	m.Disks, m.Volumes, m.PoolMembers = v.machineDisks(), v.machineVolumes(), v.poolMembers()
 	if !s.blank {
 		return nil
 	}
@@ -122,7 +127,7 @@ func (v blockView) machineVolumes() []cluster.Volume {
 		}
 		out = append(out, cluster.Volume{
 			Device: device, Disk: disk, Label: spec.PartitionLabel,
-			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, Phase: v.phase(spec),
+			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, Phase: v.phase(spec), Mount: v.mount(spec),
 		})
 	}
 	slices.SortFunc(out, func(a, b cluster.Volume) int { return cmp.Compare(a.Device, b.Device) })

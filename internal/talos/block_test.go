@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -75,5 +76,76 @@ func TestBlockView(t *testing.T) {
 	}
 	if diff := cmp.Diff(wantVolumes, v.machineVolumes()); diff != "" {
 		t.Errorf("volumes (-want +got):\n%s", diff)
+	}
+}
+
+// What Talos shows of LVM and ZFS, and of where volumes are mounted.
+func TestBlockViewOfPools(t *testing.T) {
+	t.Parallel()
+	uuid := func(n string) string { return "aaaaaa-bbbb-cccc-dddd-eeee-ffff-00000" + n }
+	physical := func(id, group, uuid string) *storage.LVMPhysicalVolumeStatus {
+		r := storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, id)
+		r.TypedSpec().Device, r.TypedSpec().VGName, r.TypedSpec().UUID = "/dev/"+id, group, uuid
+		return r
+	}
+	v := blockView{
+		disks: []*block.Disk{
+			disk("sda", block.DiskSpec{}), disk("sdb", block.DiskSpec{}), disk("sdc", block.DiskSpec{}), disk("loop3", block.DiskSpec{}),
+			disk("dm-0", block.DiskSpec{SecondaryDisks: []string{"sdc"}}), disk("md0", block.DiskSpec{SecondaryDisks: []string{"sdb", "dm-0"}}),
+			disk("dm-1", block.DiskSpec{SecondaryDisks: []string{"loop3"}}), disk("dm-2", block.DiskSpec{SecondaryDisks: []string{"dm-2"}}), disk("rbd0", block.DiskSpec{}),
+		},
+		volumes: []*block.DiscoveredVolume{
+			found("sda", block.DiscoveredVolumeSpec{Name: "gpt"}), found("sda6", block.DiscoveredVolumeSpec{Parent: "sda", Name: "lvm2-pv", Label: uuid("1"), PartitionLabel: "r-lvm"}),
+			found("sdb", block.DiscoveredVolumeSpec{Name: "lvm2-pv", Label: uuid("2")}), found("sdc1", block.DiscoveredVolumeSpec{Parent: "sdc", Name: "zfs", Label: "00bab10c"}),
+			found("dm-0", block.DiscoveredVolumeSpec{Name: "lvm2-pv", Label: uuid("3")}), found("md0", block.DiscoveredVolumeSpec{Name: "zfs"}),
+			found("dm-1", block.DiscoveredVolumeSpec{Name: "lvm2-pv", Label: uuid("4")}), found("dm-2", block.DiscoveredVolumeSpec{Name: "lvm2-pv"}),
+			found("rbd0", block.DiscoveredVolumeSpec{Name: "lvm2-pv", Label: uuid("5")}), found("loop3", block.DiscoveredVolumeSpec{Name: "lvm2-pv", Label: uuid("6")}),
+			found("dm-9", block.DiscoveredVolumeSpec{Name: "xfs"}),
+		},
+		physical: []*storage.LVMPhysicalVolumeStatus{physical("sda6", "vg0", uuid("1")), physical("mapper/x", "vg1", uuid("3")), physical("sdz", "vg1", uuid("7"))},
+	}
+	want := []cluster.PoolMember{
+		{Device: "dm-0", Disks: []string{"sdc"}, Format: "lvm2-pv", Group: "vg1"},
+		{Device: "dm-1", Format: "lvm2-pv"},
+		{Device: "dm-2", Format: "lvm2-pv"},
+		{Device: "loop3", Format: "lvm2-pv"},
+		{Device: "md0", Disks: []string{"sdb", "sdc"}, Format: "zfs"},
+		{Device: "sda6", Disks: []string{"sda"}, Format: "lvm2-pv", Group: "vg0"},
+		{Device: "sdb", Disks: []string{"sdb"}, Format: "lvm2-pv"},
+		{Device: "sdc1", Disks: []string{"sdc"}, Format: "zfs"},
+		{Device: "sdz", Format: "lvm2-pv", Group: "vg1"},
+	}
+	if diff := cmp.Diff(want, v.poolMembers()); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+}
+
+func TestBlockViewOfMounts(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		mount block.MountSpec
+		want  string
+	}{
+		"EPHEMERAL":             {block.MountSpec{TargetPath: "/var"}, "/var"},
+		"user volume":           {block.MountSpec{TargetPath: "data", ParentID: "/var/mnt"}, "/var/mnt/data"},
+		"LOG":                   {block.MountSpec{TargetPath: "log", ParentID: "EPHEMERAL"}, "/var/log"},
+		"machine.disks":         {block.MountSpec{TargetPath: "/var/lib/extra/"}, "/var/lib/extra"},
+		"mounted nowhere":       {block.MountSpec{}, ""},
+		"below an unknown one":  {block.MountSpec{TargetPath: "x", ParentID: "u-data"}, ""},
+		"relative, and nowhere": {block.MountSpec{TargetPath: "x"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := volumeStatus("v", block.VolumePhaseReady, "/dev/sdb1")
+			s.TypedSpec().MountSpec = tc.mount
+			v := blockView{
+				disks:    []*block.Disk{disk("sdb", block.DiskSpec{})},
+				volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
+				statuses: []*block.VolumeStatus{s},
+			}
+			if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
+				t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
+			}
+		})
 	}
 }

@@ -3,13 +3,16 @@ package talos
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // answerError is what a machine or the way to it answered, without gRPC's wrapping.
@@ -19,7 +22,16 @@ type answerError struct {
 	err  error
 }
 
-func (e *answerError) Error() string { return e.text }
+func (e *answerError) Error() string { return foreign.Line(e.text) }
+
+// Is makes it a cluster.ErrNotNow where the machine, or what is on the way to it,
+// could not answer just now. Who is not who it should be has answered clearly.
+func (e *answerError) Is(target error) bool {
+	if target != cluster.ErrNotNow || e.refused() || e.outdated() || e.misdated() || e.untrusted() {
+		return false
+	}
+	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}, e.code)
+}
 func (e *answerError) Unwrap() error { return e.err }
 
 // answer makes err readable. answer(nil) is nil.

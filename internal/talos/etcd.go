@@ -14,6 +14,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // Deadlines of calls about etcd: without quorum it does not answer at all.
@@ -27,7 +28,7 @@ const (
 // EtcdMembers asks the machine's own member, by name. A learner and a member
 // without leader have no answer.
 func (c *Client) EtcdMembers(ctx context.Context, addr netip.Addr) (members []cluster.EtcdMember, err error) {
-	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) error {
+	err = c.callEtcd(ctx, addr, etcdReadTimeout, func(ctx context.Context, s session) error {
 		members, err = etcdMembers(ctx, s)
 		return err
 	})
@@ -64,7 +65,7 @@ func single[T any](answers []T) (one T, err error) {
 // EtcdStatus reads how the machine's own member stands. The alarms are missing
 // where etcd cannot tell them: on a learner, and where no leader is known.
 func (c *Client) EtcdStatus(ctx context.Context, addr netip.Addr) (st cluster.EtcdStatus, err error) {
-	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) error {
+	err = c.callEtcd(ctx, addr, etcdReadTimeout, func(ctx context.Context, s session) error {
 		st, err = etcdStatus(ctx, s)
 		return err
 	})
@@ -86,7 +87,10 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	}
 	st := cluster.EtcdStatus{
 		MemberID: m.GetMemberId(), Leader: m.GetLeader(), Learner: m.GetIsLearner(),
-		Version: m.GetProtocolVersion(), DBBytes: m.GetDbSize(), Errors: m.GetErrors(),
+		Version: m.GetProtocolVersion(), DBBytes: m.GetDbSize(),
+	}
+	for _, text := range m.GetErrors() {
+		st.Errors = append(st.Errors, foreign.Line(text))
 	}
 	// Alarms go through raft, and learners serve next to nothing (etcd
 	// server/etcdserver/v3_server.go, api/v3rpc/interceptor.go).
@@ -138,6 +142,9 @@ func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err
 // was cut off is an error; w has part of it then.
 func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
+			return err
+		}
 		if member != 0 { // an address may move between machines: a virtual one, a load balancer's
 			switch own, err := etcdStatus(ctx, s); {
 			case err != nil:
@@ -162,7 +169,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 			}
 			//lint:ignore SA1019 how apid reports an error within a stream
 			if text := piece.GetMetadata().GetError(); text != "" {
-				return fmt.Errorf("read etcd's snapshot: %s", text)
+				return fmt.Errorf("read etcd's snapshot: %s", foreign.Line(text))
 			}
 			wait(0) // w is not the machine's fault
 			if _, err := w.Write(piece.GetBytes()); err != nil {
@@ -176,6 +183,9 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 // EtcdForfeit makes the machine's member hand leadership over if it has it.
 func (c *Client) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, etcdForfeitTimeout, func(ctx context.Context, s session) error {
+		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
+			return err
+		}
 		_, err := s.EtcdForfeitLeadership(ctx, &machineapi.EtcdForfeitLeadershipRequest{})
 		return err
 	})

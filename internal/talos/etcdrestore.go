@@ -69,25 +69,8 @@ func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 // EtcdService is what Talos says of its service etcd: its state, and the last thing that it told.
 func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		answers, err := s.ServiceList(ctx)
-		if err != nil {
-			return fmt.Errorf("list the services: %w", answer(err))
-		}
-		one, err := single(answers.GetMessages())
-		if err != nil {
-			return fmt.Errorf("list the services: %w", err)
-		}
-		for _, svc := range one.GetServices() {
-			if svc.GetId() != "etcd" {
-				continue
-			}
-			state = svc.GetState()
-			if events := svc.GetEvents().GetEvents(); len(events) > 0 {
-				last = events[len(events)-1].GetMsg()
-			}
-			return nil
-		}
-		return errors.New("list the services: there is no etcd")
+		state, last, err = etcdService(ctx, s)
+		return err
 	})
 	return state, last, err
 }

@@ -129,7 +129,7 @@ type reading = func(context.Context, session, *cluster.Machine) error
 
 // What is read after the status, beside the UUID.
 var (
-	wholeMachine  = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readCmdline, readExtensions, readBlock, readFromConfig})
+	wholeMachine  = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions, readBlock, readFromConfig})
 	bootedMachine = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
 )
 
@@ -252,30 +252,6 @@ func readNames(ctx context.Context, s session, m *cluster.Machine) error {
 	)
 }
 
-func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
-	var install *runtime.UnattendedInstallStatusSpec
-	err := atOnce(
-		getting(ctx, s, runtime.NewMachineStatus().Metadata(), func(status *runtime.MachineStatus) {
-			spec := status.TypedSpec()
-			m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
-			for _, c := range spec.Status.UnmetConditions {
-				unmet := c.Name
-				if c.Reason != "" {
-					unmet += ": " + c.Reason
-				}
-				m.Unmet = append(m.Unmet, unmet)
-			}
-		}),
-		getting(ctx, s, runtime.NewUnattendedInstallStatus().Metadata(), func(status *runtime.UnattendedInstallStatus) {
-			install = status.TypedSpec()
-		}),
-	)
-	if install != nil && install.Error != "" { // its stage does not tell
-		m.Unmet = append(m.Unmet, fmt.Sprintf("installation %s: %s", install.Phase, install.Error))
-	}
-	return err
-}
-
 func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
 	security, err := securityState(ctx, s)
 	if security != nil {
@@ -296,9 +272,17 @@ func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
-	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
-	if found {
-		m.BootEntry = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+	var booted string
+	err := atOnce(
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			booted = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+		}),
+		func() error { return readCmdline(ctx, s, m) },
+	)
+	// systemd-boot loads an entry from an ISO, too, which goes by the name of the
+	// first one that is installed on a disk.
+	if m.BootEntry = booted; m.FromISO {
+		m.BootEntry = ""
 	}
 	return err
 }

@@ -11,12 +11,15 @@ import (
 // pullProgress makes few lines of the many reports that a machine sends for each layer.
 type pullProgress struct {
 	say    func(string)
-	layers map[string]*machineapi.ImageServicePullLayerProgress
+	layers map[string]pulledLayer
 	said   int64 // tenths of the whole
 }
 
+// pulledLayer is in bytes; total is the largest that was told.
+type pulledLayer struct{ done, total int64 }
+
 func newPullProgress(say func(string)) *pullProgress {
-	return &pullProgress{say: say, layers: map[string]*machineapi.ImageServicePullLayerProgress{}}
+	return &pullProgress{say: say, layers: map[string]pulledLayer{}}
 }
 
 // add says where the pull is each time that another tenth is done.
@@ -24,15 +27,17 @@ func (p *pullProgress) add(m *machineapi.ImageServicePullProgress) {
 	if m.GetProgress() == nil {
 		return
 	}
-	p.layers[m.GetLayerId()] = m.GetProgress()
+	// While it extracts a layer, and when it has, it tells no total of it.
+	layer := p.layers[m.GetLayerId()]
+	layer.total = max(layer.total, m.GetProgress().GetTotal())
+	layer.done = layer.total
+	if m.GetProgress().GetStatus() == machineapi.ImageServicePullLayerProgress_DOWNLOADING {
+		layer.done = min(m.GetProgress().GetOffset(), layer.total)
+	}
+	p.layers[m.GetLayerId()] = layer
 	var done, total int64
 	for _, l := range p.layers {
-		total += l.GetTotal()
-		if l.GetStatus() == machineapi.ImageServicePullLayerProgress_DOWNLOADING {
-			done += min(l.GetOffset(), l.GetTotal())
-		} else {
-			done += l.GetTotal()
-		}
+		done, total = done+l.done, total+l.total
 	}
 	if total <= 0 || done*10/total <= p.said {
 		return

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 var _ cluster.FileReader = (*Client)(nil)
@@ -61,7 +62,7 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 		}
 		m.wait(fileSilence)
 		if text := f.GetError(); text != "" {
-			return fmt.Errorf("list %s: %s", dir, text)
+			return fmt.Errorf("list %s: %s", dir, foreign.Line(text))
 		}
 		if f.GetRelativeName() == "." {
 			continue

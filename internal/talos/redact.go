@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -49,7 +51,7 @@ func redact(text string, config []byte) string {
 	for _, v := range values {
 		text = replaceWord(text, v, redacted)
 	}
-	return oneLine(text)
+	return foreign.Line(oneLine(text))
 }
 
 // oneLine writes a list of errors, as Talos' validators make it, in one line.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -29,6 +30,9 @@ type silentError struct{ after time.Duration }
 func (e silentError) Error() string {
 	return fmt.Sprintf("gave up: it has been silent for too long, %s", e.after)
 }
+
+// Is makes it a cluster.ErrNotNow.
+func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
 // session is a connection to one machine. It is never re-established: all that
 // is read through it comes from the same boot of the same machine.
@@ -148,6 +152,9 @@ func unconnected(err error) bool {
 }
 
 func hung(err error, addr string) error {
+	if _, ofEtcd := errors.AsType[*etcdError](err); ofEtcd {
+		return fault.WithHint(fault.EtcdUnhealthy.Of(err), "the machine answers, its etcd does not: without a majority of its members it can't. talosctl -n %s etcd status and talosctl -n %s logs etcd say more", addr, addr)
+	}
 	return fault.WithHint(fault.Unreachable.Of(err), "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
 }
 

@@ -49,6 +49,9 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname", "Fingerprint"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
 			cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
+		if system, err := c.System(ctx, cpAddr); err != nil || system.FromISO {
+			t.Errorf("what runs from a disk: %+v, %v", system, err)
+		}
 		if diff := cmp.Diff(want, blank, ignore); diff != "" {
 			t.Errorf("blank machine (-want +got):\n%s", diff)
 		}
@@ -78,7 +81,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		checkParts(t, c, node)
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
-		data.Phase = "ready"
+		data.Phase, data.Mount = "ready", "/var"
 		if diff := cmp.Diff(data, node.Volumes[i]); diff != "" {
 			t.Errorf("data volume (-before +after):\n%s", diff)
 		}
@@ -101,13 +104,13 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
 	unasked := cmp.Options{
-		cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "FromISO", "Volumes", "ConfigArgs"),
+		cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "Volumes"),
 		cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"),
 	}
 	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
 		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
 	}
-	unasked = cmp.Options{cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "FromISO", "Disks", "SystemDisk", "Volumes", "InstallImage", "ConfigArgs")}
+	unasked = cmp.Options{cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "Disks", "SystemDisk", "Volumes", "InstallImage")}
 	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node, booted, unasked) {
 		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node, booted, unasked))
 	}

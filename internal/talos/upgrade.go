@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // How long a machine may say nothing while it pulls and installs.
@@ -146,7 +147,7 @@ func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgr
 		switch r := m.GetProgress().GetResponse().(type) {
 		case *machineapi.LifecycleServiceInstallProgress_Message:
 			for line := range strings.Lines(r.Message) {
-				if line = strings.TrimSpace(line); line != "" {
+				if line = strings.TrimSpace(foreign.Line(line)); line != "" {
 					say(line)
 					last.add(line)
 				}

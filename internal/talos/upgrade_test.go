@@ -148,6 +148,8 @@ func TestPullInstaller(t *testing.T) {
 	const (
 		downloading = machineapi.ImageServicePullLayerProgress_DOWNLOADING
 		complete    = machineapi.ImageServicePullLayerProgress_DOWNLOAD_COMPLETE
+		extracting  = machineapi.ImageServicePullLayerProgress_EXTRACTING
+		extracted   = machineapi.ImageServicePullLayerProgress_EXTRACT_COMPLETE
 	)
 	name := &machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: "installer"}}
 	cases := map[string]struct {
@@ -162,6 +164,13 @@ func TestPullInstaller(t *testing.T) {
 				layer("b", complete, 0, 40), layer("a", complete, 0, 60), name,
 			)},
 			said: []string{"pulled 31 of 100 MiB", "pulled 72 of 100 MiB", "pulled 100 of 100 MiB"},
+		},
+		"extracted": {
+			node: &fakeNode{version: "v1.13.9", pull: pulls(
+				nil, layer("a", downloading, 0, 60), layer("b", downloading, 0, 40), layer("a", complete, 0, 60), layer("a", extracting, 0, 0),
+				layer("a", extracted, 0, 0), layer("b", downloading, 10, 40), layer("b", complete, 0, 40), layer("b", extracted, 0, 0), name,
+			)},
+			said: []string{"pulled 60 of 100 MiB", "pulled 70 of 100 MiB", "pulled 100 of 100 MiB"},
 		},
 		"there already": {node: &fakeNode{version: "v1.13.9", pull: pulls(nil, name)}},
 		"old":           {node: &fakeNode{version: "v1.12.9"}, unsupported: true},

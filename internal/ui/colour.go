@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"crypto/rand"
 	"io"
 	"os"
 )
@@ -32,5 +33,9 @@ func (p *page) paint(colour, s string) string {
 	if !p.colour || colour == "" || s == "" {
 		return s
 	}
-	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+	return mark + colour + "m" + s + mark + "0m"
 }
+
+// mark stands for the beginning of a colour's escape sequence until the line has been
+// cleaned of those of others. Nobody else knows it.
+var mark = rand.Text()

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -55,7 +56,7 @@ func talosOf(d cluster.Drift) string {
 	if d.Talos == "" {
 		return "no Talos was read"
 	}
-	return "Talos " + printable(d.Talos)
+	return "Talos " + foreign.Line(d.Talos)
 }
 
 func driftRow(p *page, d cluster.Drift) []string {
@@ -80,13 +81,13 @@ func stateOf(p *page, d cluster.Drift) string {
 
 func drawDrift(p *page, d cluster.Drift) {
 	for _, r := range d.Reasons {
-		p.wrapped("    ", "      ", printable(r.Text))
+		p.wrapped("    ", "      ", foreign.Line(r.Text))
 	}
 	for _, u := range d.Unread {
-		p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", printableLines(u))
+		p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", u)
 	}
 	for _, n := range d.Notes {
-		p.wrapped("    note: ", "      ", printableLines(n))
+		p.wrapped("    note: ", "      ", n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -68,7 +69,7 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(w, xml.Header+string(text)+"\n")
+	_, err = io.WriteString(w, foreign.Lines(xml.Header+string(text)+"\n"))
 	return err
 }
 
@@ -80,7 +81,7 @@ func junitOf(name string, d cluster.Drift) junitCase {
 		lines = append(lines, "unread: "+u)
 	}
 	for _, r := range d.Reasons {
-		lines = append(lines, r.Code+": "+r.Text)
+		lines = append(lines, r.Code+": "+foreign.Line(r.Text))
 	}
 	text := strings.Join(lines, "\n")
 	switch {
@@ -88,7 +89,7 @@ func junitOf(name string, d cluster.Drift) junitCase {
 		message, _, _ := strings.Cut(d.Unread[0], "\n")
 		c.Error = &junitProblem{Message: message, Type: "unread", Text: text}
 	case len(d.Reasons) > 0:
-		c.Failure = &junitProblem{Message: d.Reasons[0].Text, Type: d.Reasons[0].Code, Text: text}
+		c.Failure = &junitProblem{Message: foreign.Line(d.Reasons[0].Text), Type: d.Reasons[0].Code, Text: text}
 	}
 	c.Out = strings.Join(append([]string{runs(d)}, d.Notes...), "\n")
 	return c

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WriteExplanation prints all that there is to say about one node of a plan.
@@ -18,6 +19,7 @@ func WriteExplanation(w io.Writer, format string, e cluster.Explanation) error {
 func drawExplanation(p *page, e cluster.Explanation) {
 	drawTurn(p, e)
 	drawComparison(p, e)
+	drawFile(p, e.Plan)
 	drawStrategies(p, e)
 	drawFates(p, e)
 	drawSteps(p, e)
@@ -47,6 +49,10 @@ func drawTurn(p *page, e cluster.Explanation) {
 	for _, f := range factsOf(n) {
 		switch f.label {
 		case factCarried, factBack, factSystem: // among the disks
+		case factFile:
+			if e.Plan.ConfigFile.Uncompared != "" { // else all of them are listed
+				p.facts("    ", []fact{f})
+			}
 		default:
 			p.facts("    ", []fact{f})
 		}
@@ -62,7 +68,7 @@ func drawComparison(p *page, e cluster.Explanation) {
 	var columns table
 	rows := make([][]string, len(e.Compared))
 	for i, c := range e.Compared {
-		state, text := p.paint(green, "same"), printable(c.Found)
+		state, text := p.paint(green, "same"), foreign.Line(c.Found)
 		if !c.Same {
 			state = p.paint(yellow, "differs")
 			text = shorter(cmp.Or(c.Found, "none known")) + " → " + shorter(cmp.Or(c.Wanted, "none"))
@@ -78,7 +84,7 @@ func drawComparison(p *page, e cluster.Explanation) {
 
 // shorter cuts hashes and IDs to what people compare by eye, and leaves all else.
 func shorter(text string) string {
-	text = printable(text)
+	text = foreign.Line(text)
 	if id := strings.TrimPrefix(text, "sha256-"); len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
 		return short(text)
 	}
@@ -106,10 +112,10 @@ func drawStrategies(p *page, e cluster.Explanation) {
 	for _, s := range e.Strategies {
 		p.row(columns, "  ", strategyRow(p, s)...)
 		for _, text := range s.Against {
-			p.wrapped("      ", "        ", printableLines(text))
+			p.wrapped("      ", "        ", text)
 		}
 		for _, text := range s.WillLose {
-			p.wrapped("      ", "        ", p.paint(red, factLost+": "+strings.TrimSuffix(printable(text), " will be lost")))
+			p.wrapped("      ", "        ", p.paint(red, factLost+": "+strings.TrimSuffix(foreign.Line(text), " will be lost")))
 		}
 	}
 	p.line("")
@@ -140,7 +146,11 @@ func drawFates(p *page, e cluster.Explanation) {
 		if d.Serial != "" {
 			size = strings.TrimSpace(size + " serial " + d.Serial)
 		}
-		rows[i] = []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), d.Does)}
+		does := d.Does
+		if d.Where != "" {
+			does += "; now " + d.Where
+		}
+		rows[i] = []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), does)}
 		columns.fit(rows[i]...)
 	}
 	for _, row := range rows {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -87,7 +88,7 @@ func drawInitDrift(p *page, res pipeline.InitResult) {
 		}
 		var reasons []string
 		for _, r := range d.Reasons {
-			reasons = append(reasons, printable(r.Text))
+			reasons = append(reasons, foreign.Line(r.Text))
 			unknown = unknown || r.Code == "unknown-build"
 		}
 		text := strings.Join(reasons, "\n")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WritePlan prints what a roll would do.
@@ -180,7 +181,7 @@ func idleRow(p *page, n cluster.NodePlan) []string {
 }
 
 func idleWhy(n cluster.NodePlan) string {
-	return printable(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
+	return foreign.Line(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
 }
 
 func idleState(p *page, n cluster.NodePlan) string {
@@ -229,6 +230,9 @@ func drawSum(p *page, plan cluster.Plan) {
 	}
 	if len(losing) > 0 {
 		p.wrapped("", "  ", p.paint(red, fmt.Sprintf("data will be lost on %s", together(losing))))
+	}
+	if names := reconfigured(plan); len(names) > 0 {
+		p.wrapped("", "  ", p.paint(yellow, fmt.Sprintf("the machine configuration changes on %s", together(names))))
 	}
 	if _, first := plan.Unfinished(); first && refused == 0 && work != "" {
 		p.wrapped("", "  ", "What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")

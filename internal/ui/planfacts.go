@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // fact is one thing that a plan says of a node. Every form of a plan for people
@@ -24,6 +25,7 @@ const (
 	factRefused  = "refused"
 	factLost     = "will be lost"
 	factNote     = "note"
+	factFile     = "its file changes"
 	factCarried  = "carried over"
 	factBack     = "comes back"
 	factSystem   = "system disk"
@@ -37,7 +39,7 @@ func (f fact) colour() string {
 	switch f.label {
 	case factRefused, factLost, factFrees, factUnread:
 		return red
-	case factStale, factOnly:
+	case factStale, factOnly, factFile:
 		return yellow
 	case factCarried, factBack:
 		return green
@@ -56,10 +58,10 @@ func factsOf(n cluster.NodePlan) []fact {
 	}
 	for _, r := range n.Drift.Reasons {
 		if r.Code == kubernetesVersion || n.Strategy == "" && n.Paused == "" && len(n.Refused) == 0 {
-			add(factOnly, r.Text)
+			add(factOnly, foreign.Line(r.Text))
 			continue
 		}
-		add(factStale, r.Text)
+		add(factStale, foreign.Line(r.Text))
 	}
 	add(factUnread, unreadOf(n)...)
 	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" && acts(n) {
@@ -69,6 +71,7 @@ func factsOf(n cluster.NodePlan) []fact {
 	for _, text := range n.WillLose {
 		add(factLost, strings.TrimSuffix(text, " will be lost"))
 	}
+	out = append(out, fileFacts(n)...)
 	add(factNote, n.Notes...)
 	if len(n.Refused) == 0 {
 		out = append(out, diskFacts(n)...)
@@ -124,7 +127,7 @@ func shared(nodes []cluster.NodePlan) []fact {
 
 func (p *page) facts(indent string, facts []fact) {
 	for _, f := range facts {
-		text := printableLines(f.text)
+		text := f.text
 		switch f.label {
 		case factWhy:
 			text = reasons(text)
@@ -136,15 +139,6 @@ func (p *page) facts(indent string, facts []fact) {
 	}
 }
 
-// printableLines is printable of text that may have several lines.
-func printableLines(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = printable(line)
-	}
-	return strings.Join(lines, "\n")
-}
-
 // fateOfSystem says what becomes of the present system disk; "" if it stays.
 func fateOfSystem(s cluster.Strategy) string {
 	switch s {
@@ -153,13 +147,21 @@ func fateOfSystem(s cluster.Strategy) string {
 	case cluster.Rollback:
 		return "parked; the one that the node had before comes back"
 	case cluster.PutBack:
-		return "comes back; the new one is freed"
+		return "comes back; the new one is parked"
 	}
 	return ""
 }
 
 func drawDisk(d cluster.DiskPlan) string {
-	parts := []string{d.Key, d.Volid}
+	parts := []string{d.Key}
+	switch {
+	case d.Volid == "":
+		parts = append(parts, d.Where)
+	case d.Where != "":
+		parts = append(parts, d.Volid+", now "+d.Where)
+	default:
+		parts = append(parts, d.Volid)
+	}
 	if d.Size != "" {
 		parts = append(parts, d.Size)
 	}

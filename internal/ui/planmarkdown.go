@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // largest is how long a comment on a pull request gets: GitHub takes 65536
@@ -21,7 +22,7 @@ func writeMarkdown(p *page, plan cluster.Plan) {
 		text.Reset()
 		drawMarkdown(&page{w: &text}, plan, true)
 	}
-	p.line("%s", strings.TrimSuffix(text.String(), "\n"))
+	p.lines(strings.TrimSuffix(text.String(), "\n"))
 }
 
 func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
@@ -32,6 +33,7 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	for _, l := range []struct{ label, heading string }{
 		{factRefused, "Refused"},
 		{factLost, "Will be lost"},
+		{factFile, "Changed by their files of talos.machineConfigs"},
 		{factCarried, "Carried over"},
 		{factBack, "Comes back"},
 		{factSystem, "System disks"},
@@ -39,7 +41,7 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 		{factRenewed, "Proxmox gives anew"},
 		{factNote, "Notes"},
 	} {
-		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed}, l.label) {
+		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed, factFile}, l.label) {
 			count(p, l.heading, plan.Nodes, l.label)
 			continue
 		}
@@ -245,4 +247,6 @@ var markdown = strings.NewReplacer(
 )
 
 // escape makes one line of plain text of what somebody else may have written.
-func escape(s string) string { return markdown.Replace(strings.Join(strings.Fields(s), " ")) }
+func escape(s string) string {
+	return markdown.Replace(strings.Join(strings.Fields(foreign.Line(s)), " "))
+}

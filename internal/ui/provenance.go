@@ -3,10 +3,9 @@ package ui
 import (
 	"fmt"
 	"io"
-	"strings"
-	"unicode"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WriteProvenance prints the chain from a lock to a running node.
@@ -15,25 +14,15 @@ func WriteProvenance(w io.Writer, format string, res cluster.Provenance) error {
 		p.line("%s", p.paint(bold, fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)))
 		for _, l := range res.Links {
 			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(certain(l.Certainty), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
-			p.wrapped(lead, "                            ", printable(l.Text))
+			p.wrapped(lead, "                            ", foreign.Line(l.Text))
 			for _, d := range l.Details {
-				p.wrapped("                            - ", "                              ", printable(d))
+				p.wrapped("                            - ", "                              ", foreign.Line(d))
 			}
 		}
 		for _, text := range res.Summary {
 			p.wrapped("", "  ", text)
 		}
 	})
-}
-
-// printable takes what could steer a terminal out of a text that holds others' words.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 func certain(c cluster.Certainty) string {

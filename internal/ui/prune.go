@@ -36,7 +36,7 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 		for _, u := range rep.Unseen {
 			p.line("note: %s", u)
 		}
-		p.line("%s", pruned(rep))
+		p.lines(pruned(rep))
 	})
 }
 

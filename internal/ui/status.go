@@ -35,6 +35,10 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("scratch  VM %d %q on %s: run %s tries, or tried, a boot ISO out on it", s.VMID, s.Name, s.Host, s.Run)
 			advise(p, s.Next)
 		}
+		for _, text := range res.Unanswered {
+			p.line("")
+			p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text)
+		}
 		if res.Kubernetes != "" {
 			p.line("")
 			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
@@ -43,7 +47,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("")
 			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
 		}
-		if len(res.Open) == 0 && len(res.Marked) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
+		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
 			p.line("")
 			p.line("nothing is unfinished")
 		}
@@ -141,8 +145,12 @@ func drawMarked(p *page, m pipeline.Marked) {
 }
 
 func drawKept(p *page, k pipeline.Kept) {
-	p.line("kept  previous system disk of %s: %s, %s of VM %d", k.Node, k.Volid, k.Key, k.Parking)
-	p.line("    %s, Talos %s, lock %s, replaced by run %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), k.Run, on(k.Replaced))
+	what, by := "previous system disk", "replaced by run"
+	if k.GivenUp {
+		what, by = "system disk, given up,", "made by run"
+	}
+	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
+	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), by, k.Run, on(k.Replaced))
 	advise(p, k.Next)
 }
 

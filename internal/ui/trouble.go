@@ -18,7 +18,7 @@ type Trouble struct {
 // more about it is to be read.
 func WriteTrouble(w io.Writer, t Trouble) error {
 	p := newPage(w)
-	p.line("%s %v", p.paint(red, "error:"), t.Err)
+	p.lines(p.paint(red, "error:") + " " + t.Err.Error())
 	safe := fault.Safe(t.Err)
 	if len(safe) == 0 && t.Safe != "" {
 		safe = []string{t.Safe}
@@ -31,7 +31,7 @@ func WriteTrouble(w io.Writer, t Trouble) error {
 		hints = []string{codes[0].Next()}
 	}
 	for _, hint := range hints {
-		p.line("%s %s", p.paint(yellow, "hint:"), hint)
+		p.lines(p.paint(yellow, "hint:") + " " + hint)
 	}
 	for _, code := range codes {
 		p.line("%s %s", p.paint(dim, "runbook:"), t.Runbook(code))

@@ -3,12 +3,15 @@
 package ui
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
 
 	"golang.org/x/term"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // IsTerminal says whether somebody sits at the other end of a file, or of what stands for one.
@@ -20,10 +23,15 @@ func IsTerminal(f any) bool {
 // write prints v as JSON, or as text by draw.
 func write(w io.Writer, format string, v any, draw func(*page)) error {
 	if format == "json" {
-		enc := json.NewEncoder(w)
+		var text bytes.Buffer
+		enc := json.NewEncoder(&text)
 		enc.SetIndent("", "  ")
 		enc.SetEscapeHTML(false)
-		return enc.Encode(v)
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+		_, err := w.Write(foreign.JSON(text.Bytes()))
+		return err
 	}
 	p := newPage(w)
 	draw(p)
@@ -39,12 +47,26 @@ type page struct {
 }
 
 func newPage(w io.Writer) *page {
-	return &page{w: w, colour: coloured(w), columns: columnsOf(w)}
+	p := &page{w: w, colour: coloured(w), columns: columnsOf(w)}
+	if c, ok := w.(interface{ Clean() io.Writer }); ok {
+		p.w = c.Clean()
+	}
+	return p
 }
 
+// line prints one line, whatever somebody else's words in it hold. Only paint gives
+// it colours.
 func (p *page) line(format string, args ...any) {
 	if p.err == nil {
-		_, p.err = io.WriteString(p.w, Tame(fmt.Sprintf(format+"\n", args...)))
+		line := foreign.Line(fmt.Sprintf(format, args...))
+		_, p.err = io.WriteString(p.w, strings.ReplaceAll(line, mark, "\x1b[")+"\n")
+	}
+}
+
+// lines prints text that may have several lines.
+func (p *page) lines(text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		p.line("%s", line)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // readable is how wide text is at most on a terminal, and how long a list of
@@ -37,6 +39,7 @@ func reasons(text string) string {
 // wrapped prints text behind a lead, on a terminal broken at spaces. The lines
 // after the first begin with indent.
 func (p *page) wrapped(lead, indent, text string) {
+	text = foreign.Lines(text) // before it is measured
 	line, begun := lead, false
 	next := func() {
 		p.line("%s", line)
@@ -60,7 +63,7 @@ func (p *page) wrapped(lead, indent, text string) {
 	p.line("%s", strings.TrimRight(line, " "))
 }
 
-var colours = regexp.MustCompile("\x1b\\[[0-9;]*m")
+var colours = regexp.MustCompile(mark + "[0-9]+m")
 
 // columns is how wide a text is on a terminal.
 func columns(s string) int { return utf8.RuneCountInString(colours.ReplaceAllString(s, "")) }

@@ -23,7 +23,7 @@ func TestWrapped(t *testing.T) {
 		"lines of its own":            {0, "a\n\nb", "why: a\n  b\n"},
 		"few reasons":                 {0, reasons("a; b"), "why: a; b\n"},
 		"many reasons":                {0, reasons(long + "a; b"), "why: " + long + "a;\n  b\n"},
-		"colours take no room":        {12, "\x1b[31maaa bbb\x1b[0m ccc", "why: \x1b[31maaa bbb\x1b[0m\n  ccc\n"},
+		"colours take no room":        {12, (&page{colour: true}).paint(red, "aaa bbb") + " ccc", "why: \x1b[31maaa bbb\x1b[0m\n  ccc\n"},
 		"letters count, not bytes":    {12, "äää ööö", "why: äää ööö\n"},
 		"spaces are not worth a line": {12, "  aaa   bbb  ", "why: aaa bbb\n"},
 	} {

@@ -23,6 +23,7 @@ type Partition struct {
 	UUID           string // of the partition
 	FilesystemUUID string
 	Filesystem     string // "xfs", "vfat", …; "" for none
+	VolumeGroup    string `json:",omitempty"` // that an "lvm2-pv" belongs to
 	Data           []byte // the caller of ReadDisk must not change its bytes
 }
 

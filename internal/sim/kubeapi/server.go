@@ -247,6 +247,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
 	}
 	if s.o.Recorder != nil {
+		if s.o.Recorder.Await(r.Context(), "kubernetes") != nil {
+			panic(http.ErrAbortHandler)
+		}
 		var err error
 		if call, err = s.o.Recorder.Begin(call); err != nil {
 			panic(http.ErrAbortHandler)

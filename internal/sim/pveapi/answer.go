@@ -30,11 +30,22 @@ func writeAnswer(rw http.ResponseWriter, a answer) {
 	_, _ = rw.Write(body) // the client may be gone
 }
 
-// earlyError is a refusal by the HTTP server itself: its body is empty.
+// earlyError is a refusal by the HTTP server itself, before a handler of the API
+// is asked. AnyEvent.pm answers it in one of two ways: error writes the message
+// into the body as plain text, a response of its own has an empty body.
 type earlyError struct {
 	status  int
 	message string
+	inBody  bool
 }
+
+// plain is a refusal that AnyEvent.pm makes with error.
+func plain(status int, format string, args ...any) *earlyError {
+	return &earlyError{status, fmt.Sprintf(format, args...), true}
+}
+
+// bare is a refusal whose body is empty.
+func bare(status int, message string) *earlyError { return &earlyError{status, message, false} }
 
 func (e *earlyError) Error() string { return e.message }
 
@@ -46,13 +57,25 @@ const lingerTime = 5 * time.Second
 // takes the connection away from net/http, which knows no reason phrases.
 func writeError(rw http.ResponseWriter, err error) {
 	status, message, body := errorBody(err)
+	kind := "application/json;charset=UTF-8"
+	if _, early := errors.AsType[*earlyError](err); early {
+		kind = ""
+	}
+	writeRaw(rw, status, message, kind, body)
+}
+
+// writeRaw writes an answer with any reason phrase; contentType may be "".
+func writeRaw(rw http.ResponseWriter, status int, reason, contentType string, body []byte) {
 	conn, buf, hijackErr := http.NewResponseController(rw).Hijack()
 	if hijackErr != nil {
 		panic(http.ErrAbortHandler)
 	}
 	defer func() { _ = conn.Close() }()
-	fmt.Fprintf(buf, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json;charset=UTF-8\r\nContent-Length: %d\r\n\r\n%s",
-		status, message, len(body), body)
+	kind := ""
+	if contentType != "" {
+		kind = "Content-Type: " + contentType + "\r\n"
+	}
+	fmt.Fprintf(buf, "HTTP/1.1 %d %s\r\nConnection: close\r\n%sContent-Length: %d\r\n\r\n%s", status, reason, kind, len(body), body)
 	if buf.Flush() != nil { // the client is gone
 		return
 	}
@@ -73,7 +96,10 @@ func errorBody(err error) (status int, message string, body []byte) {
 
 func fullError(err error) (status int, message string, body []byte) {
 	if early, ok := errors.AsType[*earlyError](err); ok {
-		return early.status, early.message, nil
+		if early.inBody {
+			body = []byte(early.message)
+		}
+		return early.status, early.message, body
 	}
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -171,7 +172,7 @@ func hostEntry(c *call, host string) object {
 	total, used := c.RootDisk(host)
 	return object{
 		"id": "node/" + host, "type": "node", "node": host, "status": "online", "level": "",
-		"cpu": 0.05, "maxcpu": hostCores, "mem": memoryInUse(c, host), "maxmem": hostMemory, "disk": used, "maxdisk": total, "uptime": 86400,
+		"cpu": 0.05, "maxcpu": hostCores, "mem": memoryInUse(c, host), "maxmem": hostMemory, "disk": used, "maxdisk": total, "uptime": int(c.Uptime(host) / time.Second),
 	}
 }
 

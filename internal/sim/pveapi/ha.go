@@ -129,7 +129,7 @@ func haStatus(c *call) (any, error) {
 	if !c.Quorate() {
 		quorum["status"] = fmt.Sprintf("No quorum on node '%s'!", c.host)
 	}
-	services, master, now := c.HAServices(), c.Hosts()[0], time.Now()
+	services, master, now := c.HAServices(), c.Hosts()[0], c.Clock(c.host)
 	list := []object{quorum}
 	if len(services) == 0 {
 		return list, nil // nobody has become the manager yet

@@ -78,11 +78,11 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		"by two VMs": {
 			do: func(l *lab) string {
 				must(l.t, l.world.PowerOn(9011))
-				must(l.t, l.world.PowerOn(500))
-				must(l.t, l.world.PowerOff(500))
+				if l.world.PowerOn(500) == nil {
+					l.t.Error("both run with one file")
+				}
 				return "OK"
 			},
-			want: []string{"disk held: is in the running VMs [500 9011]"},
 		},
 		"by plugging it in twice": {
 			do: func(l *lab) string {

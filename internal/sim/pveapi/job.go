@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -54,7 +55,7 @@ func replicationStatus(c *call) (any, error) {
 		entry := replicationEntry(j)
 		entry["next_sync"], entry["last_sync"], entry["last_try"], entry["fail_count"], entry["vmtype"] = 0, 0, 0, 0, "qemu"
 		if !j.NextSync.IsZero() {
-			entry["next_sync"] = j.NextSync.Unix()
+			entry["next_sync"] = c.dated(c.node(), j.NextSync)
 		}
 		if j.Running {
 			entry["pid"] = 4711
@@ -62,6 +63,11 @@ func replicationStatus(c *call) (any, error) {
 		list = append(list, entry)
 	}
 	return list, nil
+}
+
+// dated is a moment by the clock of the host that reckons with it.
+func (c *call) dated(host string, at time.Time) int64 {
+	return c.Clock(host).Add(time.Until(at)).Unix()
 }
 
 func addText(out object, values map[string]string) {
@@ -75,7 +81,7 @@ func addText(out object, values map[string]string) {
 func backupJobs(c *call) (any, error) {
 	list := []object{}
 	for _, j := range c.BackupJobs() {
-		list = append(list, backupEntry(j))
+		list = append(list, c.backupEntry(j))
 	}
 	return list, nil
 }
@@ -83,14 +89,14 @@ func backupJobs(c *call) (any, error) {
 func backupJob(c *call) (any, error) {
 	for _, j := range c.BackupJobs() {
 		if j.ID == c.vars["id"] {
-			return backupEntry(j), nil
+			return c.backupEntry(j), nil
 		}
 	}
 	return nil, &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"id": "No such job '" + c.vars["id"] + "'"}}
 }
 
 // backupEntry shows what is set; a job that will not run has no next-run.
-func backupEntry(j world.BackupJob) object {
+func (c *call) backupEntry(j world.BackupJob) object {
 	out := object{"id": j.ID, "type": "vzdump", "enabled": bit(!j.Disabled)}
 	addText(out, map[string]string{
 		"schedule": j.Schedule, "storage": j.Storage, "pool": j.Pool, "node": j.Host, "mode": j.Mode, "comment": j.Comment,
@@ -100,7 +106,7 @@ func backupEntry(j world.BackupJob) object {
 		out["all"] = 1
 	}
 	if !j.NextRun.IsZero() && !j.Disabled {
-		out["next-run"] = j.NextRun.Unix()
+		out["next-run"] = c.dated(c.host, j.NextRun)
 	}
 	return out
 }

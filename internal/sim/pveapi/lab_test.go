@@ -118,6 +118,7 @@ type reply struct {
 	Message string
 	Errors  map[string]string
 	Data    any
+	Plain   string // the body, where it is no JSON
 }
 
 func (l *lab) as(token, method, path, contentType string, body []byte) reply {
@@ -137,8 +138,9 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 	defer func() { _ = res.Body.Close() }()
 	raw, err := io.ReadAll(res.Body)
 	must(l.t, err)
-	out := reply{Status: res.Status}
-	if len(raw) > 0 {
+	out := reply{Status: res.Status, Plain: string(raw)}
+	if res.Header.Get("Content-Type") != "" {
+		out.Plain = ""
 		must(l.t, json.Unmarshal(raw, &out))
 	}
 	return out

@@ -3,7 +3,6 @@ package pveapi
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -57,7 +56,7 @@ func readUpload(body io.Reader, size int64, boundary string, params map[string]s
 			_, _ = io.Copy(io.Discard, body) // what follows the file is not looked at
 			return nil
 		case read >= size:
-			return &earlyError{http.StatusNotImplemented, "upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1373."}
+			return plain(http.StatusInternalServerError, "upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.\n")
 		case err != nil:
 			return errClientGone
 		}
@@ -119,7 +118,7 @@ func formData(disposition []byte) error {
 	if string(disposition) == "form-data" {
 		return nil
 	}
-	return &earlyError{http.StatusNotImplemented, fmt.Sprintf("wrong Content-Disposition '%s' in multipart, expected 'form-data'\n", disposition)}
+	return plain(http.StatusInternalServerError, "wrong Content-Disposition '%s' in multipart, expected 'form-data'\n", disposition)
 }
 
 func (b *multipartBody) skipHeaders() {
@@ -137,7 +136,7 @@ func (b *multipartBody) fileHeader() error {
 		return err
 	}
 	if name := string(match[2]); name != "filename" {
-		return &earlyError{http.StatusNotImplemented, fmt.Sprintf("wrong field name '%s' for file upload, expected 'filename' at AnyEvent.pm", name)}
+		return plain(http.StatusInternalServerError, "wrong field name '%s' for file upload, expected 'filename' at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1325.\n", name)
 	}
 	b.params["filename"] = strings.TrimSpace(string(match[3]))
 	b.buf, b.phase = b.buf[len(match[0]):], inFile
@@ -165,7 +164,7 @@ func (b *multipartBody) fileContent() error {
 	_, err := b.spool.Write(b.buf[:end])
 	b.buf = b.buf[:copy(b.buf, b.buf[end:])]
 	if errors.Is(err, syscall.ENOSPC) {
-		return &earlyError{http.StatusNotImplemented, "write to temporary file failed - No space left on device"}
+		return plain(http.StatusInternalServerError, "write to temporary file failed - No space left on device\n")
 	}
 	return err
 }

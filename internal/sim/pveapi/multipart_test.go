@@ -35,11 +35,11 @@ func TestUploadParser(t *testing.T) {
 		"spaces around a value":      {strings.Replace(content, "iso", " iso ", 1) + header + "Content-Type: x/y\r\n\r\nbytes" + end, "OK", "bytes"},
 		"a boundary's beginning":     {content + header + "Content-Type: x/y\r\n\r\n\r\n--A\r\n--" + end, "OK", "\r\n--A\r\n--"},
 		"no header after the name":   {content + header + "\r\nbytes\n\nrest" + end, "OK", "rest"}, // what is skipped ends at the next empty line
-		"another header first":       {content + "--B\r\nContent-Type: x/y\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n\r\nbytes" + end, "501 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1373.", ""},
-		"another field for the file": {content + strings.Replace(header, `name="filename"`, `name="file"`, 1) + "Content-Type: x/y\r\n\r\nbytes" + end, "501 wrong field name 'file' for file upload, expected 'filename' at AnyEvent.pm", ""},
-		"another disposition":        {strings.Replace(content, "form-data", "attachment", 1) + header + "\r\nbytes" + end, "501 wrong Content-Disposition 'attachment' in multipart, expected 'form-data'", ""},
-		"no end":                     {content + header + "Content-Type: x/y\r\n\r\nbytes", "501 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1373.", ""},
-		"another boundary":           {strings.ReplaceAll(content+header+"\r\nbytes"+end, "--B", "--C"), "501 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1373.", ""},
+		"another header first":       {content + "--B\r\nContent-Type: x/y\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n\r\nbytes" + end, "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
+		"another field for the file": {content + strings.Replace(header, `name="filename"`, `name="file"`, 1) + "Content-Type: x/y\r\n\r\nbytes" + end, "500 wrong field name 'file' for file upload, expected 'filename' at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1325.", ""},
+		"another disposition":        {strings.Replace(content, "form-data", "attachment", 1) + header + "\r\nbytes" + end, "500 wrong Content-Disposition 'attachment' in multipart, expected 'form-data'", ""},
+		"no end":                     {content + header + "Content-Type: x/y\r\n\r\nbytes", "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
+		"another boundary":           {strings.ReplaceAll(content+header+"\r\nbytes"+end, "--B", "--C"), "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -66,36 +66,76 @@ func TestUploadParser(t *testing.T) {
 	}
 }
 
-// TestUploadOtherwise: what is no multipart body gets no answer, and tmpfilename is not the client's.
+// TestUploadOtherwise: what is no multipart body gets no answer, nor does a tmpfilename of the client's.
 func TestUploadOtherwise(t *testing.T) {
 	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		const path = "/nodes/pve1/storage/isos/upload"
-		if got := l.as(tokenID, "POST", path+"?tmpfilename=/etc/shadow", "multipart/form-data; boundary=B", multipart("content=iso", "filename=x")).Status; !strings.HasPrefix(got, "501 ") {
-			t.Error(got)
-		}
-		req, err := http.NewRequestWithContext(t.Context(), "POST", base+path, strings.NewReader("content=iso"))
-		must(t, err)
-		req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
-		if res, err := l.client.Do(req); err == nil {
-			_ = res.Body.Close()
-			t.Errorf("an answer: %s", res.Status)
-		}
-	})
+	for name, test := range map[string]struct{ query, contentType, body string }{
+		"no form":     {"", "", "content=iso"},
+		"tmpfilename": {"?tmpfilename=/etc/shadow", "multipart/form-data; boundary=B", string(multipart("content=iso", "filename=x"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) {
+				l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
+			})
+		})
+	}
 }
 
-// TestUploadWithoutRights is refused late, before the file is read.
+const upload = "/nodes/pve1/storage/isos/upload"
+
+// noAnswer sends a POST to which no answer may come.
+func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
+	l.t.Helper()
+	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body)
+	must(l.t, err)
+	req.ContentLength = size
+	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
+	req.Header.Set("Content-Type", contentType)
+	if res, err := l.client.Do(req); err == nil {
+		_ = res.Body.Close()
+		l.t.Errorf("an answer: %s", res.Status)
+	}
+}
+
+// TestUploadWithoutRights is refused late, before the file is read; what the file
+// does meanwhile to the connection depends on how long it is, and on what the
+// connection has served before.
 func TestUploadWithoutRights(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, began := newLab(t), time.Now()
-		got := l.as(tokenID, "POST", "/nodes/pve1/storage/isos/upload", "multipart/form-data; boundary=B", multipart("content=iso", "filename=bytes"))
-		if got.Status != "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)" || got.Message != "" {
-			t.Errorf("%+v", got)
-		}
-		if took := time.Since(began); took != 3*time.Second {
-			t.Errorf("after %v", took)
-		}
+	const form = "multipart/form-data; boundary=B"
+	small := multipart("content=iso", "filename=bytes")
+	t.Run("the first request of its connection", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			l, began := newLab(t), time.Now()
+			got := l.as(tokenID, "POST", upload, form, small)
+			if got.Status != "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)" || got.Message != "" || got.Plain != "" {
+				t.Errorf("%+v", got)
+			}
+			if took := time.Since(began); took != 3*time.Second {
+				t.Errorf("after %v", took)
+			}
+		})
+	})
+	t.Run("a later one", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t)
+			l.do("GET", "/version")
+			began := time.Now()
+			got := l.as(tokenID, "POST", upload, form, small)
+			if got.Status != "400 bad request" || got.Plain != "bad request" || time.Since(began) != 0 {
+				t.Errorf("%+v after %v", got, time.Since(began))
+			}
+		})
+	})
+	t.Run("a large file", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t)
+			l.noAnswer(upload, form, io.LimitReader(zeros{}, 1<<20), 1<<20)
+		})
 	})
 }
 

@@ -103,14 +103,14 @@ func TestTasks(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
 		upid := l.do("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090", "target-disk=scsi5").Data.(string)
-		const want = "UPID:pve1:000003E9:00010010:386D4380:qmmove:9011-scsi1>9090-scsi5:recast@pve!lab:"
+		const want = "UPID:pve1:000003E9:0083D600:386D4380:qmmove:9011-scsi1>9090-scsi5:recast@pve!lab:"
 		if upid != want {
 			t.Fatalf("%s, want %s", upid, want)
 		}
 		path := "/nodes/pve1/tasks/" + strings.NewReplacer(":", "%3A", ">", "%3E", "!", "%21").Replace(upid)
 		task := map[string]any{
 			"upid": upid, "node": "pve1", "type": "qmmove", "id": "9011-scsi1>9090-scsi5", "user": "recast@pve", "tokenid": "lab",
-			"pid": 1001.0, "pstart": 65552.0, "starttime": 946684800.0, "status": "running",
+			"pid": 1001.0, "pstart": 8640000.0, "starttime": 946684800.0, "status": "running",
 		}
 		if diff := cmp.Diff(task, l.do("GET", path+"/status").Data); diff != "" {
 			t.Error(diff)

@@ -31,21 +31,21 @@ type request struct {
 func readHeader(r *http.Request) (request, error) {
 	q := request{method: r.Method, params: map[string]string{}}
 	if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, r.Method) {
-		return q, &earlyError{http.StatusNotImplemented, fmt.Sprintf("method '%s' not available", r.Method)}
+		return q, bare(http.StatusNotImplemented, fmt.Sprintf("method '%s' not available", r.Method))
 	}
 	if len(r.TransferEncoding) > 0 {
-		return q, &earlyError{http.StatusNotImplemented, "chunked transfer encoding not supported"}
+		return q, plain(http.StatusNotImplemented, "chunked transfer encoding not supported")
 	}
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/api2/json")
 	if !ok {
-		return q, &earlyError{http.StatusNotImplemented, fmt.Sprintf("no such file '%s'", r.URL.Path)}
+		return q, plain(http.StatusInternalServerError, "no such file '%s'", r.URL.Path)
 	}
 	for segment := range strings.SplitSeq(strings.Trim(rest, "/"), "/") {
-		plain, err := url.PathUnescape(segment)
+		name, err := url.PathUnescape(segment)
 		if err != nil {
-			return q, &earlyError{http.StatusBadRequest, "Bad Request"}
+			return q, bare(http.StatusBadRequest, "Bad Request")
 		}
-		q.path = append(q.path, plain)
+		q.path = append(q.path, name)
 	}
 	return q, nil
 }
@@ -70,7 +70,7 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 		query[name] = strings.Join(values, "\x00") // like CGI.pm
 	}
 	if r.ContentLength > 0 && r.Method != http.MethodPost && r.Method != http.MethodPut {
-		return &earlyError{http.StatusNotImplemented, fmt.Sprintf("Unexpected content for method '%s'", r.Method)}
+		return plain(http.StatusNotImplemented, "Unexpected content for method '%s'", r.Method)
 	}
 	kind, options, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil && r.Header.Get("Content-Type") == "" {
@@ -83,14 +83,14 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 			return errNoAnswer // it dies where nobody catches it
 		}
 		if _, ok := query["tmpfilename"]; ok {
-			return &earlyError{http.StatusNotImplemented, "tmpfilename is not to be set by the client"}
+			return errNoAnswer // the same
 		}
 		q.params, q.spool = query, s.world.NewSpool(s.host)
 		return readUpload(r.Body, r.ContentLength, options["boundary"], q.params, q.spool)
 	case r.ContentLength > maxBodyBytes:
 		return errNoAnswer // meant to be "for data too large", but the connection is closed under the client
 	case kind != "application/json" && kind != "application/x-www-form-urlencoded":
-		return &earlyError{http.StatusVariantAlsoNegotiates, fmt.Sprintf("upload 'Content-Type '%s' not implemented", r.Header.Get("Content-Type"))}
+		return plain(http.StatusVariantAlsoNegotiates, "upload 'Content-Type '%s' not implemented", r.Header.Get("Content-Type"))
 	default:
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -112,7 +112,7 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 func readForm(body []byte, params map[string]string) error {
 	values, err := url.ParseQuery(string(body))
 	if err != nil {
-		return &earlyError{http.StatusBadRequest, "Bad Request"}
+		return bare(http.StatusBadRequest, "Bad Request")
 	}
 	for name, list := range values {
 		params[name] = strings.Join(list, "\x00") // like CGI.pm
@@ -126,8 +126,8 @@ func readJSON(body []byte, params map[string]string) error {
 	decoder.UseNumber()
 	var values map[string]any
 	if err := decoder.Decode(&values); err != nil {
-		return &earlyError{http.StatusNotImplemented, fmt.Sprintf(
-			"malformed JSON string, neither tag, array, object, number, string or atom, at character offset 0 (before \"%.20s\")", body)}
+		return plain(http.StatusInternalServerError,
+			"malformed JSON string, neither tag, array, object, number, string or atom, at character offset 0 (before \"%.20s\") at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 927.\n", body)
 	}
 	for name, value := range values {
 		switch v := value.(type) {

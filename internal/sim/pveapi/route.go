@@ -216,7 +216,7 @@ func (s *Server) unreached(f world.ProxyFailure) error {
 	if !s.world.Delay(f.After) {
 		return world.ErrClosed
 	}
-	return &earlyError{f.Status, f.Reason}
+	return bare(f.Status, f.Reason)
 }
 
 func match(pattern []segment, path []string) (vars map[string]string, ok bool) {

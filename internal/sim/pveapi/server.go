@@ -28,15 +28,17 @@ type Server struct {
 
 	mu      sync.Mutex
 	closed  bool
+	ended   chan struct{}  // closed with it
 	running sync.WaitGroup // requests and the listener
 }
 
 // New makes the API of one host of w. Every request passes through the recorder.
 func New(w *world.World, rec *record.Recorder, host string) *Server {
-	s := &Server{world: w, recorder: rec, host: host, routes: routes(), rows: rows{known: map[int]*row{}}}
+	s := &Server{world: w, recorder: rec, host: host, routes: routes(), rows: rows{known: map[int]*row{}}, ended: make(chan struct{})}
 	s.http = &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: 30 * time.Second,
+		ConnContext:       countRequests,
 		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes and broken connections are the tests' business
 		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){},
 	}
@@ -54,7 +56,10 @@ func (s *Server) Serve(l net.Listener, cert tls.Certificate) {
 // Close ends the listener and every connection, and waits for the requests in progress.
 func (s *Server) Close() error {
 	s.mu.Lock()
-	s.closed = true
+	if !s.closed {
+		s.closed = true
+		close(s.ended)
+	}
 	s.mu.Unlock()
 	err := s.http.Close()
 	s.running.Wait()
@@ -79,14 +84,16 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if s.world.HostDown(s.host) {
 		panic(http.ErrAbortHandler)
 	}
+	rw.Header().Set("Date", s.world.Clock(s.host).UTC().Format(http.TimeFormat))
 	if r.URL.Path == logo && r.Method == http.MethodGet {
 		writeLogo(rw)
 		return
 	}
+	first := isFirst(r)
 	q, err := readHeader(r)
 	var user string
 	if err == nil {
-		user, err = s.letIn(r, q)
+		user, err = s.letIn(r, q, first)
 	}
 	if err == nil {
 		err = s.readBody(r, &q)
@@ -95,48 +102,81 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		q.drop()
 		panic(http.ErrAbortHandler)
 	}
+	if s.recorder.Await(r.Context(), "proxmox") != nil {
+		q.drop()
+		panic(http.ErrAbortHandler)
+	}
 	seen, recErr := s.recorder.Begin(record.Call{
 		Proto: "proxmox", Target: s.host, Method: r.Method, Path: r.URL.RequestURI(), Params: public(q.params),
 		User: user, Agent: r.UserAgent(), Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
 	})
+	if held := record.AsHeld(recErr); held != nil && err == nil {
+		s.hold(rw, r, q, seen, held)
+		return
+	} else if held != nil {
+		held.End() // who may not ask for it is told at once
+		recErr = nil
+	}
 	if recErr != nil {
 		q.drop()
 		panic(http.ErrAbortHandler)
 	}
-	var a answer
-	if err == nil {
-		if a, err = s.dispatch(user, q); isUnauthorized(err) && !s.pause(r, unauthorizedDelay) {
-			err = errNoAnswer
-		}
-	} else {
+	if err != nil {
 		q.drop()
 	}
-	if errors.Is(err, world.ErrClosed) || errors.Is(err, errNoAnswer) || s.world.HostDown(s.host) {
-		panic(http.ErrAbortHandler)
+	s.answer(rw, q, s.carryOut(r, user, q, seen, err))
+}
+
+// outcome is what came of a request.
+type outcome struct {
+	answer answer
+	err    error
+}
+
+// carryOut does what a request asks for, unless it is refused already, and tells the recorder.
+func (s *Server) carryOut(r *http.Request, user string, q request, seen record.Call, refused error) (out outcome) {
+	out.err = refused
+	if refused == nil {
+		if out.answer, out.err = s.dispatch(user, q); isUnauthorized(out.err) && !s.pause(r, unauthorizedDelay) {
+			out.err = errNoAnswer
+		}
+	}
+	if errors.Is(out.err, world.ErrClosed) || errors.Is(out.err, errNoAnswer) || s.world.HostDown(s.host) {
+		return outcome{err: errNoAnswer}
 	}
 	seen.Status = http.StatusOK
-	if err != nil {
-		seen.Status, _, _ = errorBody(err)
+	if out.err != nil {
+		seen.Status, _, _ = errorBody(out.err)
 	}
 	s.recorder.End(seen)
-	if err != nil {
-		writeError(rw, err)
+	return out
+}
+
+func (s *Server) answer(rw http.ResponseWriter, q request, out outcome) {
+	switch {
+	case errors.Is(out.err, errNoAnswer):
+		panic(http.ErrAbortHandler)
+	case out.err != nil:
+		writeError(rw, out.err)
 		return
-	}
-	if q.isUpload() {
+	case q.isUpload():
 		rw.Header().Set("Connection", "close")
 	}
-	writeAnswer(rw, a)
+	writeAnswer(rw, out.answer)
 }
 
 // errNoAnswer closes the connection instead of answering.
 var errNoAnswer = errors.New("no answer")
 
-// letIn authenticates; every refusal comes late and with an empty body.
-func (s *Server) letIn(r *http.Request, q request) (user string, err error) {
+// letIn authenticates; every refusal comes late and with an empty body, unless
+// the request's own body comes in between. first: the connection has served none before.
+func (s *Server) letIn(r *http.Request, q request, first bool) (user string, err error) {
 	user, err = s.authenticate(r, q)
 	if err == nil {
 		return user, nil
+	}
+	if err := unreadBody(r, first); err != nil {
+		return user, err
 	}
 	if !s.pause(r, unauthorizedDelay) {
 		return user, errNoAnswer

@@ -154,7 +154,7 @@ func (c *call) refuseToken(r route) error {
 func late(err error) *earlyError {
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {
-		return &earlyError{http.StatusUnauthorized, err.Error()}
+		return bare(http.StatusUnauthorized, err.Error())
 	}
-	return &earlyError{e.Status, e.Message}
+	return bare(e.Status, e.Message)
 }

@@ -16,11 +16,13 @@ type Call struct {
 	Agent    string            // what an HTTP client says it is
 	Mutation bool              // a non-GET request or a gRPC method that changes something
 	Status   int               // what a Proxmox server answered with; 0 while it has not, and of other protocols
+	Late     bool              // it was held, and is carried out now: see Held
 }
 
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.
 type Recorder struct {
 	Timeline Timeline // of the world
+	slow     slowness
 
 	mu     sync.Mutex
 	calls  []Call
@@ -34,7 +36,8 @@ func New() *Recorder { return &Recorder{} }
 
 // Hooks sets what runs around every call, replacing earlier hooks; nil removes one.
 // before runs before the server acts: its error aborts the request, the
-// connection breaks and nothing has happened. after runs when the server has
+// connection breaks and nothing has happened. A *Held has a Proxmox server carry
+// the request out later. after runs when the server has
 // acted, before the answer leaves; a test that cuts the client there loses the answer.
 func (r *Recorder) Hooks(before func(Call) error, after func(Call)) {
 	r.mu.Lock()
@@ -49,6 +52,23 @@ func (r *Recorder) Begin(c Call) (Call, error) {
 	r.seq++
 	c.Seq = r.seq
 	r.calls = append(r.calls, c)
+	before := r.before
+	r.mu.Unlock()
+	if before == nil {
+		return c, nil
+	}
+	err := before(c)
+	if held := AsHeld(err); held != nil && c.Proto != "proxmox" {
+		held.End() // other servers drop it
+	}
+	return c, err
+}
+
+// Resume asks the before hook about a call that was held and is carried out now:
+// its error has the server drop it for good.
+func (r *Recorder) Resume(c Call) (Call, error) {
+	c.Late = true
+	r.mu.Lock()
 	before := r.before
 	r.mu.Unlock()
 	if before == nil {

@@ -40,6 +40,7 @@ type Case struct {
 const (
 	changePatch = "patch" // an extension with another digest
 	changeTalos = "talos" // the next version of Talos
+	changeBack  = "back"  // nothing: somebody asks for a rollback, for which there is too much to lose
 )
 
 // nextTalos is the version of Talos that changeTalos brings.

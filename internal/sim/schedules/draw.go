@@ -50,6 +50,9 @@ func Draw(seed uint64) Case {
 	if d.oneOf(3) {
 		c.Changes = append(c.Changes, changePatch)
 	}
+	if d.oneOf(6) {
+		c.Changes = append(c.Changes, changeBack)
+	}
 	c.disks(d)
 	c.strategies(d)
 	c.faults(d)
@@ -136,8 +139,11 @@ func (c *Case) faults(d drawer) {
 		} else {
 			f.After = time.Duration(1+d.IntN(work*int(timeOfNode/time.Second))) * time.Second
 		}
-		if k.lasts {
+		if k.lasts || k.mayLast && d.oneOf(2) {
 			f.For = time.Duration(pick(d, 5, 20, 60, 120, 300)) * time.Second
+			if k.holds != nil {
+				f.For = min(f.For, longestLate)
+			}
 		}
 		c.Faults = append(c.Faults, f)
 	}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // Fault is one trouble: what it is, on which node or host, from which moment on
@@ -71,7 +73,7 @@ func ParseFault(s string) (f Fault, err error) {
 	if err != nil {
 		return Fault{}, fmt.Errorf("%s: %w", s, err)
 	}
-	if f.After < 0 || f.After > longest || f.For < 0 || f.For > longest || lasts != (f.For > 0) || lasts != k.lasts {
+	if f.After < 0 || f.After > longest || f.For < 0 || f.For > longest || lasts != (f.For > 0) || lasts != k.lasts && !k.mayLast {
 		return Fault{}, fmt.Errorf("%s: when, and how long?", s)
 	}
 	return f, nil
@@ -84,6 +86,8 @@ type kind struct {
 	onNode bool // it is about a node, or the host that it is on
 	lasts  bool // it has an end of its own
 	atCall bool // it is about a call: never at a time
+	// mayLast says that it may have an end of its own, and is drawn with and without.
+	mayLast bool
 	// foreign says that a person does it, who takes it back when asked to.
 	foreign bool
 	// etcd says that it can take a member of etcd away.
@@ -96,6 +100,10 @@ type kind struct {
 	before func(p *play, s *struck) error
 	after  func(p *play, s *struck)
 	act    func(p *play, s *struck) (end func(), err error)
+	// holds has a request to Proxmox carried out late, and says what its sender is
+	// told meanwhile; sent, if there is one, befalls that sender. See late.go.
+	holds *record.Answer
+	sent  func(p *play)
 }
 
 func kindOf(name string) (kind, bool) {

@@ -17,7 +17,7 @@ var errStruck = errors.New("struck by a fault")
 
 // kinds are all faults that there are.
 func kinds() []kind {
-	return slices.Concat(processKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
+	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
 }
 
 // processKinds are about recast's own process and its answers.
@@ -32,6 +32,7 @@ func processKinds() []kind {
 		{name: "lost", weight: 4, atCall: true, after: func(p *play, _ *struck) { p.blink() }},
 		{name: "dropped", weight: 3, atCall: true, before: func(*play, *struck) error { return errStruck }},
 		{name: "second", weight: 2, act: func(p *play, _ *struck) (func(), error) { p.second(); return nil, nil }},
+		{name: "twin", weight: 2, act: func(p *play, _ *struck) (func(), error) { p.twin(); return nil, nil }},
 	}
 }
 
@@ -79,7 +80,15 @@ func serverKinds() []kind {
 			p.withoutAPI(1)
 			return func() { p.withoutAPI(-1) }, nil
 		}},
+		slow("proxmox"), slow("talos"), slow("kubernetes"),
 	}
+}
+
+// slow is an API that takes up what it is asked only when it is over.
+func slow(server string) kind {
+	return kind{name: "slow-" + server, weight: 1, lasts: true, act: func(p *play, _ *struck) (func(), error) {
+		return func() { _ = p.lab.Slow(server, 0) }, p.lab.Slow(server, longest) // one of its servers
+	}}
 }
 
 func full(name, storage string) kind {

@@ -119,7 +119,7 @@ func (p *play) lookAtTheirs(vms []world.VM, after string) {
 			continue
 		}
 		for key, value := range vms[i].Config {
-			if want, had := made[id][key]; !had && key != "digest" && key != "vmgenid" && key != "meta" || had && want != value {
+			if want, had := made[id][key]; !had && !slices.Contains([]string{"digest", "vmgenid", "meta", "parent"}, key) || had && want != value {
 				p.failTheirs(id, "%s of VM %d, which somebody else made, is %q (after %s)", key, id, value, after)
 			}
 		}

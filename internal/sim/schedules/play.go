@@ -72,6 +72,7 @@ type struck struct {
 	kind
 	begun bool
 	call  record.Call
+	late  *late  // a request that is held; nil: none
 	end   func() // nil: it is over, or needs no end
 	since time.Time
 	timer *time.Timer // begins it, and then ends it
@@ -118,7 +119,9 @@ func (p *play) playAll() {
 		if !p.round() {
 			break
 		}
-		p.res.NodeRolls += p.c.nodes()
+		if change != changeBack {
+			p.res.NodeRolls += p.c.nodes()
+		}
 	}
 	p.lab.Recorder.Hooks(nil, nil)
 	p.mu.Lock()
@@ -148,6 +151,10 @@ func (p *play) prepare() {
 
 // change brings something new for all nodes.
 func (p *play) change(what string) {
+	if what == changeBack {
+		p.back()
+		return
+	}
 	p.previous = p.lab.Read("recast.lock")
 	if what == changePatch {
 		p.lab.Patch("qemu-guest-agent")
@@ -269,23 +276,6 @@ func (p *play) blink() {
 		life.client.Cut()
 		life.client.Mend()
 	}
-}
-
-// second is a second recast, on another machine, at the same time.
-func (p *play) second() {
-	dir := p.t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(p.lab.Dir)); err != nil {
-		p.tell("second: %v", err) // the first one was writing
-		return
-	}
-	if err := os.RemoveAll(filepath.Join(dir, ".recast")); err != nil {
-		p.t.Error(err)
-		return
-	}
-	c := p.lab.Client()
-	c.Run, c.Elsewhere, c.Dir = "20000101-0000-beef", true, dir
-	_, err := c.Roll(p.ctx, p.policy())
-	p.tell("second: %s", said(err))
 }
 
 var errNoVM = errors.New("there is no such VM")

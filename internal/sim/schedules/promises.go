@@ -2,6 +2,7 @@ package schedules
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -48,11 +49,19 @@ func (p *play) look(after string) {
 // openRecords are those of VMs.
 func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
 	for _, vm := range vms {
-		if rec := p.openRecord(vm); rec != nil {
+		if rec := p.openRecord(vm); rec != nil && !onlyMeant(vm, *rec, vms) {
 			open = append(open, *rec)
 		}
 	}
 	return open
+}
+
+// onlyMeant says whether nothing of what the record is about was done: it may have come
+// late. While its run is at work on the node, the Node has a mark.
+func onlyMeant(park world.VM, rec cluster.Record, vms []world.VM) bool {
+	handedOver := slices.ContainsFunc(slices.Collect(maps.Keys(park.Config)), cluster.IsDiskKey)
+	runs := slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == int(rec.VMID) && vm.Running })
+	return runs && !handedOver && rec.Intent == nil
 }
 
 // openRecord reads each record once; nil: the VM has none that is open.

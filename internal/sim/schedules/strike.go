@@ -113,12 +113,16 @@ func isOurs(call record.Call) bool {
 
 // before is asked before any server acts.
 func (p *play) before(call record.Call) error {
+	if call.Late { // which recast can't help any more
+		return nil
+	}
+	p.deliverBefore(call)
 	p.mu.Lock()
 	away := p.apiAway > 0 && call.Proto == "kubernetes"
 	var due []*struck
 	if isOurs(call) && !away {
 		p.calls++
-		due = p.dueAt(p.calls)
+		due = p.dueAt(p.calls, call)
 	}
 	p.mu.Unlock()
 	p.lookAtEtcdBefore(due...)
@@ -136,18 +140,29 @@ func (p *play) before(call record.Call) error {
 			}
 		}
 	}
+	held := dropped
 	for _, s := range due {
-		if s.kind.after == nil || dropped != nil { // else it strikes when the server has acted
+		switch {
+		case s.kind.holds != nil && dropped == nil:
+			held = p.hold(s, call)
+		case s.kind.after == nil || dropped != nil: // else it strikes when the server has acted
 			go p.strike(s)
 		}
 	}
-	return dropped
+	return held
 }
 
-// dueAt are those that strike at the n-th call; p.mu must be held.
-func (p *play) dueAt(n int) (due []*struck) {
+// dueAt are those that strike at the n-th call, and one at most that waits for a
+// request that it can hold; p.mu must be held.
+func (p *play) dueAt(n int, call record.Call) (due []*struck) {
+	held := false
 	for _, s := range p.list {
-		if s.Call == n && !s.begun {
+		switch {
+		case s.begun:
+		case s.kind.holds == nil && s.Call == n:
+			due = append(due, s)
+		case s.kind.holds != nil && s.Call <= n && !held && s.mayHold(call):
+			held = true
 			due = append(due, s)
 		}
 	}

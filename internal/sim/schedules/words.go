@@ -75,8 +75,8 @@ func bus(s string) (string, error) {
 }
 
 func change(s string) (string, error) {
-	if s != changePatch && s != changeTalos {
-		return "", fmt.Errorf("%q is neither %s nor %s", s, changePatch, changeTalos)
+	if s != changePatch && s != changeTalos && s != changeBack {
+		return "", fmt.Errorf("%q is none of %s, %s and %s", s, changePatch, changeTalos, changeBack)
 	}
 	return s, nil
 }

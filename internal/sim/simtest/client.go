@@ -114,7 +114,10 @@ func (c *Client) Project() (pipeline.Project, error) {
 
 func (c *Client) load(file string) (pipeline.Project, error) {
 	conf, err := config.Load(file, config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
-	return pipeline.Project{Config: conf}, err
+	if err != nil {
+		return pipeline.Project{}, err
+	}
+	return pipeline.Open(conf)
 }
 
 // session is the clients of one command.

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,23 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 			if !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return c.Group == group }) {
 				t.Errorf("nothing was looked at in group %s", group)
 			}
+		}
+	})
+}
+
+// TestDoctorSeesALock warns of a VM that some task has locked, or has died over.
+func TestDoctorSeesALock(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		vmid := lab.Nodes[0].VMID
+		lab.World.SetLock(vmid, "backup")
+		res := doctor(t, lab.Client())
+		i := slices.IndexFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
+		if i < 0 {
+			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
+		}
+		c := res.Checks[i]
+		if c.State != pipeline.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
+			t.Errorf("%+v", c)
 		}
 	})
 }

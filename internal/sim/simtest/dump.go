@@ -25,7 +25,14 @@ func (l *Lab) settledDump() string {
 		}
 		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", n.Name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
-	return l.withoutMadeUpUUIDs(b.String())
+	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))
+}
+
+// withoutAttempts leaves out of the records what tells how many attempts it took: the
+// number of the replacement, how often the record was written, and what a process had sent that was killed before it
+// had the answer, which is forgotten once it can't come any more.
+func withoutAttempts(dump string) string {
+	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+`).ReplaceAllString(dump, "")
 }
 
 // describe tells what is on a medium. Persistent disks are named by whose

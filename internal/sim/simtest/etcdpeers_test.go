@@ -74,11 +74,15 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+	parkings := map[string]cluster.VMID{}
 	for _, k := range res.Kept {
-		if k.Node != node {
-			continue
-		}
-		vm, err := l.World.LookupVM(l.node(node).Host, int(k.Parking))
+		parkings[k.Node] = k.Parking
+	}
+	for _, h := range res.Open {
+		parkings[h.Node] = h.Parking
+	}
+	if parking := parkings[node]; parking != 0 {
+		vm, err := l.World.LookupVM(l.node(node).Host, int(parking))
 		if err != nil {
 			l.t.Fatal(err)
 		}
@@ -91,10 +95,10 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		l.EditVM(int(k.Parking), "description", text)
+		l.EditVM(int(parking), "description", text)
 		return
 	}
-	l.t.Fatalf("nothing of %s is kept: %+v", node, res.Kept)
+	l.t.Fatalf("nothing of %s is kept or parked: %+v", node, res)
 }
 
 // TestPeers19TheLastOneStays: the only control plane that was left was cordoned

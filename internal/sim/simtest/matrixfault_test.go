@@ -38,7 +38,7 @@ func (f matrixFault) strikesAt(call record.Call) bool {
 
 // matrixFaults are all of them.
 func matrixFaults() []matrixFault {
-	return slices.Concat(processFaults(), wayFaults(), workerFaults(), clusterFaults())
+	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
 }
 
 // processFaults are ends of the process itself.
@@ -228,6 +228,10 @@ func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 	}
 	var mu sync.Mutex
 	life.recorder.Hooks(func(call record.Call) error {
+		if call.Late { // which nobody can help any more
+			return nil
+		}
+		life.deliverBefore(call)
 		var hit []*struck
 		mu.Lock()
 		for _, s := range list {

@@ -204,7 +204,7 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 // dump is the world as text, less what Proxmox renews.
 func (l *matrixLab) dump() string {
 	l.settle()
-	return l.text(world.RenewedByProxmox()...)
+	return withoutAttempts(l.text(world.RenewedByProxmox()...))
 }
 
 // state is the world as text as far as the next process can tell it from another.
@@ -241,6 +241,7 @@ func (l *matrixLab) text(leaveOut ...world.Renewed) string {
 		}
 		return m.SHA256()
 	}, leaveOut...)
+	text = withoutAttempts(text)
 	text = regexp.MustCompile(`(?m)^storage .*: 0 volumes\n`).ReplaceAllString(text, "") // it depends on who has looked there
 	return madeUpUUID.ReplaceAllStringFunc(text, func(s string) string {
 		if strings.HasSuffix(s, "-000000009011") {
@@ -263,8 +264,13 @@ func withoutParking(dump string) string {
 			kept.WriteString(line)
 		}
 	}
-	return parkingInPool.ReplaceAllString(kept.String(), "$1]")
+	text := givenUpVolume.ReplaceAllString(kept.String(), "")
+	text = regexp.MustCompile(`(?m)^(storage .*): \d+ volumes$`).ReplaceAllString(text, "$1")
+	return parkingInPool.ReplaceAllString(text, "$1]")
 }
+
+// givenUpVolume is the blank system disk of an exchange that was given up.
+var givenUpVolume = regexp.MustCompile(`(?m)^  (?:99\d\d/)?vm-99\d\d-disk-\S+ \d+G = blank\n`)
 
 // withoutCloudInit leaves out of a dump what is on a cloud-init drive, and whether it is there.
 func withoutCloudInit(dump string) string {

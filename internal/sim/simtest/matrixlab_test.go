@@ -53,9 +53,10 @@ type matrixLab struct {
 	mu      sync.Mutex
 	named   map[string]string // the volid that each had when something last named it
 	mends   []func()          // undo what faults do for longer than a call
-	busy    bool              // when last looked at, something was under way
-	broken  []string          // promises found broken after some call
-	clients []*pve.Client     // to be closed
+	late    []*matrixLate
+	busy    bool          // when last looked at, something was under way
+	broken  []string      // promises found broken after some call
+	clients []*pve.Client // to be closed
 }
 
 // matrixDisk is a volume that must never be freed.
@@ -171,7 +172,7 @@ func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy,
 // Proxmox says alone. It returns nil where there is nothing left to do, or
 // nothing was begun that could be given up.
 func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*cluster.Replace, cluster.Record, error) {
-	if err := cluster.AwaitOwnTasks(ctx, life.px, 2*time.Second, nil); err != nil {
+	if err := cluster.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
 		return nil, cluster.Record{}, err
 	}
 	vms, err := life.px.VMs(ctx)

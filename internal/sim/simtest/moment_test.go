@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // moment is a point of a run at which its process ends: a step is about to
@@ -172,12 +173,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// requireKept fails unless exactly that many old system disks are parked, every
-// one of them with a name, and nothing else lies about on the disk storage.
+// requireKept fails unless exactly that many old system disks are parked beside
+// those that were given up, every one of them with a name, and nothing else lies about on the disk storage.
 func (l *Lab) requireKept(want int) {
 	l.t.Helper()
 	res, err := l.Client().Status(l.t.Context())
-	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(res.Kept) != want || res.Claim != nil {
+	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })) != want || res.Claim != nil {
 		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
 	}
 	for _, volid := range l.strays() {

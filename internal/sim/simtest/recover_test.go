@@ -170,7 +170,7 @@ func TestRecoverKilled(t *testing.T) {
 		{atStart, after("put-back/start"), false, false},
 		{atKeep, onServer("/status/shutdown POST"), false, false},
 		{atKeep, onServer("/qemu/9031/config POST"), false, true},
-		{atKeep, after("put-back/free-blank"), true, true},
+		{atKeep, after("put-back/park-new"), true, true},
 		{atKeep, before("finish/close"), false, false},
 		{control, onServer("EtcdLeaveCluster"), false, false},
 		{control, before("finish/restore-node"), false, true},

@@ -36,6 +36,7 @@ func refusals() map[string][]refusal {
 		"disks":                   diskRefusals(),
 		"foreign configuration":   preconfiguredRefusals(),
 		"data on the system disk": lossRefusals(),
+		"data of pods and pools":  localRefusals(),
 		"partitions":              partitionRefusals(),
 	}
 }
@@ -55,6 +56,7 @@ func TestEveryRefusal(t *testing.T) {
 				lab.World.AddMapping("pci", "gpu", "pve1")
 				lab.Kube.Define(longhornNodes)
 				lab.Kube.Define(cephClusters)
+				lab.Kube.Define(linstorSatellites)
 				lab.Patch(sim.PatchedExtension)
 				for _, r := range list {
 					requireRefusal(t, lab, r)

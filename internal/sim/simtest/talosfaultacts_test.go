@@ -270,6 +270,7 @@ func alien(s *talosScene) {
 
 func unplugged(s *talosScene) {
 	n := s.Lab.node(s.rolls)
+	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
 	for _, key := range []string{"scsi5", "unused0"} {
 		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))
 	}

@@ -159,7 +159,7 @@ func faultsOfInstalls() map[string]*talosFault {
 		},
 		"the installer goes meanwhile, unattended": {
 			o: unattended, first: patient, at: "bring-up/start", begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
-			says: []string{"stage running, not ready: services: kubelet not running"}, stands: isOut,
+			says: []string{"stage installing, not ready: services: kubelet not running"}, stands: isOut,
 		},
 		"a half installation halts": {
 			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
@@ -198,7 +198,7 @@ func faultsOfEtcd() map[string]*talosFault {
 			says: []string{"cp2 healthy for 2s: gave up", "ask cp1 for the members of etcd", "no control plane says who the members of etcd are"}, stands: isOut,
 		},
 		"etcd loses a member before it leaves": {
-			o: threePlanes, rolls: "cp2", at: "take-down/leave-etcd", begins: breakEtcd(down, "cp1"), mends: breakEtcd(up, "cp1"),
+			o: threePlanes, rolls: "cp2", at: "take-down/leave-etcd", begins: breakEtcd(down, "cp1"), mends: inTurn(breakEtcd(up, "cp1"), later),
 			kind: fault.Refused, says: []string{"etcd must be healthy for cp2 to leave it: cp1 does not answer", "bring the other members back first"}, stands: untouched,
 		},
 	}

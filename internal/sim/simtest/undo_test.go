@@ -208,6 +208,7 @@ type undoDoc struct {
 	leftOver  string            // the command for what the exchange left on the VM
 	unprotect string            // and those around it for a VM that is protected
 	protect   string
+	spare     []string // those for what it left on the parking VM
 	destroy   []string // those for a parking VM with nothing on it
 	notesOf   string   // and the edit for one that keeps a disk
 }
@@ -233,12 +234,15 @@ func readUndoDoc(t *testing.T) undoDoc {
 			switch {
 			case m != nil:
 				doc.functions[m[1]] = line
+			case strings.HasPrefix(line, "qm set PARKING --delete "):
+				doc.spare = append(doc.spare, line)
 			case strings.Contains(line, "--delete unusedN"):
 				doc.leftOver = line
 			case strings.HasPrefix(line, "qm set VMID --protection 0"):
 				doc.unprotect = line
 			case strings.HasPrefix(line, "qm set VMID --protection 1"):
 				doc.protect = line
+			case slices.Contains(doc.destroy, line):
 			case strings.Contains(line, "PARKING") && !strings.Contains(line, "config") && !strings.HasPrefix(line, "pvesm"):
 				doc.destroy = append(doc.destroy, line)
 			}
@@ -247,7 +251,7 @@ func readUndoDoc(t *testing.T) undoDoc {
 	if m := regexp.MustCompile("Change `(.*)` to `(.*)` in the last line").FindStringSubmatch(text); m != nil {
 		doc.notesOf = m[1] + " → " + m[2]
 	}
-	if len(doc.functions) < 5 || doc.leftOver == "" || doc.unprotect == "" || doc.protect == "" || len(doc.destroy) != 2 || doc.notesOf == "" {
+	if len(doc.functions) < 5 || doc.leftOver == "" || doc.unprotect == "" || doc.protect == "" || len(doc.spare) != 2 || len(doc.destroy) != 2 || doc.notesOf == "" {
 		t.Fatalf("the document has too little to follow: %+v", doc)
 	}
 	return doc
@@ -295,7 +299,28 @@ func (d undoDoc) follow(sh *undoShell, notes string, park, vm int, started func(
 			}
 		}
 	}
+	if err := d.freeSpare(sh, notes, park); err != nil {
+		return err
+	}
 	return d.end(sh, park)
+}
+
+// freeSpare frees what the exchange left on the parking VM, if it did.
+func (d undoDoc) freeSpare(sh *undoShell, notes string, park int) error {
+	m := regexp.MustCompile(`"spare":"(\w+)"`).FindStringSubmatch(notes)
+	if m == nil || len(sh.matches([]string{"qm", "config", fmt.Sprint(park)}, "^"+m[1]+": ")) == 0 {
+		return nil
+	}
+	line := strings.NewReplacer("PARKING", fmt.Sprint(park), "SPARE", m[1])
+	if err := sh.script(line.Replace(d.destroy[0] + "\n" + d.spare[0])); err != nil {
+		return err
+	}
+	for _, unused := range sh.matches([]string{"qm", "config", fmt.Sprint(park)}, `^(unused\d+): `) {
+		if err := sh.script(strings.ReplaceAll(line.Replace(d.spare[1]), "unusedN", unused[1])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // free frees what the exchange left on the VM. Protection is lifted for that, if there is any.

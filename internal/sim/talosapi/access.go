@@ -13,6 +13,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -89,6 +90,9 @@ func (g *gate) hang(ctx context.Context, method string) error {
 }
 
 func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
+	if err := g.boot.m.fw.o.Recorder.Await(ctx, "talos"); err != nil {
+		return record.Call{}, status.FromContextError(err).Err()
+	}
 	call, err := g.boot.m.fw.o.Recorder.Begin(record.Call{
 		Proto: "talos", Target: g.boot.m.addr.String(), Method: method,
 		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
@@ -193,7 +197,7 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 		return err
 	}
 	switch access.ResourceType {
-	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType, runtime.MetaKeyType, runtime.MountStatusType:
+	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType, runtime.MetaKeyType, runtime.MountStatusType, storage.LVMPhysicalVolumeStatusType:
 		return b.publishBlock(ctx)
 	}
 	return nil

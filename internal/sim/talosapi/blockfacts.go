@@ -8,6 +8,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -48,6 +49,11 @@ func (b *boot) publishBlock(ctx context.Context) error {
 		runtime.MountStatusType: b.mountStatuses(devs),
 	} {
 		if err := b.store.replace(ctx, resource.NewMetadata(runtime.NamespaceName, kind, "", resource.VersionUndefined), rs); err != nil {
+			return err
+		}
+	}
+	if b.release().fourteen() {
+		if err := b.store.replace(ctx, resource.NewMetadata(storage.NamespaceName, storage.LVMPhysicalVolumeStatusType, "", resource.VersionUndefined), physicalVolumes(devs)); err != nil {
 			return err
 		}
 	}
@@ -119,6 +125,9 @@ func discoveredVolumes(devs []device) []resource.Resource {
 				SectorSize: 512, IOSize: 512, Name: p.Filesystem, UUID: p.FilesystemUUID,
 				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
 			}
+			if inPool(p) { // their identity is no UUID, so the probes call it a label (blkid, filesystems/lvm2 and zfs)
+				r.TypedSpec().UUID, r.TypedSpec().Label = "", p.FilesystemUUID
+			}
 			r.TypedSpec().SetSize(sizes[i])
 			rs = append(rs, r)
 		}
@@ -166,6 +175,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 			spec.Phase = block.VolumePhaseWaiting
 		default:
 			place(spec, p)
+			spec.MountSpec = mountSpec(v.id)
 		}
 		rs = append(rs, r)
 	}

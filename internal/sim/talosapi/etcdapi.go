@@ -20,9 +20,8 @@ import (
 
 // How long Talos' own etcd clients wait, at speed 1 (internal/pkg/etcd).
 const (
-	localDialTime = 5 * time.Second
-	leaveRetry    = 10 * time.Second
-	leaveTimeout  = 5 * time.Minute
+	leaveRetry   = 10 * time.Second
+	leaveTimeout = 5 * time.Minute
 )
 
 // checkControlPlane refuses calls about etcd where there can be none.
@@ -45,12 +44,13 @@ func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, 
 	return s.boot.reachEtcd(ctx)
 }
 
-// local is a client of the machine's own etcd.
+// local is a client of the machine's own etcd. Where that does not run, calls hang
+// until the caller gives up: the client is made without waiting for a connection
+// (NewClient in internal/pkg/etcd/etcd.go), and then waits for one.
 func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, uint64, error) {
 	if err := s.checkControlPlane(api); err != nil {
 		return nil, 0, err
 	}
-	deadline := time.Now().Add(s.boot.m.fw.scaled(localDialTime))
 	for {
 		changed := s.boot.m.fw.hub.changes()
 		if s.boot.m.etcdFault().Hung {
@@ -60,11 +60,8 @@ func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, 
 		if c, id, ok := s.boot.etcdService().server(); ok {
 			return c, id, nil
 		}
-		if !awaitChange(ctx, changed, deadline) {
-			return nil, 0, ctx.Err()
-		}
-		if !time.Now().Before(deadline) {
-			return nil, 0, errors.New("failed to create etcd client: error building etcd client: context deadline exceeded")
+		if !awaitChange(ctx, changed, time.Time{}) {
+			return nil, 0, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 }

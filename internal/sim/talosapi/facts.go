@@ -41,9 +41,9 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	platform := runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID)
 	platform.TypedSpec().Platform = img.Platform
 	rs := []resource.Resource{version, system, cmdline, bootID, security, platform}
-	if b.med.entry != "" {
+	if booted := b.m.bootedEntry(b.med); booted != "" {
 		entry := runtime.NewBootedEntrySpec()
-		entry.TypedSpec().BootedEntry = b.med.entry
+		entry.TypedSpec().BootedEntry = booted
 		rs = append(rs, entry)
 	}
 	if img.SchematicID != "" {

@@ -23,6 +23,8 @@ type machine struct {
 	log    textLog   // machined's
 	etcd   textLog   // that of etcd's server
 
+	bootLoader atomic.Value // the entry that systemd-boot took when the firmware ran last, as string
+
 	runs  atomic.Value // the reference of the kubelet's image, as string
 	disks sync.Mutex   // held while a disk's bytes are read, changed and written back
 }
@@ -103,6 +105,7 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 			case m.hw.SecureBoot: // no image of the lab is signed
 				m.console("BdsDxe: failed to load %s: Access Denied", key)
 			default:
+				m.bootLoader.Store(m.loadedEntry(med))
 				return med, true
 			}
 		}

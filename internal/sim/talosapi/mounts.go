@@ -1,11 +1,13 @@
 package talosapi
 
 import (
+	"path"
 	"strings"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/meta"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
 
@@ -47,6 +49,19 @@ func mountPoint(id string) string {
 		}
 	}
 	return ""
+}
+
+// mountSpec says where a volume is mounted as the controllers of Talos do: below
+// the directory that is its parent (volumeconfig/system_volumes.go, user_volumes.go).
+func mountSpec(id string) block.MountSpec {
+	target := mountPoint(id)
+	switch {
+	case target == "":
+		return block.MountSpec{}
+	case id == labelState, id == labelEphemeral:
+		return block.MountSpec{TargetPath: target}
+	}
+	return block.MountSpec{TargetPath: path.Base(target), ParentID: path.Dir(target)}
 }
 
 func (b *boot) mountStatuses(devs []device) []resource.Resource {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -75,4 +76,26 @@ func (m *machine) selected(l loader) (bootEntry, bool) {
 		return e, true
 	}
 	return m.first(l)
+}
+
+// loadedEntry is what systemd-boot says that it has loaded. On an ISO, too, it loads
+// an entry, which has the name of the first one that an installer writes: only the
+// medium tells them apart.
+func (m *machine) loadedEntry(med medium) string {
+	if med.entry == "" && m.uefi() {
+		return strings.ToLower(loader{}.nextName(med.image.TalosVersion))
+	}
+	return med.entry
+}
+
+// bootedEntry is the entry that the system takes itself to be booted from. After a
+// kexec that is what the variable LoaderEntryOneShot names, which the kernel can
+// write only with efibc; else it is what systemd-boot said when the firmware ran
+// last (controllers/runtime/booted_entry.go).
+func (m *machine) bootedEntry(med medium) string {
+	before, _ := m.bootLoader.Load().(string)
+	if m.has().NoOneShot && before != "" {
+		return before
+	}
+	return m.loadedEntry(med)
 }

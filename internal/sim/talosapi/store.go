@@ -19,6 +19,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
 )
 
@@ -36,7 +37,7 @@ func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, er
 		return nil, fmt.Errorf("register namespaces: %w", err)
 	}
 	for _, ns := range []resource.Namespace{
-		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, k8s.ControlPlaneNamespaceName, cluster.NamespaceName, etcd.NamespaceName,
+		runtime.NamespaceName, hardware.NamespaceName, config.NamespaceName, network.NamespaceName, k8s.NamespaceName, k8s.ControlPlaneNamespaceName, cluster.NamespaceName, etcd.NamespaceName, storage.NamespaceName,
 	} {
 		if err := spaces.Register(ctx, ns, ""); err != nil {
 			return nil, fmt.Errorf("register namespace %s: %w", ns, err)
@@ -77,6 +78,7 @@ func resourceKinds() []meta.ResourceWithRD {
 		&network.AddressStatus{}, &network.HostnameStatus{}, &network.LinkStatus{}, &network.NodeAddress{}, &network.RouteStatus{},
 		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.ImageFactorySchematic{}, &runtime.KernelCmdline{},
 		&runtime.MachineStatus{}, &runtime.MetaKey{}, &runtime.MountStatus{}, &runtime.PlatformMetadata{}, &runtime.SecurityState{}, &runtime.UnattendedInstallStatus{}, &runtime.Version{},
+		&storage.LVMPhysicalVolumeStatus{},
 		&v1alpha1.Service{},
 	}
 }

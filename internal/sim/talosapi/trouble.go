@@ -26,6 +26,7 @@ type Trouble struct {
 	Full      bool              // EPHEMERAL has no room for an image
 	Refuses   string            // how it answers to a configuration, which it does not take
 	Images    map[string]Defect // what is wrong with images on this machine alone, by reference
+	NoOneShot bool              // its kernel can't write EFI variables: after a kexec it takes the entry of before for the one that it runs
 	Clock     time.Duration     // how far its clock is off, with no time server that would set it right
 }
 

@@ -2,6 +2,7 @@ package talosapi_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,8 +38,13 @@ func TestInstallationWithoutAReboot(t *testing.T) {
 		if err != nil || u.TypedSpec().Phase != runtime.UnattendedInstallPhaseInstalled {
 			t.Errorf("installation: %v, %v", u, err)
 		}
-		if now := facts(t, c); now.entry != "" {
-			t.Errorf("it booted %s", now.entry)
+		// Nothing but the medium tells that it runs from the ISO still.
+		if now := facts(t, c); now.entry != "talos-v1.14.1.efi" {
+			t.Errorf("it booted %q", now.entry)
+		}
+		cmdline, err := get[*runtime.KernelCmdline](t.Context(), c, runtime.NewKernelCmdline().Metadata())
+		if err != nil || !strings.Contains(cmdline.TypedSpec().Cmdline, "talos.halt_if_installed=1") {
+			t.Errorf("kernel arguments %v, %v", cmdline, err)
 		}
 		b.guest.Kill()
 		b.on()

@@ -11,6 +11,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -48,7 +49,7 @@ var releases = []release{
 // Of what 1.14 brought, that which the lab shows (CHANGELOG.md, 1.14.0-alpha.2 and
 // beta.0; volume_config.go of 1.13 and 1.14).
 var (
-	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType}
+	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType, storage.LVMPhysicalVolumeStatusType}
 	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}
 )
 

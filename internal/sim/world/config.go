@@ -20,7 +20,10 @@ type ChangeRequest struct {
 
 // SetConfig changes a configuration and returns when that is done.
 func (w *World) SetConfig(user, host string, r ChangeRequest) error {
-	unlock, takes, err := w.beginChange(user, host, &r)
+	if err := w.checkEarly(user, host, &r); err != nil {
+		return err
+	}
+	unlock, takes, err := w.lockChange(host, r)
 	if err != nil {
 		return err
 	}
@@ -38,21 +41,22 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	return w.change(user, w.vms[r.ID], r)
 }
 
-// SetConfigTask changes a configuration in a task. The lock is taken and the
-// digest looked at before there is one: the worker is forked inside lock_config
-// and keeps the lock (the end of update_vm_api in Qemu.pm).
+// SetConfigTask changes a configuration in a task, which takes the lock (the end
+// of update_vm_api in Qemu.pm, since qemu-server 9.1.19).
 func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error) {
-	unlock, takes, err := w.beginChange(user, host, &r)
-	if err != nil {
+	if err := w.checkEarly(user, host, &r); err != nil {
 		return "", err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		unlock()
 		return "", ErrClosed
 	}
 	return w.startTask(host, "qmconfig", strconv.Itoa(r.ID), user, func(t *task) error {
+		unlock, takes, err := w.lockChange(host, r)
+		if err != nil {
+			return err
+		}
 		defer unlock()
 		if err := t.begin(taskTime + takes); err != nil {
 			return err
@@ -68,28 +72,37 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	}), nil
 }
 
-// beginChange checks a change and takes the configuration's lock; the caller
-// calls unlock, after what the change takes.
-func (w *World) beginChange(user, host string, r *ChangeRequest) (unlock func(), takes time.Duration, err error) {
+// checkEarly makes the checks that come before the configuration's lock is taken,
+// and before there is a task.
+func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	if err := w.checkRequest(user, r); err != nil {
-		return nil, 0, err
+		return err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := w.checkChange(host, *r)
+	return err
+}
+
+// lockChange takes the configuration's lock and looks again; the caller calls
+// unlock, after what the change takes.
+func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes time.Duration, err error) {
 	unlock, err = w.lockConfig(r.ID)
 	if err != nil {
 		return nil, 0, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	v, err := w.checkChange(host, *r)
+	v, err := w.checkChange(host, r)
 	if err != nil {
 		unlock()
 		return nil, 0, err
 	}
-	return unlock, w.plugTime(v, *r), nil
+	return unlock, w.plugTime(v, r), nil
 }
 
-// checkChange looks at the configuration to be changed, under its lock as
-// update_vm_api in Qemu.pm does.
+// checkChange looks at the configuration to be changed, before its lock is taken
+// and under it, as load_and_check_config of update_vm_api in Qemu.pm does.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
 	if err != nil {

@@ -80,7 +80,7 @@ func (w *World) download(t *task, s *storage, host, name string, r DownloadReque
 	got := s.at(host)[partial]
 	delete(s.at(host), partial)
 	v := s.put(host, name)
-	v.media, v.size, v.created = got.media, got.size, time.Now()
+	v.media, v.size, v.created = got.media, got.size, w.now(host)
 	t.logf("download of '%s' to '%s' finished", r.URL, path)
 	return nil
 }

@@ -70,6 +70,7 @@ func (w *World) BootHost(host string) {
 		return
 	}
 	delete(w.down, host)
+	w.booted[host] = time.Now()
 	w.resumeHA()
 	w.spawn(func() {
 		if w.Delay(bootTime) {

@@ -47,6 +47,7 @@ func (w *World) launch(v *vm) (*process, error) {
 	if err := w.checkMappings(v); err != nil {
 		return nil, err
 	}
+	used := w.references()
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
 		if err != nil {
@@ -55,9 +56,12 @@ func (w *World) launch(v *vm) (*process, error) {
 		if d.empty() || strings.HasPrefix(key, "unused") {
 			continue
 		}
-		s, _, err := w.volume(d.volid, v.host)
+		s, vol, err := w.volume(d.volid, v.host)
 		if err == nil && s != nil {
 			err = s.activate(v.host) // activate_volumes of Storage.pm
+		}
+		if err == nil && key != "tpmstate0" {
+			err = s.imageLock(vol, used[vol.media])
 		}
 		if err != nil {
 			return nil, err
@@ -67,6 +71,15 @@ func (w *World) launch(v *vm) (*process, error) {
 	p.hw = w.hardware(v, p)
 	v.proc, v.qmp = p, ""
 	return p, nil
+}
+
+// imageLock is the lock that QEMU takes of an image before it writes to it. It is
+// one of the file system: there is none on block storages.
+func (s *storage) imageLock(vol *volume, users []reference) error {
+	if s == nil || s.block() || vol.content == "iso" || len(runningIn(users)) == 0 {
+		return nil
+	}
+	return failf("start failed: QEMU exited with code 1")
 }
 
 // launchPaused starts a VM's process and nothing in it.

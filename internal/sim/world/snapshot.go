@@ -39,7 +39,7 @@ func (w *World) snapshot(v *vm, s Snapshot) error {
 	maps.DeleteFunc(s.Config, func(key, _ string) bool { // __snapshot_copy_config in AbstractConfig.pm
 		return strings.HasPrefix(key, "unused") || key == "lock" || key == "description"
 	})
-	s.Time = cmp.Or(s.Time, time.Now())
+	s.Time = cmp.Or(s.Time, w.now(v.host))
 	s.Config["snaptime"] = strconv.FormatInt(s.Time.Unix(), 10)
 	if s.Description != "" {
 		s.Config["description"] = s.Description

@@ -201,7 +201,7 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 	default:
 		return "", failf("unable to create image: qemu-img: %s:%s: Could not preallocate data for the new file: No space left on device", s.ID, name)
 	}
-	s.at(host)[name] = &volume{name: name, content: "images", format: format, size: size, media: media, created: time.Now()}
+	s.at(host)[name] = &volume{name: name, content: "images", format: format, size: size, media: media, created: w.now(host)}
 	return s.ID + ":" + name, nil
 }
 
@@ -257,7 +257,7 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 	if err != nil {
 		return fmt.Errorf("add LUN %s: %w", name, err)
 	}
-	s.at(host)[name] = &volume{name: name, content: "images", format: "raw", size: size, media: m, created: time.Now()}
+	s.at(host)[name] = &volume{name: name, content: "images", format: "raw", size: size, media: m, created: w.now(host)}
 	return nil
 }
 
@@ -283,7 +283,7 @@ func (w *World) AddDevice(host, path string, size int64, m *Media) {
 	if w.devices[host] == nil {
 		w.devices[host] = map[string]*volume{}
 	}
-	w.devices[host][path] = &volume{name: path, content: "images", format: "raw", size: size, media: m, created: time.Now()}
+	w.devices[host][path] = &volume{name: path, content: "images", format: "raw", size: size, media: m, created: w.now(host)}
 }
 
 // StorageConfig lists the storages of the whole cluster, by name.

@@ -18,7 +18,7 @@ var errInterrupted = errors.New("received interrupt")
 type Task struct {
 	UPID, Host, Type, ID, User string
 	PID, PStart                int
-	Start, End                 time.Time
+	Start, End                 time.Time // by the clock of the host
 	Running                    bool
 	ExitStatus                 string // "OK", "WARNINGS: 1" or the error
 	Log                        []string
@@ -32,6 +32,7 @@ type task struct {
 	killed   bool // by kill -9 or with its host: nothing cleans up
 	warnings int
 	failure  failure // switched on
+	began    time.Time
 	done     chan struct{}
 }
 
@@ -39,10 +40,10 @@ type task struct {
 // Close the task is over before it began.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	w.lastPID++
-	now := time.Now()
-	t := &task{world: w, stop: make(chan struct{}), done: make(chan struct{})}
+	now := w.now(host)
+	t := &task{world: w, began: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	t.Task = Task{
-		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: 0x10000 + 16*w.lastPID,
+		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: w.ticks(host),
 		Start: now, Running: true,
 	}
 	t.UPID = fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", host, t.PID, t.PStart, now.Unix(), kind, id, user)
@@ -81,8 +82,8 @@ func (t *task) begin(d time.Duration) error {
 func (t *task) finish(err error) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
-	t.Running, t.End = false, time.Now()
-	t.world.timeline.Add(record.Delay{VMIDs: vmidsIn(t.ID), What: t.Type, From: t.Start, To: t.End})
+	t.Running, t.End = false, t.world.now(t.Host)
+	t.world.timeline.Add(record.Delay{VMIDs: vmidsIn(t.ID), What: t.Type, From: t.began, To: time.Now()})
 	if t.failure.warns && err == nil && !t.killed {
 		t.warnf("%s", t.failure.message)
 	}

@@ -118,7 +118,7 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 		return err
 	}
 	v.media.replace(r.Spool.media)
-	v.size, v.created = size, time.Now()
+	v.size, v.created = size, w.now(host)
 	t.logf("finished file import successfully")
 	return nil
 }

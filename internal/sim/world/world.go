@@ -69,6 +69,7 @@ type World struct {
 	crashes     map[string]int  // how often each host's power was cut
 	roots       map[string]*rootDisk
 	clocks      map[string]time.Duration // how wrong each host's clock is
+	booted      map[string]time.Time     // since when hosts are up
 	walled      map[string]bool          // hosts without a way out
 	proxies     map[string]ProxyFailure  // hosts that others' APIs don't reach
 	noDaemon    map[string]bool          // hosts without pvedaemon
@@ -123,7 +124,7 @@ func New(o Options) *World {
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, timeline: o.Timeline, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
-		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
+		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, booted: map[string]time.Time{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
 		down: map[string]bool{}, crashes: map[string]int{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 		mappings: map[string]map[string]bool{},
 	}
@@ -142,6 +143,7 @@ func (w *World) AddHost(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hosts = append(w.hosts, name)
+	w.booted[name] = time.Now().Add(-upBefore)
 }
 
 // Hosts lists the Proxmox nodes in the order they were added.
@@ -183,6 +185,11 @@ func (w *World) hasQuorum() bool {
 
 // Delay lets d of simulated time pass. It is false when the world was closed meanwhile.
 func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
+
+// DelayUnless is Delay that also ends, and is false, when stop is closed.
+func (w *World) DelayUnless(d time.Duration, stop <-chan struct{}) bool {
+	return w.delay(d, stop) == nil
+}
 
 // delay is Delay that also ends when stop is closed.
 func (w *World) delay(d time.Duration, stop <-chan struct{}) error {

@@ -197,8 +197,8 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
 		data := world.NewMedia([]byte("precious"))
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": data}))
-		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "fast:200/vm-200-disk-0.raw"}, nil))
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "thin:1"}, map[string]*world.Media{"scsi0": data}))
+		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "thin:vm-200-disk-0"}, nil))
 		w.Protect(world.Protected{Serial: "d", Media: data})
 		must(t, w.PowerOn(200))
 		if got := w.Violations(); got != nil {
@@ -213,6 +213,21 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 		if diff := cmp.Diff(want, w.Violations()); diff != "" {
 			t.Error(diff)
 		}
+	})
+}
+
+// TestTwoRunningVMsOnOneFile: QEMU itself keeps the second one from starting.
+func TestTwoRunningVMsOnOneFile(t *testing.T) {
+	t.Parallel()
+	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
+		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "fast:200/vm-200-disk-0.raw"}, nil))
+		must(t, w.PowerOn(200))
+		if err := w.PowerOn(201); err == nil || !strings.Contains(err.Error(), "QEMU exited with code 1") {
+			t.Errorf("the second one: %v", err)
+		}
+		must(t, w.PowerOff(200))
+		must(t, w.PowerOn(201))
 	})
 }
 

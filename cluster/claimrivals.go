@@ -1,0 +1,229 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// rivals are the claims, by number, that exclude ours, wherever they are in the
+// Proxmox cluster: of a cluster with our name, or with one of our nodes among its own.
+// A claim at our own number is none of them.
+func (c *Claim) rivals(vms []VM) (rivals []ClaimState, err error) {
+	for _, vm := range vms {
+		s, ok, err := readClaim(vm)
+		switch {
+		case vm.ID == c.VMID:
+		case err != nil:
+			return nil, err // whose it is can't be told
+		case ok && (s.Cluster == c.Cluster || len(s.shared(c.Nodes)) > 0):
+			rivals = append(rivals, s)
+		}
+	}
+	return rivals, nil
+}
+
+// shared are those of the nodes' VMs that the claim names as well.
+func (s ClaimState) shared(nodes []VMID) []VMID {
+	return slices.DeleteFunc(slices.Clone(nodes), func(id VMID) bool { return !slices.Contains(s.Nodes, id) })
+}
+
+// errYield says that a run with a lower number has begun at the same moment, so that
+// ours is the one to stand back.
+var errYield = errors.New("another run has begun at the same moment")
+
+// surroundings is one look at all that may stand against a claim in the whole
+// Proxmox cluster.
+//
+// Creating a VM is atomic for one number only, so two recast.yaml with different
+// proxmox.vmids may both create their claim. Each run creates its own, waits for the
+// end of that task, and then lists all VMs. It goes on only once a list that shows
+// its own claim shows no rival. Of two runs at least one does not go on: were each
+// claim missing from the other one's list, each would have been created after that list.
+//
+// The list is current as far as that takes: Proxmox makes it for each request from
+// the register of guests in the cluster file system (pve-manager, PVE/API2/Cluster.pm,
+// resources; pve-cluster, PVE/Cluster.pm, cfs_update), whose changes every node
+// applies in one order (pve-cluster, pmxcfs/dcdb.c, dcdb_deliver); only the figures
+// beside it are about 10 s old. A VM that is still being created is no rival yet:
+// its run lists after its creation, and then sees ours.
+//
+// Of two that began at the same moment, the one with the higher number deletes its
+// claim and watches the other. The lower one stays until the higher is gone or
+// proves, by its counter, that it goes on: never do both go on, and where both stand
+// back, the higher one tries again.
+type surroundings struct {
+	*Claim
+	ours bool // our own claim is a VM, and is there
+
+	watching bool // a rival
+	seen     ClaimState
+	since    time.Time // when it was first seen like this
+
+	away map[string]time.Time // since when hosts are as they are, by AwayHost.key
+}
+
+// lookAround waits until nothing stands against our claim. A rival that is alive is
+// an error of kind fault.Claimed; what a rival has left is a refusal, because its own
+// recast.yaml has to finish that. errYield, where ours is there, says to stand back.
+func (c *Claim) lookAround(ctx context.Context, ours bool) error {
+	s := &surroundings{Claim: c, ours: ours, away: map[string]time.Time{}}
+	return wait.Until(ctx, wait.For{
+		Name: "look for other claims of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
+		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
+	}, s.look)
+}
+
+func (s *surroundings) look(ctx context.Context) (done bool, seen string, err error) {
+	asked := time.Now()
+	vms, away, err := s.list(ctx)
+	if err != nil {
+		if s.watching {
+			return false, "", err // a counter that is the same afterwards has stood still all the same
+		}
+		return false, "", wait.Stop(err)
+	}
+	rivals, err := s.rivals(vms)
+	switch {
+	case err != nil:
+		return false, "", wait.Stop(err)
+	case s.ours && !slices.ContainsFunc(vms, s.isOurs):
+		return false, fmt.Sprintf("Proxmox does not list VM %d yet, which is ours", s.VMID), nil
+	case len(rivals) > 0:
+		return s.watchRival(rivals[0], asked)
+	}
+	s.watching = false
+	if err := s.strays(vms); err != nil {
+		return false, "", wait.Stop(err)
+	}
+	if seen, err = s.hostsAway(away, asked); err != nil || seen != "" {
+		return false, seen, wait.Stop(err)
+	}
+	return true, "", nil
+}
+
+// list reads every VM, but for those on hosts that do not answer.
+func (c *Claim) list(ctx context.Context) ([]VM, *HostsAway, error) {
+	vms, err := c.Proxmox.VMs(ctx)
+	away, lacking := errors.AsType[*HostsAway](err)
+	if err != nil && !lacking {
+		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
+	}
+	return vms, away, nil
+}
+
+func (c *Claim) isOurs(vm VM) bool {
+	s, ok, err := readClaim(vm)
+	return vm.ID == c.VMID && ok && err == nil && s.heldBy(c.Run, c.Holder)
+}
+
+// watchRival decides about a rival as acquisition.look does about who has our number,
+// but takes nothing over.
+func (s *surroundings) watchRival(r ClaimState, asked time.Time) (done bool, seen string, err error) {
+	long := asked.Sub(s.since) >= s.watch()
+	standsBack := s.ours && s.VMID < r.VM.ID && !long // it may, and until its claim is deleted it counts on
+	switch {
+	case s.Dead != nil && s.Dead(r.Holder):
+		return false, "", wait.Stop(s.leftBy(r, "has ended without giving it back"))
+	case !s.watching || r.VM.ID != s.seen.VM.ID || !r.heldBy(s.seen.Run, s.seen.Holder):
+		s.watching, s.seen, s.since = true, r, time.Now()
+	case r.Beat != s.seen.Beat && !standsBack:
+		return false, "", wait.Stop(s.rivalAlive(r))
+	case r.Beat == s.seen.Beat && long:
+		return false, "", wait.Stop(s.leftBy(r, fmt.Sprintf("has given no sign of life for %s", s.watch())))
+	}
+	if s.ours && r.VM.ID < s.VMID {
+		return false, "", wait.Stop(errYield)
+	}
+	return false, fmt.Sprintf("%s is held by %s; watching for up to %s whether that run is alive", r.VM, r, s.watch()), nil
+}
+
+func (c *Claim) rivalAlive(r ClaimState) error {
+	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s): %s", r, r.where(), c.differs(r)))
+	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
+}
+
+// leftBy refuses because of a rival whose run does not go on.
+func (c *Claim) leftBy(r ClaimState, how string) error {
+	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of %s, which %s: %s", r.VM, r, how, c.differs(r)),
+		"if that run has ended, recast roll with its own recast.yaml takes the claim over, finishes what it left and deletes the claim; recast status shows what that is, recast runbook claim-held what to do without that file. Then %s", c.agree(r))
+}
+
+// differs says in what the two recast.yaml differ.
+func (c *Claim) differs(r ClaimState) string {
+	text := fmt.Sprintf("it was made with %s, and this recast.yaml has %s", madeWith(r.VMIDs), c.VMIDs)
+	if r.Cluster != c.Cluster {
+		text = fmt.Sprintf("%s: cluster %s there has %s among its nodes, as cluster %s here has", text, r.Cluster, ofNumbers(r.shared(c.Nodes)), c.Cluster)
+	}
+	return text
+}
+
+// OfOtherRange says that a claim was made with other proxmox.vmids than ours, whose
+// first number is ours; nil where it was not, or where there is none.
+func (s ClaimState) OfOtherRange(ours VMID, vmids VMIDRange) error {
+	if s.VM.ID == 0 || s.VM.ID == ours {
+		return nil
+	}
+	c := Claim{Cluster: s.Cluster, VMIDs: vmids}
+	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is a claim of this cluster: %s", s.VM, c.differs(s)), "%s", c.agree(s))
+}
+
+// agree is what to change in the two recast.yaml.
+func (c *Claim) agree(r ClaimState) string {
+	if r.Cluster != c.Cluster {
+		return "give the Talos cluster one name, and the same proxmox.vmids, in every recast.yaml"
+	}
+	return "use the same proxmox.vmids in every recast.yaml of the cluster; another Talos cluster on this Proxmox cluster needs another name (cluster)"
+}
+
+func ofNumbers(ids []VMID) string {
+	var vms []VM
+	for _, id := range ids {
+		vms = append(vms, VM{ID: id})
+	}
+	return numbers(vms)
+}
+
+// hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox
+// tells the configuration of a VM through its own host alone, so a rival may be there.
+//
+// On a host that the quorate cluster has lost nothing can be written: whoever has a
+// claim there can't prove it, changes nothing once it has been silent for half of
+// Watch, and looks around before it goes on (Held.Check). So once the host has been
+// offline for all of Watch, ours stands. A host that is online, and answers others
+// perhaps, may serve a rival: that is a refusal.
+func (s *surroundings) hostsAway(away *HostsAway, asked time.Time) (seen string, err error) {
+	if away == nil || !s.ours && !s.InLease {
+		return "", nil // before the claim is there the look proves nothing anyway
+	}
+	unknown := away.without(s.Nodes)
+	for host := range s.away {
+		if !slices.ContainsFunc(unknown.Hosts, func(h AwayHost) bool { return h.key() == host }) {
+			delete(s.away, host)
+		}
+	}
+	over, reachable := true, false
+	for _, h := range unknown.Hosts {
+		key := h.key()
+		if _, known := s.away[key]; !known {
+			s.away[key] = time.Now()
+		}
+		over = over && asked.Sub(s.away[key]) >= s.watch()
+		reachable = reachable || h.Why != IsOffline
+	}
+	switch {
+	case len(unknown.Hosts) == 0:
+		return "", nil
+	case !over:
+		return fmt.Sprintf("%s: one of them may be another run's claim; watching for %s whether that stays so", unknown, s.watch()), nil
+	case reachable:
+		return "", fault.As(fault.Refused, fmt.Errorf("whether another run is at work can't be told: %w", unknown.Hinted()))
+	}
+	s.say("claim of cluster %s: %s; no run can hold a claim there meanwhile", s.Cluster, unknown)
+	return "", nil
+}

@@ -1,0 +1,378 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// claimantAt is a run with a recast.yaml whose proxmox.vmids begin with that number.
+func claimantAt(p *claimPVE, run string, first VMID) *Claim {
+	c := claimant(p, run)
+	c.VMID, c.VMIDs = first, VMIDRange{first, first + 99}
+	return c
+}
+
+// TestClaimsOfTwoRanges: two recast.yaml of one cluster with other numbers each.
+func TestClaimsOfTwoRanges(t *testing.T) {
+	t.Parallel()
+	for _, second := range []VMID{9100, 8900} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newClaimPVE()
+			h := acquire(t, claimantAt(p, "r1", 9000))
+			n := len(p.changes)
+			_, err := claimantAt(p, "r2", second).Acquire(t.Context())
+			if fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), `which is alive (VM 9000 "recast-claim" on pve1)`) {
+				t.Errorf("the second: %v", err)
+			}
+			for _, want := range []string{"proxmox.vmids 9000-9099", VMIDRange{second, second + 99}.String()} {
+				if !strings.Contains(message(err), want) {
+					t.Errorf("it does not name %s: %v", want, err)
+				}
+			}
+			p.do(func() {
+				if slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }) {
+					t.Errorf("changes: %q", p.changes[n:])
+				}
+			})
+			if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+				t.Error(err)
+			}
+			if h, err = claimantAt(p, "r2", second).Acquire(t.Context()); err != nil {
+				t.Fatal("afterwards:", err)
+			}
+			if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
+				t.Errorf("%v, left %v", err, p.vms)
+			}
+		})
+	}
+}
+
+// TestClaimsOfTwoRangesAtOnce: in whatever order the two create and look, at most one
+// goes on, and one does in the end.
+func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, late := range []time.Duration{-20 * time.Second, -2 * time.Second, -time.Second, -time.Millisecond, 0, time.Millisecond, time.Second, 2 * time.Second, 20 * time.Second} {
+		for _, delay := range []time.Duration{0, time.Second, 20 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				p := newClaimPVE()
+				p.delay = delay
+				holding, most, won := 0, 0, 0
+				run := func(c *Claim, after time.Duration) {
+					time.Sleep(max(0, after))
+					h, err := c.Acquire(t.Context())
+					if err != nil {
+						if fault.KindOf(err) != fault.Claimed {
+							t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
+						}
+						return
+					}
+					p.do(func() { holding++; won++; most = max(most, holding) })
+					time.Sleep(5 * time.Minute)
+					if err := h.Check(t.Context()); err != nil {
+						t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
+					}
+					p.do(func() { holding-- })
+					if err := h.Release(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				var both sync.WaitGroup
+				both.Go(func() { run(claimantAt(p, "r1", 9000), -late) })
+				both.Go(func() { run(claimantAt(p, "r2", 9100), late) })
+				both.Wait()
+				if most != 1 || won == 0 || len(p.vms) > 0 {
+					t.Errorf("late %s, delay %s: %d at once, %d in all, left %v", late, delay, most, won, p.vms)
+				}
+			})
+		}
+	}
+}
+
+// rivalVM is a claim with nobody alive behind it.
+func rivalVM(t *testing.T, id VMID, change func(*ClaimState)) VM {
+	t.Helper()
+	s := claimantAt(nil, "r0", id).mine(4)
+	if change != nil {
+		change(&s)
+	}
+	description, err := s.description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return VM{ID: id, Name: claimName, Host: "pve1", Config: map[string]string{"name": claimName, "description": description}}
+}
+
+// parkingVM is one of a recast.yaml with other numbers.
+func parkingVM(t *testing.T, id VMID, rec Record) VM {
+	t.Helper()
+	description, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return VM{ID: id, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description}}
+}
+
+// leftover is what is there of a recast.yaml with other numbers, and what becomes of a
+// run beside it.
+type leftover struct {
+	vm    func(*testing.T) VM
+	dead  bool
+	prune bool
+	after time.Duration
+	want  []string // of the refusal and its hints; none: the claim is taken
+}
+
+func leftovers() map[string]leftover {
+	parked := func(id VMID, change func(*Record)) func(*testing.T) VM {
+		return func(t *testing.T) VM {
+			rec := Record{Cluster: "c1", Node: "wk1", Run: "r0", VMIDs: "9100-9199", VMID: 101}
+			change(&rec)
+			return parkingVM(t, id, rec)
+		}
+	}
+	return map[string]leftover{
+		"a claim that stands still": {
+			vm: func(t *testing.T) VM { return rivalVM(t, 9100, nil) }, after: 90 * time.Second,
+			want: []string{"has given no sign of life for 1m30s", "proxmox.vmids 9100-9199", "9000-9099", "use the same proxmox.vmids", "takes the claim over"},
+		},
+		"a claim whose holder is dead": {
+			vm: func(t *testing.T) VM { return rivalVM(t, 9100, nil) }, dead: true,
+			want: []string{"has ended without giving it back", "proxmox.vmids 9100-9199", "9000-9099"},
+		},
+		"a claim of an older recast": {
+			vm:   func(t *testing.T) VM { return rivalVM(t, 9100, func(s *ClaimState) { s.VMIDs = "" }) },
+			dead: true, want: []string{"made with other proxmox.vmids", "9000-9099"},
+		},
+		"a claim that can't be read": {
+			vm:   func(*testing.T) VM { return VM{ID: 9100, Config: map[string]string{"description": claimMark + "{"}} },
+			want: []string{"VM 9100", "can't be read"},
+		},
+		"of the same Talos cluster under another name": {
+			vm: func(t *testing.T) VM {
+				return rivalVM(t, 9100, func(s *ClaimState) { s.Cluster, s.Nodes = "c2", []VMID{101, 102} })
+			},
+			dead: true, want: []string{"cluster c2 there has VM 102 among its nodes, as cluster c1 here has", "one name"},
+		},
+		"of another Talos cluster": {
+			vm: func(t *testing.T) VM {
+				return rivalVM(t, 9100, func(s *ClaimState) { s.Cluster, s.Nodes = "c2", []VMID{101} })
+			},
+		},
+		"an unfinished replacement": {
+			vm:   parked(9150, func(r *Record) { r.Open = true }),
+			want: []string{"holds, in an unfinished replacement, the disks of node wk1 for run r0, with proxmox.vmids 9100-9199", "this one has proxmox.vmids 9000-9099", "9000-9150 holds them all"},
+		},
+		"an old system disk": {
+			vm: parked(9150, func(*Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
+		},
+		"an old system disk of an older recast": {
+			vm: parked(8950, func(r *Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
+		},
+		"an old system disk, to be pruned": {vm: parked(9150, func(*Record) {}), prune: true},
+		"an old system disk in our range":  {vm: parked(9050, func(*Record) {})},
+		"an unfinished replacement of our node, under another name": {
+			vm:   parked(9050, func(r *Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
+			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
+		},
+		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *Record) { r.Cluster, r.Open = "c2", true })},
+	}
+}
+
+// TestWhatAnotherRangeHasLeft: it is for its own recast.yaml to finish.
+func TestWhatAnotherRangeHasLeft(t *testing.T) {
+	t.Parallel()
+	for name, tc := range leftovers() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newClaimPVE(tc.vm(t))
+				c := claimantAt(p, "r1", 9000)
+				c.Nodes, c.Parked = []VMID{102}, tc.prune
+				c.Dead = func(Holder) bool { return tc.dead }
+				start := time.Now()
+				h, err := c.Acquire(t.Context())
+				if len(tc.want) == 0 {
+					if err != nil || h.Release(t.Context()) != nil {
+						t.Fatal(err)
+					}
+					return
+				}
+				said := message(err) + strings.Join(fault.Hints(err), "\n")
+				for _, want := range tc.want {
+					if !strings.Contains(said, want) {
+						t.Errorf("it lacks %q: %s", want, said)
+					}
+				}
+				if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
+					t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
+				}
+			})
+		})
+	}
+}
+
+// TestAClaimMayBeOnAHostThatIsAway: one that the cluster has lost is watched as long as
+// a counter is; one that does not answer us may answer others.
+func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
+	t.Parallel()
+	away := func(why string) *HostsAway {
+		return &HostsAway{Hosts: []AwayHost{{Name: "pve2", Why: why}}, VMs: []VM{{ID: 9100, Host: "pve2"}}}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		p.away = away(IsOffline)
+		start := time.Now()
+		h := acquire(t, claimantAt(p, "r1", 9000))
+		if took := time.Since(start); took != 90*time.Second {
+			t.Errorf("offline: it took %s", took)
+		}
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		p.away = away("does not answer")
+		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "whether another run is at work can't be told: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
+			t.Errorf("online: %v, left %v", err, p.vms)
+		}
+		c := claimantAt(p, "r1", 9000)
+		c.Nodes = []VMID{9100} // it is a node's VM
+		h = acquire(t, c)
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAHolderWhoseHostWasAway: the run that began meanwhile did not see its claim.
+func TestAHolderWhoseHostWasAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		first := acquire(t, claimantAt(p, "r1", 9000))
+		ctx, end := first.Within(t.Context())
+		defer end()
+		p.do(func() {
+			p.away = &HostsAway{Hosts: []AwayHost{{Name: "pve1", Why: IsOffline}}, VMs: []VM{{ID: 9000, Host: "pve1"}}}
+		})
+		c := claimantAt(p, "r2", 9100)
+		c.Host = "pve2"
+		second := acquire(t, c)
+		p.do(func() { p.away = nil })
+		time.Sleep(20 * time.Second) // a heartbeat arrives
+		if err := first.Check(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), "to run r2 (pid 7 on ci-r2)") || !strings.Contains(message(err), "which has begun meanwhile") {
+			t.Errorf("the first goes on: %v", err)
+		}
+		if err := second.Check(t.Context()); err != nil || context.Cause(ctx) == nil {
+			t.Errorf("the second: %v; the first's context: %v", err, context.Cause(ctx))
+		}
+		if err := errors.Join(first.Release(t.Context()), second.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCover: a claim that was taken before the nodes were known is made to name them.
+func TestCover(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimantAt(p, "r1", 9000))
+		p.do(func() { p.lose = map[string]int{"set": 1} })
+		if err := h.Cover(t.Context(), []VMID{101, 102}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if s := p.state(t); !slices.Equal(s.Nodes, []VMID{101, 102}) || s.VMIDs != "9000-9099" {
+			t.Errorf("the claim is %+v", s)
+		}
+		other := claimantAt(p, "r2", 9100)
+		other.Cluster, other.Nodes = "c2", []VMID{102}
+		if _, err := other.Acquire(t.Context()); fault.KindOf(err) != fault.Claimed {
+			t.Errorf("another name: %v", err)
+		}
+		n := len(p.changes)
+		if err := h.Cover(t.Context(), []VMID{102}); err != nil || len(p.changes) != n {
+			t.Errorf("%v, %q", err, p.changes[n:])
+		}
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestALateDelete: Proxmox carries a run's delete out when the number is the next run's.
+func TestALateDelete(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		late := p.vms[9000]
+		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
+			t.Fatal(err, p.vms)
+		}
+		h = acquire(t, claimant(p, "r2"))
+		if err := p.DeleteVM(t.Context(), late); err == nil || len(p.vms) != 1 {
+			t.Errorf("the late delete: %v, left %v", err, p.vms)
+		}
+		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+		// One that is taken over, unprotected since its holder died over the delete.
+		old := orphan(t, "r1")
+		old.Config["protection"] = "0"
+		p = newClaimPVE(old)
+		h = acquire(t, claimant(p, "r2"))
+		if err := p.DeleteVM(t.Context(), old); err == nil || len(p.vms) != 1 {
+			t.Errorf("the late delete of one that was taken over: %v, left %v", err, p.vms)
+		}
+		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWithin: what goes on only while the claim is ours ends with it.
+func TestWithin(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		ctx, end := h.Within(t.Context())
+		defer end()
+		if errAsked := errors.New("500 no"); !errors.Is(h.Judge(errAsked), errAsked) || h.Judge(nil) != nil {
+			t.Error("judged while it is held")
+		}
+		lost := time.Now()
+		p.do(func() { p.vms[9000] = rivalVM(t, 9000, nil) })
+		<-ctx.Done()
+		if took := time.Since(lost); took > 15*time.Second {
+			t.Errorf("noticed after %s", took)
+		}
+		cause := context.Cause(ctx)
+		if fault.KindOf(cause) != fault.Claimed || fault.CodeOf(cause) != fault.ClaimLost {
+			t.Errorf("cause %v", cause)
+		}
+		after, end := h.Within(t.Context())
+		defer end()
+		if after.Err() == nil {
+			t.Error("begun after it was lost")
+		}
+		for _, err := range []error{nil, fault.TaskFailed.Errorf("500 no"), context.Canceled, fault.As(fault.Interrupted, context.Canceled), cause, errors.Join(cause, fault.NoBoot.Errorf("x"))} {
+			judged := h.Judge(err)
+			if fault.KindOf(judged) != fault.Claimed || fault.CodeOf(judged) != fault.ClaimLost || err != nil && !errors.Is(judged, err) {
+				t.Errorf("%v is judged %v: kind %d, code %s", err, judged, fault.KindOf(judged), fault.CodeOf(judged))
+			}
+		}
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,238 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Change is one field in which two configurations differ. No part of it is secret.
+type Change struct {
+	Document string `json:"document"`       // kind and name; "v1alpha1" for the one without a kind
+	Path     string `json:"path,omitempty"` // "machine.network.interfaces[eth0].mtu"; "" for the document as a whole
+	Kind     Kind   `json:"change"`
+	Found    string `json:"found,omitempty"`  // what the node runs, in one line
+	Wanted   string `json:"wanted,omitempty"` // what it would get
+}
+
+// Kind says how a field differs.
+type Kind string
+
+// The kinds of changes. Reordered is a list with the same entries in another order.
+const (
+	Added     Kind = "added"
+	Removed   Kind = "removed"
+	Changed   Kind = "changed"
+	Reordered Kind = "reordered"
+)
+
+// Compare lists in what wanted differs from found, by document and path. The order
+// of documents and keys, comments and style do not matter, nor whether a key
+// is absent or null.
+//
+// Lists of scalars are compared by their entries; lists of mappings by a key that
+// names each of them, where they have one, else by index. That entries stand in
+// another order is a change of its own: Talos' lists have no common rule for it.
+//
+// What is secret shows as changed, its value never: see package redact. A value that is
+// secret in one place of either configuration is so in every other.
+func Compare(found, wanted Documents) []Change {
+	c := comparison{screen: newScreen(found, wanted)}
+	was, is := byID(found), byID(wanted)
+	for _, id := range slices.Sorted(maps.Keys(union(was, is))) {
+		c.document = id
+		a, b := was[id], is[id]
+		switch {
+		case a == nil:
+			c.add(nil, Added, "", "")
+			c.whole(nil, b, Added)
+		case b == nil:
+			c.add(nil, Removed, "", "")
+			c.whole(nil, a, Removed)
+		default:
+			c.value(nil, a, b)
+		}
+	}
+	return c.changes
+}
+
+func byID(d Documents) map[string]*value {
+	out := map[string]*value{}
+	for _, doc := range d.list {
+		out[doc.id] = doc.root
+	}
+	return out
+}
+
+func union[V any](a, b map[string]V) map[string]V {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
+}
+
+// comparison collects the changes of one document after the other.
+type comparison struct {
+	screen
+	document string
+	changes  []Change
+}
+
+// part is one step of a path: a key of a mapping, or an entry of a list.
+type part struct {
+	key   string
+	entry bool
+}
+
+func (c *comparison) add(path []part, k Kind, found, wanted string) {
+	c.changes = append(c.changes, Change{Document: c.name(c.document), Path: c.path(path), Kind: k, Found: found, Wanted: wanted})
+}
+
+// at is path with one more step. It shares nothing with other paths.
+func at(path []part, key string, entry bool) []part {
+	return append(slices.Clip(path), part{key, entry})
+}
+
+func (c *comparison) value(path []part, a, b *value) {
+	switch {
+	case a.kind == null && b.kind == null:
+	case a.kind == null:
+		c.whole(path, b, Added)
+	case b.kind == null:
+		c.whole(path, a, Removed)
+	case a.kind == mapping && b.kind == mapping:
+		for _, key := range slices.Sorted(maps.Keys(union(a.fields, b.fields))) {
+			c.value(at(path, key, false), orNull(a.fields[key]), orNull(b.fields[key]))
+		}
+	case a.kind == list && b.kind == list:
+		c.list(path, a, b)
+	case a.kind != b.kind || a.text != b.text:
+		c.add(path, Changed, c.show(path, a), c.show(path, b))
+	}
+}
+
+func orNull(v *value) *value {
+	if v == nil {
+		return &value{}
+	}
+	return v
+}
+
+// whole lists the fields of what only one side has.
+func (c *comparison) whole(path []part, v *value, k Kind) {
+	before := len(c.changes)
+	for _, key := range slices.Sorted(maps.Keys(v.fields)) {
+		child := v.fields[key]
+		if child.kind == null || path == nil && (key == "apiVersion" || key == "kind") {
+			continue
+		}
+		c.whole(at(path, key, false), child, k)
+	}
+	if path != nil && len(c.changes) == before {
+		c.one(path, v, k)
+	}
+}
+
+// one tells of a value that only one side has.
+func (c *comparison) one(path []part, v *value, k Kind) {
+	if k == Added {
+		c.add(path, k, "", c.show(path, v))
+		return
+	}
+	c.add(path, k, c.show(path, v), "")
+}
+
+func (c *comparison) list(path []part, a, b *value) {
+	keyA, keyB, entries := keysOf(a, b)
+	if keyA == nil {
+		c.byIndex(path, a.items, b.items)
+		return
+	}
+	only := func(key string, v *value, k Kind) {
+		if entries {
+			c.one(path, v, k)
+		} else {
+			c.whole(at(path, key, true), v, k)
+		}
+	}
+	inA, inB := places(keyA), places(keyB)
+	for i, key := range keyA {
+		switch j, both := inB[key]; {
+		case !both:
+			only(key, a.items[i], Removed)
+		case !entries:
+			c.value(at(path, key, true), a.items[i], b.items[j])
+		}
+	}
+	for j, key := range keyB {
+		if _, both := inA[key]; !both {
+			only(key, b.items[j], Added)
+		}
+	}
+	both := func(of []string, other map[string]int) []string {
+		return slices.DeleteFunc(slices.Clone(of), func(key string) bool { _, there := other[key]; return !there })
+	}
+	if was, is := both(keyA, inB), both(keyB, inA); !slices.Equal(was, is) {
+		c.add(path, Reordered, c.show(path, a), c.show(path, b))
+	}
+}
+
+// places are the indices of keys.
+func places(keys []string) map[string]int {
+	at := map[string]int{}
+	for i, key := range keys {
+		at[key] = i
+	}
+	return at
+}
+
+func (c *comparison) byIndex(path []part, a, b []*value) {
+	for i := range max(len(a), len(b)) {
+		switch entry := at(path, strconv.Itoa(i), true); {
+		case i >= len(a):
+			c.whole(entry, b[i], Added)
+		case i >= len(b):
+			c.whole(entry, a[i], Removed)
+		default:
+			c.value(entry, a[i], b[i])
+		}
+	}
+}
+
+// naming are the keys by which entries of Talos' lists are told apart.
+var naming = []string{"name", "interface", "path", "network", "endpoint", "ip"}
+
+// keysOf names each entry of two lists, so that no two of one list have the same name;
+// nil where nothing does. Of lists of scalars the entries themselves are the names.
+func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
+	for _, key := range append([]string{""}, naming...) {
+		keysA, okA := entryKeys(a, key)
+		keysB, okB := entryKeys(b, key)
+		if okA && okB {
+			return keysA, keysB, key == ""
+		}
+	}
+	return nil, nil, false
+}
+
+// entryKeys are the values of a key in each entry; of "", the entries themselves, which
+// are scalars then.
+func entryKeys(v *value, key string) ([]string, bool) {
+	keys, seen := []string{}, map[string]bool{}
+	for _, entry := range v.items {
+		if key != "" {
+			entry = orNull(entry.fields[key])
+		}
+		if entry.kind != scalar || seen[entry.text] {
+			return nil, false
+		}
+		seen[entry.text] = true
+		keys = append(keys, entry.text)
+	}
+	return keys, true
+}
+
+// plainKey says whether a key reads well between dots.
+func plainKey(key string) bool {
+	return key != "" && !strings.ContainsAny(key, ".[]\" :=\\") && quoted(key) == key
+}

@@ -1,0 +1,264 @@
+package config_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/redact"
+)
+
+func parse(t *testing.T, text string) config.Documents {
+	t.Helper()
+	docs, err := config.Parse([]byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return docs
+}
+
+// TestEqual: what Talos reads the same is the same, and has the same hash.
+func TestEqual(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ a, b string }{
+		"order of keys":           {"machine: {type: worker, token: x}", "machine: {token: x, type: worker}"},
+		"order of documents":      {"machine: {}\n---\nkind: A\n---\nkind: B\nname: x", "kind: B\nname: x\n---\nkind: A\n---\nmachine: {}"},
+		"comments and style":      {"# why\nmachine:\n    type: worker # yes", "machine: {\"type\": 'worker'}"},
+		"an empty document":       {"---\n# nothing\n---\nmachine: {a: 1}\n---\n", "machine: {a: 1}"},
+		"a number as a text":      {"machine: {sysctls: {vm.swappiness: 10}}", "machine: {sysctls: {vm.swappiness: \"10\"}}"},
+		"a bool as a text":        {"a: true", "a: \"true\""},
+		"octal numbers":           {"permissions: 0o644", "permissions: 0644"},
+		"block and quoted text":   {"a: |\n  x\n  y\n", "a: \"x\\ny\\n\""},
+		"null and absent":         {"machine: {type: worker, network: null, time: ~}", "machine: {type: worker}"},
+		"an alias":                {"a: &x {b: 1}\nc: *x", "a: {b: 1}\nc: {b: 1}"},
+		"a merge":                 {"a: &x {b: 1, d: 2}\nc: {<<: *x, d: 3}", "a: {b: 1, d: 2}\nc: {b: 1, d: 3}"},
+		"apiVersion of documents": {"apiVersion: v1alpha1\nkind: A", "kind: A\napiVersion: v1alpha1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := parse(t, c.a), parse(t, c.b)
+			if got := config.Compare(a, b); len(got) > 0 {
+				t.Errorf("differ: %+v", got)
+			}
+			if a.Hash() != b.Hash() {
+				t.Error("the hashes differ")
+			}
+		})
+	}
+}
+
+// compared are differences, and how they are told.
+var compared = map[string]struct {
+	found, wanted string
+	want          []config.Change
+}{
+	"a field": {
+		"machine: {network: {mtu: 1500}, type: worker}", "machine: {network: {mtu: 9000}, time: {disabled: true}}",
+		[]config.Change{
+			{"v1alpha1", "machine.network.mtu", config.Changed, "1500", "9000"},
+			{"v1alpha1", "machine.time.disabled", config.Added, "", "true"},
+			{"v1alpha1", "machine.type", config.Removed, "worker", ""},
+		},
+	},
+	"documents": {
+		"kind: HostnameConfig\nhostname: a\n---\nkind: UserVolumeConfig\nname: data\nsize: 1GiB", "kind: HostnameConfig\nhostname: a\n---\napiVersion: v1alpha1\nkind: NewerThanRecast\nsome: {thing: 1}",
+		[]config.Change{
+			{"NewerThanRecast", "", config.Added, "", ""},
+			{"NewerThanRecast", "some.thing", config.Added, "", "1"},
+			{"UserVolumeConfig data", "", config.Removed, "", ""},
+			{"UserVolumeConfig data", "name", config.Removed, "data", ""},
+			{"UserVolumeConfig data", "size", config.Removed, "1GiB", ""},
+		},
+	},
+	"a document that says nothing": {"", "kind: A", []config.Change{{"A", "", config.Added, "", ""}}},
+	"two of one kind": {
+		"kind: A\nx: 1\n---\nkind: A\nx: 2", "kind: A\nx: 1\n---\nkind: A\nx: 3",
+		[]config.Change{{"A (2)", "x", config.Changed, "2", "3"}},
+	},
+	"entries": {
+		"certSANs: [a, b]", "certSANs: [b, c]",
+		[]config.Change{{"v1alpha1", "certSANs", config.Removed, "a", ""}, {"v1alpha1", "certSANs", config.Added, "", "c"}},
+	},
+	"another order": {
+		"nameservers: [1.1.1.1, 8.8.8.8]", "nameservers: [8.8.8.8, 1.1.1.1, 9.9.9.9]",
+		[]config.Change{
+			{"v1alpha1", "nameservers", config.Added, "", "9.9.9.9"},
+			{"v1alpha1", "nameservers", config.Reordered, "[1.1.1.1, 8.8.8.8]", "[8.8.8.8, 1.1.1.1, 9.9.9.9]"},
+		},
+	},
+	"entries with a name": {
+		"i: [{interface: eth0, mtu: 1500}, {interface: eth1}]", "i: [{interface: eth1, dhcp: true}, {interface: eth0, mtu: 9000}]",
+		[]config.Change{
+			{"v1alpha1", "i[eth0].mtu", config.Changed, "1500", "9000"},
+			{"v1alpha1", "i[eth1].dhcp", config.Added, "", "true"},
+			{"v1alpha1", "i", config.Reordered, "[{interface: eth0, mtu: 1500}, {interface: eth1}]", "[{dhcp: true, interface: eth1}, {interface: eth0, mtu: 9000}]"},
+		},
+	},
+	"entries without one": {
+		"keys: [{nodeID: {}, slot: 0}]", "keys: [{tpm: {}, slot: 0}, {slot: 1}]",
+		[]config.Change{
+			{"v1alpha1", "keys[0].nodeID", config.Removed, "{}", ""},
+			{"v1alpha1", "keys[0].tpm", config.Added, "", "{}"},
+			{"v1alpha1", "keys[1].slot", config.Added, "", "1"},
+		},
+	},
+	"duplicates":            {"a: [x, x]", "a: [x]", []config.Change{{"v1alpha1", "a[1]", config.Removed, "x", ""}}},
+	"nothing in an entry":   {"a: [{b: 1}]", "a: [{b: 1}, ~]", []config.Change{{"v1alpha1", "a[1]", config.Added, "", "null"}}},
+	"another kind of value": {"args: {v: a}", "args: {v: [a, b]}", []config.Change{{"v1alpha1", "args.v", config.Changed, "a", "[a, b]"}}},
+	"empty and absent":      {"a: {}", "b: []", []config.Change{{"v1alpha1", "a", config.Removed, "{}", ""}, {"v1alpha1", "b", config.Added, "", "[]"}}},
+	"a key with dots": {
+		"sysctls: {vm.swappiness: 1}", "sysctls: {vm.swappiness: 2}",
+		[]config.Change{{"v1alpha1", `sysctls["vm.swappiness"]`, config.Changed, "1", "2"}},
+	},
+	"versions": {"v: 1.10", "v: 1.1", []config.Change{{"v1alpha1", "v", config.Changed, "1.10", "1.1"}}},
+	"escape sequences": {
+		"a: \"\\e[2J\\nx\"", "a: \"\\u202e\"",
+		[]config.Change{{"v1alpha1", "a", config.Changed, `"\x1b[2J\nx"`, `"\u202e"`}},
+	},
+}
+
+// TestCompare: every difference is told, with where it is.
+func TestCompare(t *testing.T) {
+	t.Parallel()
+	for name, c := range compared {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, wanted := parse(t, c.found), parse(t, c.wanted)
+			if diff := cmp.Diff(c.want, config.Compare(found, wanted)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if found.Hash() == wanted.Hash() {
+				t.Error("the hashes are the same")
+			}
+		})
+	}
+}
+
+// TestSecrets: none is shown, where it stands and wherever else its value does.
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	const found = `
+machine: {token: abc.def, ca: {crt: c1, key: k1}, env: {FOO: old}, files: [{path: /a, content: hush}]}
+cluster: {id: i1, secret: s1, secretboxEncryptionSecret: b1, serviceAccount: {key: a1}}
+`
+	const wanted = `
+machine: {token: ghi.jkl, ca: {crt: c1, key: k2}, env: {FOO: new, http_proxy: "http://u:p@proxy:3128"}, files: [{path: /a, content: hush hush}], note: ghi.jkl,
+  nodeTaints: {x: "see ghi.jkl.and.more"}, kubelet: {nodeLabels: {k1: yes}, registerWithTaints: [{key: dedicated}]}}
+cluster: {id: i2, secret: s2, secretboxEncryptionSecret: b2, serviceAccount: {key: a2}, extraManifestHeaders: {Authorization: basic}}
+---
+kind: ExtensionServiceConfig
+name: tailscale
+environment: [TS_AUTHKEY=tskey-1, TS_ROUTES=10.0.0.0/8]
+---
+kind: NewerThanRecast
+wifiPassword: pw
+apiKey: ak
+url: https://example.com/x?sig=1
+pem: "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----"
+`
+	got := config.Compare(parse(t, found), parse(t, wanted))
+	var lines []string
+	for _, c := range got {
+		lines = append(lines, strings.Join([]string{c.Document, c.Path, string(c.Kind), c.Found, c.Wanted}, "|"))
+	}
+	const r, part = config.Hidden, "[redacted]"
+	want := []string{
+		"ExtensionServiceConfig tailscale||added||",
+		"ExtensionServiceConfig tailscale|environment|added||[TS_AUTHKEY=" + part + ", TS_ROUTES=" + part + "]",
+		"ExtensionServiceConfig tailscale|name|added||tailscale",
+		"NewerThanRecast||added||",
+		"NewerThanRecast|apiKey|added||" + r,
+		"NewerThanRecast|pem|added||" + r,
+		"NewerThanRecast|url|added||https://example.com/x?" + part,
+		"NewerThanRecast|wifiPassword|added||" + r,
+		"v1alpha1|cluster.extraManifestHeaders.Authorization|added||" + r,
+		"v1alpha1|cluster.id|changed|" + r + "|" + r,
+		"v1alpha1|cluster.secret|changed|" + r + "|" + r,
+		"v1alpha1|cluster.secretboxEncryptionSecret|changed|" + r + "|" + r,
+		"v1alpha1|cluster.serviceAccount.key|changed|" + r + "|" + r,
+		"v1alpha1|machine.ca.key|changed|" + r + "|" + r,
+		"v1alpha1|machine.env.FOO|changed|" + r + "|" + r,
+		"v1alpha1|machine.env.http_proxy|added||http://" + part + "@proxy:3128",
+		"v1alpha1|machine.files[/a].content|changed|" + r + "|" + r,
+		"v1alpha1|machine.kubelet.nodeLabels." + r + "|added||yes",
+		"v1alpha1|machine.kubelet.registerWithTaints|added||[{key: dedicated}]",
+		"v1alpha1|machine.nodeTaints.x|added||see ghi.jkl.and.more",
+		"v1alpha1|machine.note|added||" + r,
+		"v1alpha1|machine.token|changed|" + r + "|" + r,
+	}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestNoConfiguration: what can't be read is an error that quotes nothing.
+func TestNoConfiguration(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"machine: {token: hush":   "not valid YAML",
+		"a: 1\nhush: 1\nhush: 2":  "line 3: a key is given twice",
+		"- hush":                  "line 1: a document is not a mapping",
+		"a: &x {hush: *x}":        "line 1: an alias refers to itself",
+		"{[hush]: 1}":             "line 1: a key is not a word",
+		"machine:\n\thush: 1":     "not valid YAML",
+		aliases(8):                "its aliases make it too large",
+		"machine: {}\n--- hush\n": "line 2: a document is not a mapping",
+		"machine: {token: hush}\n---\nkind: \"hush": "not valid YAML",
+		"machine: {a: &a [*a, hush]}\n---\nkind: A": "line 1: an alias refers to itself",
+		"a: *hush": "not valid YAML",
+	} {
+		_, err := config.Parse([]byte(text))
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
+			t.Errorf("%.60q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// aliases is a small text that grows to 10^n values.
+func aliases(n int) string {
+	var text strings.Builder
+	text.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
+	for i := range n {
+		from, to := string(rune('0'+i)), string(rune('1'+i))
+		text.WriteString("a" + to + ": &a" + to + " [" + strings.Repeat("*a"+from+",", 10) + "]\n")
+	}
+	return text.String()
+}
+
+// FuzzCompare: a configuration does not differ from itself, hashes are the same where
+// nothing differs, and what one side has more the other has less.
+func FuzzCompare(f *testing.F) {
+	f.Add("machine: {token: abc.def, a: [1, 2], b: [{name: x}]}", "machine: {a: [2, 1], b: [{name: x, y: 1}]}\n---\nkind: A\nname: b")
+	f.Add("a: &x {b: 1}\nc: {<<: *x}", "a: {}\n---\n")
+	f.Add("a: [~, {b: ~}]", "a: [~, {}]")
+	f.Add("a: 1\n\"[redacted]\": 1", "a: [redacted]\nb: \"[redacted]\"\nkind: \"[redacted]\"")
+	f.Add("a: 0644\nb: 1.10", "a: 0o644\nb: \"1.10\"")
+	f.Fuzz(func(t *testing.T, one, other string) {
+		a, err := config.Parse([]byte(one))
+		if err != nil {
+			t.Skip()
+		}
+		if got := config.Compare(a, a); len(got) > 0 {
+			t.Fatalf("differs from itself: %+v", got)
+		}
+		b, err := config.Parse([]byte(other))
+		if err != nil {
+			t.Skip()
+		}
+		there, back := config.Compare(a, b), config.Compare(b, a)
+		if (len(there) == 0) != (a.Hash() == b.Hash()) || len(there) != len(back) {
+			t.Fatalf("%d differences, %d the other way round, hashes %s and %s:\n%+v", len(there), len(back), a.Hash(), b.Hash(), there)
+		}
+		for _, c := range there {
+			if slices.Contains([]string{c.Document, c.Path, c.Found, c.Wanted}, redact.Mark) {
+				t.Errorf("a journal would refuse %+v", c)
+			}
+			if text := c.Document + c.Path + c.Found + c.Wanted; strings.ContainsAny(text, "\n\r\x1b") {
+				t.Errorf("%q is more than one line", text)
+			}
+		}
+	})
+}

@@ -1,0 +1,47 @@
+package config
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"maps"
+	"slices"
+)
+
+// Hash is the SHA-256 of what the documents say: two configurations have the same
+// one exactly where Compare finds nothing.
+func (d Documents) Hash() string {
+	h := sha256.New()
+	for _, doc := range d.list {
+		say(h, "document", doc.id)
+		doc.root.write(h)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// say writes a word and a text so that no two sequences of them read the same.
+func say(h hash.Hash, word, text string) { fmt.Fprintf(h, "%s %d %s\n", word, len(text), text) }
+
+func (v *value) write(h hash.Hash) {
+	switch v.kind {
+	case null:
+		say(h, "null", "")
+	case scalar:
+		say(h, "scalar", v.text)
+	case mapping:
+		for _, key := range slices.Sorted(maps.Keys(v.fields)) {
+			if child := v.fields[key]; child.kind != null {
+				say(h, "field", key)
+				child.write(h)
+			}
+		}
+		say(h, "end of mapping", "")
+	case list:
+		for _, item := range v.items {
+			say(h, "item", "")
+			item.write(h)
+		}
+		say(h, "end of list", "")
+	}
+}

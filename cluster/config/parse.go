@@ -1,0 +1,226 @@
+// Package config compares two machine configurations document by document and
+// field by field, and shows what differs without showing a secret.
+//
+// It reads plain YAML and knows no kind of document, so that one of a newer Talos
+// is compared like any other.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Documents are the documents of one configuration.
+type Documents struct{ list []document }
+
+type document struct {
+	id   string // "v1alpha1", "HostnameConfig", "UserVolumeConfig data"
+	root *value
+}
+
+// value is a YAML value without its style: exactly one of fields, items and scalar is meant.
+type value struct {
+	kind   kind
+	fields map[string]*value
+	items  []*value
+	text   string // of a scalar, as it is compared
+	shown  string // of a scalar, as it is written
+}
+
+type kind int
+
+const (
+	null kind = iota
+	scalar
+	mapping
+	list
+)
+
+// mainDocument is how the document without a kind is called, as Talos calls it.
+const mainDocument = "v1alpha1"
+
+// maxValues bounds what aliases can grow to. A large configuration has some thousands.
+const maxValues = 1 << 16
+
+// Parse reads a configuration. Its errors quote nothing of it.
+func Parse(b []byte) (Documents, error) {
+	var docs Documents
+	seen := map[string]int{}
+	decoder := yaml.NewDecoder(bytes.NewReader(b))
+	left := maxValues
+	for {
+		var n yaml.Node
+		switch err := decoder.Decode(&n); {
+		case errors.Is(err, io.EOF):
+			slices.SortStableFunc(docs.list, func(a, b document) int { return strings.Compare(a.id, b.id) })
+			return docs, nil
+		case err != nil:
+			return Documents{}, notYAML(err)
+		}
+		p := parser{left: &left}
+		root, err := p.value(&n)
+		if err != nil {
+			return Documents{}, err
+		}
+		if root.kind == null {
+			continue // nothing but comments
+		}
+		if root.kind != mapping {
+			return Documents{}, fmt.Errorf("line %d: a document is not a mapping", n.Line)
+		}
+		id := root.id()
+		if seen[id]++; seen[id] > 1 {
+			id += fmt.Sprintf(" (%d)", seen[id])
+		}
+		docs.list = append(docs.list, document{id, root})
+	}
+}
+
+var lineNumber = regexp.MustCompile(`line \d+`)
+
+// notYAML keeps of the parser's words where it was: the rest may quote a secret.
+func notYAML(err error) error {
+	if at := lineNumber.FindString(err.Error()); at != "" {
+		return fmt.Errorf("%s: not valid YAML", at)
+	}
+	return errors.New("not valid YAML")
+}
+
+// id is what tells a document from the others: kind and name.
+func (v *value) id() string {
+	text := func(key string) string {
+		if f := v.fields[key]; f != nil {
+			return f.shown
+		}
+		return ""
+	}
+	id := text("kind")
+	if id == "" {
+		return mainDocument
+	}
+	if version := text("apiVersion"); version != "" && version != "v1alpha1" {
+		id = version + " " + id
+	}
+	return strings.TrimSpace(id + " " + text("name"))
+}
+
+type parser struct {
+	left *int         // how many values may still come
+	open []*yaml.Node // aliases that are being followed
+}
+
+func (p *parser) value(n *yaml.Node) (*value, error) {
+	if *p.left--; *p.left < 0 {
+		return nil, errors.New("its aliases make it too large")
+	}
+	switch n.Kind {
+	case yaml.DocumentNode:
+		if len(n.Content) != 1 {
+			return &value{}, nil
+		}
+		return p.value(n.Content[0])
+	case yaml.AliasNode:
+		if n.Alias == nil || slices.Contains(p.open, n.Alias) {
+			return nil, fmt.Errorf("line %d: an alias refers to itself", n.Line)
+		}
+		p.open = append(p.open, n.Alias)
+		v, err := p.value(n.Alias)
+		p.open = p.open[:len(p.open)-1]
+		return v, err
+	case yaml.MappingNode:
+		return p.mapping(n)
+	case yaml.SequenceNode:
+		v := &value{kind: list}
+		for _, item := range n.Content {
+			child, err := p.value(item)
+			if err != nil {
+				return nil, err
+			}
+			v.items = append(v.items, child)
+		}
+		return v, nil
+	case yaml.ScalarNode:
+		return scalarOf(n), nil
+	}
+	return &value{}, nil // an empty document
+}
+
+// mapping takes the fields of "<<" where the mapping does not have its own.
+func (p *parser) mapping(n *yaml.Node) (*value, error) {
+	v := &value{kind: mapping, fields: map[string]*value{}}
+	var merged []*value
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if key.Kind == yaml.AliasNode && key.Alias != nil {
+			key = key.Alias
+		}
+		if key.Kind != yaml.ScalarNode {
+			return nil, fmt.Errorf("line %d: a key is not a word", key.Line)
+		}
+		child, err := p.value(n.Content[i+1])
+		if err != nil {
+			return nil, err
+		}
+		_, twice := v.fields[key.Value]
+		switch {
+		case key.ShortTag() == "!!merge":
+			merged = append(merged, child)
+		case twice:
+			return nil, fmt.Errorf("line %d: a key is given twice", key.Line)
+		default:
+			v.fields[key.Value] = child
+		}
+	}
+	for _, m := range merged {
+		v.merge(m)
+	}
+	return v, nil
+}
+
+// merge gives v the fields of what stands behind "<<": a mapping, or a list of
+// them of which the first goes before the others.
+func (v *value) merge(from *value) {
+	for key, child := range from.fields {
+		if _, own := v.fields[key]; !own {
+			v.fields[key] = child
+		}
+	}
+	for _, item := range from.items {
+		v.merge(item)
+	}
+}
+
+// decimal is a number that reads the same in a field of texts and in one of numbers.
+var decimal = regexp.MustCompile(`^-?(?:0|[1-9][0-9]*)$`)
+
+// scalarOf compares by text, as a field of texts would read it: 1 and "1" are the same. So
+// are two spellings of an integer that is not decimal, such as 0644 and 0o644.
+func scalarOf(n *yaml.Node) *value {
+	v := &value{kind: scalar, text: n.Value, shown: n.Value}
+	switch tag := n.ShortTag(); {
+	case tag == "!!null":
+		return &value{}
+	case tag == "!!int" && !decimal.MatchString(n.Value):
+		var number any
+		if n.Decode(&number) == nil {
+			v.text = "\x00" + fmt.Sprint(number)
+		}
+	}
+	return v
+}
+
+// quoted is a text as it can stand in one line.
+func quoted(text string) string {
+	if text == "" || strings.TrimSpace(text) != text || strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(text)
+	}
+	return text
+}

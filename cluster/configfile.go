@@ -1,0 +1,233 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// ConfigFile is a node's file of talos.machineConfigs beside the machine
+// configuration that the node runs. It shows no secret.
+type ConfigFile struct {
+	// Hash is a SHA-256 of what the file says, whatever its order, comments and style.
+	Hash string `json:"sha256"`
+	// Runs is the SHA-256 of the configuration that the node runs; "" where there is none to compare with.
+	Runs string `json:"runs,omitempty"`
+	// Applied says that the node gets what the file says.
+	Applied bool `json:"applied"`
+	// Uncompared is why the two were not compared; "": they were.
+	Uncompared string `json:"uncompared,omitempty"`
+	// Changes are what differs, but for what recast sets itself: installer, install disk,
+	// hostname, and the versions of Kubernetes, which stay those that the node runs.
+	Changes []config.Change `json:"changes,omitempty"`
+}
+
+// ConfigPlace is where the machine configuration is that an unfinished replacement
+// gives its node.
+type ConfigPlace string
+
+// The places of it. ConfigNowhere is none but the old system disk.
+const (
+	ConfigNowhere   ConfigPlace = ""
+	ConfigInJournal ConfigPlace = "journal"
+	ConfigInFile    ConfigPlace = "file" // of talos.machineConfigs, with the sum that the record has
+)
+
+// foundFile is a node's file as it was found.
+type foundFile struct {
+	ConfigFile
+	sum string // of its bytes
+	err error  // why it can't be used, or not compared with what the node runs
+}
+
+// neutral is what recast sets itself, the same in every configuration, so that none
+// differs for it.
+var neutral = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
+
+// observeFiles reads the files of the nodes that a roll has something to do with, and
+// compares each with what its node runs. That one can't be used is an error of its node alone.
+func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Found) {
+	if src.MachineConfig == nil || src.Maintenance == nil {
+		return
+	}
+	g := errgroup.Group{}
+	g.SetLimit(machinesAtOnce)
+	for i := range found {
+		if f := found[i]; f.away || f.Machine != nil && !f.unfinished() && !Diff(wanted[i], f, nothingPast).rollable() {
+			continue
+		}
+		g.Go(func() error {
+			found[i].file = observeFile(ctx, src, wanted[i], &found[i])
+			return nil
+		})
+	}
+	_ = g.Wait() // none of them returns an error
+}
+
+func nothingPast(string) ([]LockedExtension, bool) { return nil, false }
+
+func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *foundFile {
+	text, there, err := src.MachineConfig(f.Name)
+	if err != nil {
+		return &foundFile{err: err}
+	}
+	if !there {
+		return nil
+	}
+	file := &foundFile{sum: configSum(text)}
+	if file.Hash, file.err = says(text); file.err != nil || f.Machine == nil {
+		return file
+	}
+	runs, err := src.Talos.MachineConfig(ctx, f.Addr)
+	if err != nil {
+		file.err = fmt.Errorf("what the node runs can't be read: %w", err)
+		return file
+	}
+	file.Runs = configSum(runs)
+	kubernetes, err := src.Talos.KubernetesImages(ctx, f.Addr)
+	if err != nil {
+		file.err = fmt.Errorf("which Kubernetes the node runs can't be read: %w", err)
+		return file
+	}
+	file.Changes, file.err = compareConfigs(src.Maintenance, runs, text, kubernetes.Images, w.Build.TalosVersion)
+	return file
+}
+
+// says is the hash of what a configuration says.
+func says(text Secret) (string, error) {
+	docs, err := config.Parse(text)
+	if err != nil {
+		return "", fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
+	}
+	return docs.Hash(), nil
+}
+
+// compareConfigs lists in what a file differs from what its node runs, once recast has
+// set in both what it sets itself. The file is read as Talos of that version reads it.
+func compareConfigs(m Maintenance, runs, file Secret, kubernetes KubernetesImages, talos string) ([]config.Change, error) {
+	patch := neutral
+	patch.Kubernetes = kubernetes
+	a, err := m.PatchConfig(runs, patch)
+	if err != nil {
+		return nil, fmt.Errorf("what the node runs can't be compared with it: %w", err)
+	}
+	patch.Talos = talos
+	b, err := m.PatchConfig(file, patch)
+	if err != nil {
+		return nil, err
+	}
+	found, errFound := config.Parse(a)
+	wanted, errWanted := config.Parse(b)
+	if err := errors.Join(errFound, errWanted); err != nil {
+		return nil, err
+	}
+	return config.Compare(found, wanted), nil
+}
+
+// planFile shows what a node's file would change, where this strategy gives the node
+// what the file says, and notes that it does not where it does not.
+func (n *NodePlan) planFile() {
+	file, applies := n.found.file, n.Strategy == Recreate || n.Strategy == Reimage || n.Strategy == Configure
+	switch {
+	case file == nil || !applies && n.Strategy != InPlace:
+	case n.Resume && applies && n.found.configIn == ConfigInJournal:
+		if rec := n.found.Parking.Record; rec.Config != "" && rec.Config != file.sum {
+			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
+		}
+	case !applies:
+		n.noteFile(file)
+	case file.err != nil:
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.err.Error())
+	default:
+		shown := file.ConfigFile
+		shown.Applied = true
+		if n.found.Machine == nil {
+			shown.Uncompared = n.found.nothingToCompare()
+		}
+		n.ConfigFile = &shown
+	}
+}
+
+// noteFile tells of a file that an upgrade in place leaves unapplied.
+func (n *NodePlan) noteFile(file *foundFile) {
+	const stays = "; an upgrade in place leaves the configuration as it is"
+	switch {
+	case file.err != nil:
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.err.Error()+stays)
+	case n.found.Machine == nil:
+	case len(file.Changes) > 0:
+		shown := file.ConfigFile
+		n.ConfigFile = &shown
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
+	}
+}
+
+// showed says whether the plan has shown a file that says the same as this one.
+func (n *nodeRoll) showed(file Secret) bool {
+	planned, _ := n.plan.ConfigFile.hashOf()
+	is, err := says(file)
+	return err == nil && planned == is
+}
+
+// nothingToCompare is why there is no configuration to compare a file with.
+func (f *Found) nothingToCompare() string {
+	switch {
+	case f.Blank != nil:
+		return "the machine has no configuration"
+	case f.Open() && f.Parking.Record.Config != "":
+		return fmt.Sprintf("the node is away; the file is the one that run %s remembered", f.Parking.Record.Run)
+	}
+	return "the node is away"
+}
+
+// hashOf is what binds a plan to a node's file: "" where there is none that is applied.
+func (f *ConfigFile) hashOf() (file, runs string) {
+	if f == nil || !f.Applied {
+		return "", ""
+	}
+	return f.Hash, f.Runs
+}
+
+// userConfig is the node's file as it is now. It must say what the plan has shown, of a
+// node that runs what the plan has compared it with.
+func (n *nodeRoll) userConfig(ctx context.Context) (text Secret, found bool, err error) {
+	if n.MachineConfig != nil {
+		if text, found, err = n.MachineConfig(n.plan.Node); err != nil {
+			return nil, false, err
+		}
+	}
+	planned, ran := n.plan.ConfigFile.hashOf()
+	switch {
+	case !found && planned == "":
+		return nil, false, nil
+	case !found:
+		return nil, false, n.fileMoved("its file in talos.machineConfigs is gone")
+	case planned == "":
+		return nil, false, n.fileMoved("it has a file in talos.machineConfigs now")
+	}
+	if is, err := says(text); err != nil || is != planned {
+		return nil, false, errors.Join(n.fileMoved("its file in talos.machineConfigs was changed"), err)
+	}
+	if ran == "" {
+		return text, true, nil
+	}
+	runs, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	if configSum(runs) != ran {
+		return nil, false, n.fileMoved("the configuration that it runs was changed")
+	}
+	return text, true, nil
+}
+
+func (n *nodeRoll) fileMoved(how string) error {
+	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.plan.Node, how),
+		"recast plan --explain %s shows what the file would change now; then roll that", n.plan.Node)
+}

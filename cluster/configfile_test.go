@@ -1,0 +1,174 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// configReader has the configurations that machines run, by address.
+type configReader struct {
+	Talos
+	runs map[netip.Addr]string
+}
+
+func (r configReader) MachineConfig(_ context.Context, addr netip.Addr) (Secret, error) {
+	text, found := r.runs[addr]
+	if !found {
+		return nil, errors.New("no route")
+	}
+	return Secret(text), nil
+}
+
+func (configReader) KubernetesImages(context.Context, netip.Addr) (MachineKubernetes, error) {
+	return MachineKubernetes{Images: KubernetesImages{Kubelet: "kubelet:v1.35.4"}}, nil
+}
+
+// patchesNothing is an adapter that refuses a configuration with the word refused, and
+// changes nothing in others.
+type patchesNothing struct{ Maintenance }
+
+func (patchesNothing) PatchConfig(config Secret, _ ConfigPatch) (Secret, error) {
+	if strings.Contains(string(config), "refused") {
+		return nil, fault.MachineConfig.Refusedf("Talos would refuse it: refused")
+	}
+	return config, nil
+}
+
+// filed is the paused world with a file of wk1, as Observe has it; edit changes what was found of wk1.
+func filed(t *testing.T, runs, file string, edit func(*Found)) func([]Wanted, *Observation) {
+	t.Helper()
+	return func(wanted []Wanted, o *Observation) {
+		f := &o.Found[1]
+		src := Sources{
+			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
+			MachineConfig: func(node string) (Secret, bool, error) {
+				return Secret(file), node == "wk1" && file != "", nil
+			},
+		}
+		if runs == "" {
+			src.Talos = configReader{}
+		}
+		if edit != nil {
+			edit(f)
+		}
+		observeFiles(t.Context(), src, wanted, o.Found)
+	}
+}
+
+const (
+	hasToken = "machine: {token: abcdef.0123456789abcdef, nodeLabels: {a: x}}"
+	hasOther = "machine: {token: ghijkl.0123456789abcdef, nodeLabels: {a: y}}"
+)
+
+// TestPlanShowsTheFile: what the node's file changes is shown where it is applied, noted
+// where it is not, and refused where that can't be told.
+func TestPlanShowsTheFile(t *testing.T) {
+	t.Parallel()
+	changes := []config.Change{
+		{Document: "v1alpha1", Path: "machine.nodeLabels.a", Kind: config.Changed, Found: "x", Wanted: "y"},
+		{Document: "v1alpha1", Path: "machine.token", Kind: config.Changed, Found: config.Hidden, Wanted: config.Hidden},
+	}
+	asked := func(s Strategy) func(w []Wanted) { return func(w []Wanted) { w[1].Strategy = s } }
+	for name, tc := range map[string]struct {
+		runs, file string
+		wanted     func(w []Wanted)
+		edit       func(*Found)
+		applied    bool
+		changes    []config.Change
+		note       string
+		refused    string
+	}{
+		"no file":          {runs: hasToken},
+		"the same":         {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
+		"recreate":         {runs: hasToken, file: hasOther, applied: true, changes: changes},
+		"reimage":          {runs: hasToken, file: hasOther, wanted: asked(Reimage), applied: true, changes: changes},
+		"in place":         {runs: hasToken, file: hasOther, wanted: asked(InPlace), changes: changes, note: "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"},
+		"in place, same":   {runs: hasToken, file: hasToken, wanted: asked(InPlace)},
+		"in place, unread": {file: hasToken, wanted: asked(InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; an upgrade in place leaves the configuration as it is"},
+		"unread":           {file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be read: no route"},
+		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
+		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
+		"no YAML":          {runs: hasToken, file: "{", refused: "its file in talos.machineConfigs can't be applied: not a machine configuration: line 2: not valid YAML"},
+		"in sync, so unread": {file: hasOther, edit: func(f *Found) {
+			m := inSync()
+			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
+			f.Machine = &m
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := paused(nil)
+			if tc.wanted != nil {
+				tc.wanted(wanted)
+			}
+			filed(t, tc.runs, tc.file, tc.edit)(wanted, &o)
+			plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := plan.Nodes[0]
+			var shown ConfigFile
+			if n.ConfigFile != nil {
+				shown = *n.ConfigFile
+			}
+			if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
+				t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
+			}
+			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != configSum([]byte(tc.runs))) {
+				t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
+			}
+			for _, text := range []struct {
+				what, want string
+				got        []string
+			}{{"notes", tc.note, n.Notes}, {"refusals", tc.refused, n.Refused}} {
+				all := strings.Join(text.got, "\n")
+				if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
+					t.Errorf("%s: %q, want %q", text.what, all, text.want)
+				}
+			}
+		})
+	}
+}
+
+// TestSavedPlanIsBoundToTheFile: another file, another configuration on the node, and a file where there was none are
+// differences; another style is none. A plan that is saved has no secret.
+func TestSavedPlanIsBoundToTheFile(t *testing.T) {
+	t.Parallel()
+	saved := sealed(t, filed(t, hasToken, hasOther, nil), Policy{})
+	if text := string(asJSON(t, saved)); strings.Contains(text, "0123456789abcdef") || !strings.Contains(text, "machine.nodeLabels.a") {
+		t.Errorf("the saved plan:\n%s", text)
+	}
+	for name, tc := range map[string]struct{ runs, file, want string }{
+		"nothing moved":         {hasToken, hasOther, ""},
+		"another style":         {hasToken, "# new\nmachine:\n  nodeLabels: {a: y}\n  token: \"ghijkl.0123456789abcdef\"\n", ""},
+		"another file":          {hasToken, hasToken, "wk1: its file in talos.machineConfigs: "},
+		"another secret":        {hasToken, strings.Replace(hasOther, "ghijkl", "mnopqr", 1), "wk1: its file in talos.machineConfigs: "},
+		"no file":               {hasToken, "", "→ none"},
+		"another configuration": {strings.Replace(hasToken, "x", "z", 1), hasOther, "wk1: the configuration that it runs: "},
+	} {
+		now := sealed(t, filed(t, tc.runs, tc.file, nil), Policy{})
+		_, err := now.Follow(saved, false)
+		if tc.want == "" && err != nil || tc.want != "" && (fault.CodeOf(err) != fault.PlanMoved || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b, err := json.Marshal(saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadPlan(b); err != nil || got.ID != saved.ID {
+		t.Errorf("it does not read back: %v", err)
+	}
+	if other := sealed(t, filed(t, hasToken, hasToken, nil), Policy{}); other.ID == saved.ID {
+		t.Error("the plan's ID does not depend on the file")
+	}
+}

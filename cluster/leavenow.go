@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// requireNoLoss asks again for the data of a system disk that is about to leave
+// the node: since the plan was made some may have come.
+func (n *nodeRoll) requireNoLoss(ctx context.Context) error {
+	c, leaves, err := n.leavingNow(ctx)
+	if err != nil {
+		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.plan.Node, err)
+	}
+	if !leaves {
+		return nil
+	}
+	against := c.irreplaceable()
+	if len(against) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s", n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")),
+		"that was lifted, the same command again goes on")
+}
+
+// requireNoLossOff is requireNoLoss for a node that is out already, and right
+// before its system disk is handed over. A Kubernetes that is slow to answer is waited for. One that
+// is away together with a control plane is not: nothing can have been bound since
+// that was stopped.
+func (n *nodeRoll) requireNoLossOff(ctx context.Context) error {
+	err := n.requireNoLoss(ctx)
+	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
+		return err
+	}
+	if n.plan.Role == controlPlane && len(n.plan.controlPlanes) < 3 {
+		return nil
+	}
+	return n.wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+		err := n.requireNoLoss(ctx)
+		if err != nil && fault.KindOf(err) != fault.Failed {
+			err = wait.Stop(err)
+		}
+		return err == nil, "", err
+	})
+}
+
+// leavingNow is leaving, of what is read now.
+func (n *nodeRoll) leavingNow(ctx context.Context) (c candidate, leaves bool, err error) {
+	f := Found{Name: n.plan.Node}
+	park, err := n.parking(ctx)
+	if err == nil && park.Record.Open && park.Record.Run == n.Run {
+		f.Parking = &park
+	} else if err != nil && !errors.Is(err, ErrNotFound) {
+		return c, false, err
+	}
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return c, false, nil
+	case err != nil:
+		return c, false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	f.VM = &vm
+	if f.Open() {
+		mem, err := park.Record.memory(park.VM)
+		if err != nil {
+			return c, false, err
+		}
+		if there, isNew := park.Record.systemOn(vm, mem); !there || isNew != (n.plan.Strategy == PutBack) {
+			return c, false, nil
+		}
+	}
+	if vm.Running {
+		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && m.UUID == vm.UUID() {
+			f.Machine = &m
+		}
+	}
+	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return c, false, err
+		}
+		f.Machine = new(mem.machine())
+	}
+	if err := n.bindings(ctx, &f); err != nil {
+		return c, false, err
+	}
+	c, leaves = leaving(n.plan.Strategy, n.plan.wanted, f)
+	return c, leaves, nil
+}
+
+// bindings reads what Kubernetes says of the node. Neither a Node that somebody
+// has deleted nor an API that is away with its control planes is an error.
+func (n *nodeRoll) bindings(ctx context.Context, f *Found) error {
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err == nil:
+		f.Node = &k
+		f.Local, err = n.localData(ctx)
+	}
+	if err != nil && n.plan.found.Node == nil && n.plan.Resume {
+		f.Node = nil // it was away when the plan was made, too
+		return nil
+	}
+	return err
+}
+
+func (n *nodeRoll) localData(ctx context.Context) ([]LocalData, error) {
+	local, err := n.Kube.LocalData(ctx, n.plan.Node)
+	return local[n.plan.Node], err
+}
+
+// noteStage writes down how far the system on the new disk may come from here on.
+// A record of an older recast tells nothing of it, and goes on to tell nothing.
+func (n *nodeRoll) noteStage(ctx context.Context, s Stage) error {
+	if n.plan.Strategy != Recreate && n.plan.Strategy != Reimage {
+		return nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
+		return err
+	}
+	return n.updateRecord(ctx, func(rec *Record) { rec.Stage = s })
+}

@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// DiskPlace is where a disk of an unfinished replacement is.
+type DiskPlace string
+
+// The places of a disk.
+const (
+	OnVM      DiskPlace = "vm"
+	OnParking DiskPlace = "parking"
+	Detached  DiskPlace = "holder"  // with the VM that owns it, not on the node's
+	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was cut off
+	Lost      DiskPlace = "unknown" // somebody moved it
+)
+
+// DiskNow is where a disk is now.
+type DiskNow struct {
+	Place DiskPlace
+	Volid string // its name; as last known where it has none, or is lost
+	Size  string // "20G"; "" where that is not known
+	Where string // in words: "scsi1 of VM 9090"
+}
+
+// Locate finds a disk by the names that Proxmox has for it now: each hand-over
+// gives it another one, and its old one to whatever comes next. vm is the zero VM
+// while there is none; dangling is what Dangling says.
+func (r Record) Locate(d ParkedDisk, vm, park VM, dangling bool) DiskNow {
+	if d.Holder != 0 {
+		return r.locateHeld(d, vm)
+	}
+	in := r.Intent
+	moving := in != nil && (in.To == park.ID && in.ToKey == d.ParkKey || in.From == park.ID && in.Key == d.ParkKey)
+	from := func(vm VM) bool { return moving && dangling && in.From == vm.ID }
+	if now, ok := drive(park, d.ParkKey); ok && now.Owner == park.ID && !from(park) {
+		return DiskNow{OnParking, now.Volid, now.Option("size"), fmt.Sprintf("%s of parking VM %d", d.ParkKey, park.ID)}
+	}
+	if now, ok := drive(vm, d.Key); ok && now.Owner == vm.ID && !from(vm) && (!d.System || sameSerial(now, d)) {
+		return DiskNow{OnVM, now.Volid, now.Option("size"), fmt.Sprintf("%s of VM %d", d.Key, vm.ID)}
+	}
+	if moving {
+		return DiskNow{
+			Place: Unnamed, Volid: in.Volid,
+			Where: fmt.Sprintf("without a name, on the way from %s of VM %d to %s of VM %d; recast roll finds it", in.Key, in.From, in.ToKey, in.To),
+		}
+	}
+	return DiskNow{Place: Lost, Volid: d.Volid, Where: fmt.Sprintf("neither on VM %d nor on parking VM %d: somebody moved it", r.VMID, park.ID)}
+}
+
+// locateHeld finds a disk of a holder, which keeps its name.
+func (r Record) locateHeld(d ParkedDisk, vm VM) DiskNow {
+	if now, ok := drive(vm, d.Key); ok && now.Volid == d.Volid {
+		return DiskNow{OnVM, now.Volid, now.Option("size"), fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, vm.ID, d.Holder)}
+	}
+	return DiskNow{Place: Detached, Volid: d.Volid, Where: fmt.Sprintf("with VM %d, which owns it; detached from VM %d", d.Holder, r.VMID)}
+}
+
+// Dangling says whether the source of the hand-over that was begun last still
+// names a volume that Proxmox has already given another name.
+func (r Record) Dangling(ctx context.Context, px Inventory, vm, park VM) (bool, error) {
+	in := r.Intent
+	if in == nil {
+		return false, nil
+	}
+	for _, vm := range []VM{vm, park} {
+		if now, ok := drive(vm, in.Key); ok && vm.ID == in.From && now.Volid == in.Volid {
+			have, err := px.HasVolume(ctx, vm.Host, in.Volid)
+			if err != nil {
+				return false, fmt.Errorf("look for %s: %w", in.Volid, err)
+			}
+			return !have, nil
+		}
+	}
+	return false, nil
+}
+
+func drive(vm VM, key string) (Disk, bool) {
+	d, err := ParseDisk(key, vm.Config[key])
+	return d, err == nil
+}
+
+// sameSerial tells an old system disk from the one that took its place: a new
+// one has a serial that recast made up for it.
+func sameSerial(now Disk, was ParkedDisk) bool {
+	old, err := ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
+	return err == nil && now.Option("serial") == old.Option("serial")
+}
+
+// observeMoves reads how far the hand-overs that were cut off have come.
+func observeMoves(ctx context.Context, px Inventory, found []Found) error {
+	g := errgroup.Group{}
+	g.SetLimit(observeLimit)
+	for i := range found {
+		f := &found[i]
+		if !f.Open() {
+			continue
+		}
+		g.Go(func() (err error) {
+			f.dangling, err = f.Parking.Record.Dangling(ctx, px, f.vm(), f.Parking.VM)
+			return prefix("node "+f.Name, err)
+		})
+	}
+	return g.Wait()
+}
+
+// vm is the node's VM; zero while there is none.
+func (f *Found) vm() VM {
+	if f.VM == nil {
+		return VM{}
+	}
+	return *f.VM
+}
+
+// addNow adds a disk of an unfinished replacement by the name that it has now.
+func (n *NodePlan) addNow(d ParkedDisk, serial string, away *HostsAway) {
+	park := n.found.Parking
+	now := park.Record.Locate(d, n.found.vm(), park.VM, n.found.dangling)
+	p := DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
+	switch _, unread := away.VM(park.Record.VMID); {
+	case now.Place == Lost && unread:
+		p.Volid, p.Where = "", fmt.Sprintf("not on parking VM %d; VM %d, which can't be read, may have it", park.VM.ID, park.Record.VMID)
+	case now.Place == Lost, now.Place == Unnamed:
+		p.Volid = ""
+	}
+	if d.System {
+		n.System = &p
+		return
+	}
+	n.Carried = append(n.Carried, p)
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// ordinary is this program where an ordinary user may run it, and what makes a process
+// that user's. Root can read everything, so that a test by root needs another user.
+func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() != 0 {
+		return self, nil
+	}
+	dir, err := os.MkdirTemp("", "recast-hidden-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	from, err := os.Open(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	self = filepath.Join(dir, "recast")
+	to, err := os.OpenFile(self, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err == nil {
+		_, err = io.Copy(to, from)
+		err = errors.Join(err, to.Close(), os.Chmod(dir, 0o755))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 65534
+	return self, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+}
+
+// TestTokensAreHidden starts recast, which waits for its configuration, and looks at it
+// as another process of the same user.
+func TestTokensAreHidden(t *testing.T) {
+	self, as := ordinary(t)
+	pipe := filepath.Join(t.TempDir(), "recast.yaml")
+	if err := syscall.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(pipe); dir != os.TempDir(); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := exec.CommandContext(t.Context(), self, "-c", pipe, "status")
+	c.SysProcAttr, c.Dir = as, os.TempDir()
+	c.Env = []string{"RECAST_TEST_MAIN=1", "PROXMOX_VE_API_TOKEN=planted"}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Wait() }() // what it makes of an empty configuration is of no interest
+	var config *os.File
+	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		var err error
+		if config, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // once somebody reads
+			break
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal(err)
+		}
+	}
+	defer config.Close() // before Wait, which waits for this
+	read := func(file string) ([]byte, error) {
+		cat := exec.CommandContext(t.Context(), "cat", fmt.Sprintf("/proc/%d/%s", c.Process.Pid, file))
+		cat.SysProcAttr, cat.Dir = as, os.TempDir()
+		return cat.CombinedOutput()
+	}
+	for _, file := range []string{"environ", "mem", "maps"} {
+		if b, err := read(file); err == nil || bytes.Contains(b, []byte("planted")) || !bytes.Contains(b, []byte("Permission denied")) {
+			t.Errorf("%s can be read: %v, %d bytes, the token among them: %t", file, err, len(b), bytes.Contains(b, []byte("planted")))
+		}
+	}
+	if b, err := read("stat"); err != nil { // by which a claim's holder is found dead
+		t.Errorf("stat can't be read: %v: %s", err, b)
+	}
+}
+
+// TestHiddenHolder: a hidden process still finds out what a claim says of it, and what
+// it starts is not hidden.
+func TestHiddenHolder(t *testing.T) {
+	self, as := ordinary(t)
+	c := exec.CommandContext(t.Context(), self)
+	c.SysProcAttr, c.Dir = as, os.TempDir()
+	c.Env = []string{"RECAST_TEST_HOLDER=1", "PATH=" + os.Getenv("PATH")}
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Holder cluster.Holder
+		Dead   bool
+		Child  string
+	}
+	if err := json.Unmarshal(out, &got); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if got.Holder.Start == "" || got.Holder.Boot == "" || !strings.HasPrefix(got.Holder.Namespace, "pid:[") || got.Dead || !strings.HasPrefix(got.Child, "PATH=") {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+func newLabSlowCmd(s *streams) *cobra.Command {
+	var dir string
+	var d time.Duration
+	c := &cobra.Command{
+		Use: "slow SERVER", Short: "Make an API of a running lab slow for some time",
+		Long: `Make the API of proxmox, of talos (all machines) or of kubernetes slow: what it is
+asked meanwhile it takes up when the time is over, and drops what nobody waits for
+any more by then. A roll goes on, and says what it waits for.`,
+		Example: `  recast lab slow kubernetes --dir lab
+  recast lab slow talos --for 2m --dir lab`,
+		Args: cobra.ExactArgs(1), ValidArgs: sim.SlowServers,
+		RunE: func(c *cobra.Command, args []string) error {
+			switch {
+			case !slices.Contains(sim.SlowServers, args[0]):
+				return errUsage{fmt.Errorf("%s: a lab has the APIs %s", args[0], strings.Join(sim.SlowServers, ", "))}
+			case d < 0:
+				return errUsage{errors.New("--for must not be less than 0")}
+			}
+			if err := sim.AskSlow(c.Context(), dir, args[0], d); err != nil {
+				return labRunning(err, dir)
+			}
+			fmt.Fprintf(s.out, "%s is slow for %s\n", args[0], d)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
+	c.Flags().DurationVar(&d, "for", time.Minute, "how long, in the lab's time; 0 ends it")
+	return c
+}

@@ -1,0 +1,45 @@
+package command
+
+import (
+	"slices"
+	"strings"
+)
+
+// passed are the variables that every program gets which recast starts: where things
+// are, who runs it, how it speaks, and how it reaches a network and the cluster.
+// Everything else stays here, because much of it is secret: tokens of Proxmox and of
+// registries, URLs of webhooks, headers of a telemetry collector.
+var passed = []string{
+	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE",
+	"TERM", "COLORTERM", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI",
+	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+	"SSL_CERT_FILE", "SSL_CERT_DIR",
+	"KUBECONFIG", "TALOSCONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
+}
+
+// passedPrefixes are the same for families of variables.
+var passedPrefixes = []string{"LC_", "XDG_", "RECAST_"}
+
+// ProxmoxToken is the one variable that no program gets, whoever asks for it.
+const ProxmoxToken = "PROXMOX_VE_API_TOKEN"
+
+// Environ is what a program gets of an environment: the variables above and those
+// named in more, which may end in "*".
+func Environ(env, more []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return name == ProxmoxToken || !allowed(name, more)
+	})
+}
+
+func allowed(name string, more []string) bool {
+	for _, prefix := range passedPrefixes {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return slices.Contains(passed, name) || slices.ContainsFunc(more, func(m string) bool {
+		prefix, family := strings.CutSuffix(m, "*")
+		return m == name || family && strings.HasPrefix(name, prefix)
+	})
+}

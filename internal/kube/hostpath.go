@@ -1,0 +1,121 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// managed is a directory of the node in which a storage system says by itself what
+// there is: what its own pods write there needs no second name.
+type managed struct {
+	namespace string
+	app       string // what the label app of its pods begins with; "": every pod of the namespace
+	dir       string
+}
+
+// hostPaths lists the directories and files of the node that its pods write to, by
+// hostPath volumes. A pod that has ended, or is gone, is not there to tell.
+func (c *Client) hostPaths(ctx context.Context, n *corev1.Node, others []managed) ([]cluster.LocalData, error) {
+	selector := fields.OneTermEqualSelector("spec.nodeName", n.Name).String()
+	pods, err := c.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("list pods: %w", c.translate(err))
+	}
+	writers := map[string]map[string]bool{} // by path
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if finished(p) {
+			continue
+		}
+		for _, at := range writes(&p.Spec) {
+			told := func(m managed) bool {
+				return m.namespace == p.Namespace && strings.HasPrefix(p.Labels["app"], m.app) && within(at, m.dir)
+			}
+			if madeAnew(p, at) || slices.ContainsFunc(others, told) {
+				continue
+			}
+			if writers[at] == nil {
+				writers[at] = map[string]bool{}
+			}
+			writers[at][workload(p)] = true
+		}
+	}
+	var data []cluster.LocalData
+	for _, at := range slices.Sorted(maps.Keys(writers)) {
+		by := slices.Sorted(maps.Keys(writers[at]))
+		data = append(data, cluster.LocalData{Name: "hostpath" + at, What: fmt.Sprintf("hostPath %s (%s)", at, strings.Join(by, ", ")), Path: at})
+	}
+	return data, nil
+}
+
+// writes lists the paths on the node that lasting data can be at and that a
+// container of the pod may write to.
+func writes(spec *corev1.PodSpec) []string {
+	sources := map[string]string{}
+	for _, v := range spec.Volumes {
+		if v.HostPath != nil && !isDevice(v.HostPath.Type) {
+			sources[v.Name] = v.HostPath.Path
+		}
+	}
+	var paths []string
+	look := func(mounts []corev1.VolumeMount) {
+		for _, m := range mounts {
+			source, ok := sources[m.Name]
+			if at := path.Join("/", source, m.SubPath); ok && !m.ReadOnly && lasts(at) {
+				paths = append(paths, at)
+			}
+		}
+	}
+	for _, c := range spec.InitContainers {
+		look(c.VolumeMounts)
+	}
+	for _, c := range spec.Containers {
+		look(c.VolumeMounts)
+	}
+	for _, c := range spec.EphemeralContainers {
+		look(c.VolumeMounts)
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}
+
+// isDevice says whether a hostPath is a socket or a device, which hold no data.
+func isDevice(t *corev1.HostPathType) bool {
+	return t != nil && slices.Contains([]corev1.HostPathType{corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev}, *t)
+}
+
+// lasts says whether what is written to a path of a Talos node is there after a
+// restart and is more than configuration. Beside /var that is /opt, an overlay
+// whose writes go to /var/system/overlays, as are /etc/cni, /etc/kubernetes and
+// /usr/libexec/kubernetes, which the CNI, Talos and the kubelet fill (constants.Overlays of
+// Talos). /var/run leads to /run; all else is read-only or in memory.
+func lasts(at string) bool {
+	return at == "/" || (within(at, "/var") || within(at, "/opt")) && !within(at, "/var/run")
+}
+
+// within says whether a path is dir or below it.
+func within(at, dir string) bool {
+	return at == dir || strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// workload is what made the pod, by a name that outlives it: "DaemonSet default/agent".
+func workload(p *corev1.Pod) string {
+	kind, name := "pod", p.Name
+	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind != "Node" {
+		kind, name = ref.Kind, ref.Name
+	}
+	if hash := p.Labels["pod-template-hash"]; kind == "ReplicaSet" && hash != "" && strings.HasSuffix(name, "-"+hash) {
+		kind, name = "Deployment", strings.TrimSuffix(name, "-"+hash)
+	}
+	return kind + " " + p.Namespace + "/" + name
+}

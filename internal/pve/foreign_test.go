@@ -1,0 +1,57 @@
+package pve
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// What Proxmox says, in any place of an answer, is one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := string(quoted)
+	const change = "DELETE /nodes/pve1/qemu/101"
+	ended := data(`"` + testUPID + `"`)
+	log := data(`[{"n":1,"t":` + evil + `}]`)
+	for name, answers := range map[string]map[string]route{
+		"status line": {change: raw("500 bad\x1b[31m \u202efake line", "")},
+		"message":     {change: raw("500 Internal Server Error", `{"message":`+evil+`}`)},
+		"parameter":   {change: raw("400 Parameter verification failed.", `{"errors":{`+evil+`:`+evil+`}}`)},
+		"plain text":  {change: raw("500 ", "bad\x1b[31m fake line\r\n")},
+		"task's end":  {change: ended, statusPath: data(`{"status":"stopped","exitstatus":` + evil + `}`), logPath: log},
+		"task's log":  {change: ended, statusPath: stopped("unexpected status"), logPath: log},
+		"warnings":    {change: ended, statusPath: stopped("WARNINGS: 1"), logPath: log},
+		"setting":     {"GET /nodes/pve1/qemu/101/config": data("{\"net0\":[\"bad\",\n\t\"fake line\"]}")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.node(t, "pve1")
+				pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+				pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+				for request, answer := range answers {
+					pve1.on(request, answer)
+				}
+				c, vm := s.client(t, "pve1"), cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
+				err := c.readConfig(t.Context(), &vm)
+				if err == nil {
+					err = c.DeleteVM(t.Context(), vm)
+				}
+				if err == nil {
+					t.Fatal("no error")
+				}
+				if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+					t.Errorf("%q", text)
+				}
+			})
+		})
+	}
+}

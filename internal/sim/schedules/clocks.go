@@ -1,0 +1,34 @@
+package schedules
+
+import (
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// aDay is how far clocks jump.
+const aDay = 24 * time.Hour
+
+// clockKinds are clocks that jump by a day, and back when they are set right: those
+// of the hosts of Proxmox, by which tasks, files and answers are dated, and those of
+// machines, by which these judge certificates, and date theirs. Recast's own is the
+// one that they are ahead of, or behind.
+func clockKinds() []kind {
+	host := func(name string, off time.Duration) kind {
+		return kind{name: name, weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
+			host := p.hostOf(s.Where)
+			p.lab.World.SetClock(host, off)
+			return func() { p.lab.World.SetClock(host, 0) }, nil
+		}}
+	}
+	machine := func(name string, off time.Duration) kind {
+		return kind{name: name, weight: 1, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
+			node := p.lab.Nodes[s.Where].Name
+			return func() { _ = p.lab.Trouble(node, talosapi.Trouble{}) }, p.lab.Trouble(node, talosapi.Trouble{Clock: off}) // it has just been found
+		}}
+	}
+	return []kind{
+		host("clock-ahead", aDay), host("clock-behind", -aDay),
+		machine("machine-ahead", aDay), machine("machine-behind", -aDay),
+	}
+}

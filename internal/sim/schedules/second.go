@@ -1,0 +1,67 @@
+package schedules
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/simtest"
+)
+
+// otherRange is proxmox.vmids of a recast.yaml that is not the lab's.
+const otherRange = "9200-9299"
+
+// second is a second recast, on another machine, at the same time.
+func (p *play) second() {
+	if c := p.another(""); c != nil {
+		_, err := c.Roll(p.ctx, p.policy())
+		p.tell("second: %s", said(err))
+	}
+}
+
+// twin is one with another recast.yaml of the same cluster, with other
+// proxmox.vmids. It does not get as far as to ask whether to begin while the
+// first one is at work, and says no where it does.
+func (p *play) twin() {
+	c := p.another(otherRange)
+	if c == nil {
+		return
+	}
+	c.Confirm = func(cluster.Plan) (bool, error) {
+		if claim := p.heldMeanwhile(); claim != "" {
+			p.fail("a second recast.yaml with other proxmox.vmids may begin while the claim of the first is held: %s", claim)
+		}
+		return false, nil
+	}
+	_, err := c.Roll(p.ctx, p.policy())
+	p.tell("twin: %s", said(err))
+}
+
+// another is a recast on another machine with a copy of the lab's files; nil where
+// the first one was just writing them.
+func (p *play) another(vmids string) *simtest.Client {
+	c, err := p.lab.WithRange(filepath.Join(p.t.TempDir(), "other"), vmids)
+	if err != nil {
+		p.tell("another recast: %v", err)
+		return nil
+	}
+	c.Elsewhere = true
+	return c
+}
+
+// heldMeanwhile is the claim of the first process, if that lives and has one; else "".
+func (p *play) heldMeanwhile() string {
+	p.mu.Lock()
+	life := p.current
+	alive := life != nil && !life.dead
+	p.mu.Unlock()
+	if !alive {
+		return ""
+	}
+	for _, vm := range p.lab.World.VMs() {
+		if cluster.IsClaim(cluster.VM{Config: vm.Config}) && strings.Contains(vm.Config["description"], life.client.Run) {
+			return vm.Config["description"]
+		}
+	}
+	return ""
+}

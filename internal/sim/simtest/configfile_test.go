@@ -1,0 +1,314 @@
+package simtest
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/ui"
+)
+
+// configFiles are a user's files of talos.machineConfigs, by node.
+type configFiles map[string]cluster.Secret
+
+func (f configFiles) read(node string) (cluster.Secret, bool, error) {
+	text, found := f[node]
+	return text, found, nil
+}
+
+// label sets a label of the node in its file.
+func (f configFiles) label(t *testing.T, node, value string) {
+	t.Helper()
+	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    nodeLabels:\n        from-file: "+value+"\n", 1)
+	if text == string(f[node]) {
+		t.Fatal("the file has no machine section")
+	}
+	f[node] = cluster.Secret(text)
+}
+
+// comment changes the bytes of a file, and nothing of what it says.
+func (f configFiles) comment(node string) {
+	f[node] = cluster.Secret("# kept in git\n" + string(f[node]))
+}
+
+// staleFile is a file of wk1 that was saved before somebody gave the node a label.
+func staleFile(t *testing.T, lab *Lab) configFiles {
+	t.Helper()
+	config, _, err := lab.machineConfigs()("wk1")
+	must(t, err)
+	lab.editMachineConfig(t, "wk1")
+	lab.Patch(sim.PatchedExtension)
+	return configFiles{"wk1": config}
+}
+
+func with(c *Client, run string, files configFiles) *Client {
+	c.Run, c.MachineConfig = run, files.read
+	return c
+}
+
+// relabelled is what a plan shows of the file that label and secret have changed, too.
+var relabelled = []config.Change{
+	{Document: "v1alpha1", Path: "machine.env.SOME_TOKEN", Kind: config.Added, Wanted: config.Hidden},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.copied", Kind: config.Added, Wanted: config.Hidden},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.edited", Kind: config.Removed, Found: "true"},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.from-file", Kind: config.Added, Wanted: "fresh"},
+}
+
+const hushed = "nobody-may-see-this"
+
+// secret has the file set a secret, in two places.
+func (f configFiles) secret(node string) {
+	f[node] = cluster.Secret(strings.NewReplacer(
+		"    nodeLabels:\n", "    nodeLabels:\n        copied: "+hushed+"\n", "machine:\n", "machine:\n    env: {SOME_TOKEN: "+hushed+"}\n",
+	).Replace(string(f[node])))
+}
+
+var onlyWorker = cluster.Policy{Only: []string{"wk1"}}
+
+// TestAFileIsShown: what a file would change is in the plan that is confirmed, in every
+// form of it and without secrets, and then it is what the node gets. What recast sets itself is not shown.
+func TestAFileIsShown(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := staleFile(t, lab)
+		files.label(t, "wk1", "fresh")
+		files.secret("wk1")
+		files["wk1"] = cluster.Secret(strings.ReplaceAll(string(files["wk1"]), "v1.35.4", "v1.36.1")) // a roll never changes Kubernetes
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		var asked cluster.NodePlan
+		user.Confirm = func(p cluster.Plan) (bool, error) {
+			asked = p.Work()[0]
+			for _, format := range []string{"text", "markdown", "json"} {
+				var out bytes.Buffer
+				must(t, ui.WritePlan(&out, format, p))
+				if strings.Contains(out.String(), hushed) {
+					t.Errorf("%s has the secret:\n%s", format, &out)
+				}
+				for _, c := range relabelled {
+					if !strings.Contains(strings.ReplaceAll(out.String(), "\\_", "_"), c.Path) {
+						t.Errorf("%s does not have %s:\n%s", format, c.Path, &out)
+					}
+				}
+			}
+			return true, nil
+		}
+		must(t, user.roll(onlyWorker)(t.Context()))
+		if asked.ConfigFile == nil || !asked.ConfigFile.Applied || asked.ConfigFile.Hash == "" || asked.ConfigFile.Runs == "" {
+			t.Fatalf("the plan has %+v", asked.ConfigFile)
+		}
+		if diff := cmp.Diff(relabelled, asked.ConfigFile.Changes); diff != "" {
+			t.Errorf("it shows (-want +got):\n%s", diff)
+		}
+		runs, _, err := lab.machineConfigs()("wk1")
+		must(t, err)
+		if text := string(runs); strings.Contains(text, "edited") || !strings.Contains(text, "from-file: fresh") {
+			t.Error("the node does not run what the file says")
+		}
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal still has %q", left)
+		}
+		lab.Patch(sim.PatchedExtension)
+		if p := lab.planOf(user, "wk1", onlyWorker); p.ConfigFile == nil || len(p.ConfigFile.Changes) > 0 {
+			t.Errorf("once it runs what the file says, the plan has %+v", p.ConfigFile)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestAFileThatIsNotAsShown stops the node's roll before anything is taken down.
+func TestAFileThatIsNotAsShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(t *testing.T, lab *Lab, files configFiles)
+		want      string
+	}{
+		"changed": {func(t *testing.T, _ *Lab, f configFiles) { f.label(t, "wk1", "fresh") }, "its file in talos.machineConfigs was changed"},
+		"gone":    {func(_ *testing.T, _ *Lab, f configFiles) { delete(f, "wk1") }, "its file in talos.machineConfigs is gone"},
+		"no YAML": {func(_ *testing.T, _ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, "its file in talos.machineConfigs was changed"},
+		"the node's changed": {func(_ *testing.T, lab *Lab, _ configFiles) {
+			lab.editConfig("wk1", "edited: \"true\"", "edited: \"false\"")
+		}, "the configuration that it runs was changed"},
+		"only a comment": {func(_ *testing.T, _ *Lab, f configFiles) { f.comment("wk1") }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				files := staleFile(t, lab)
+				user := with(lab.Client(), "20000101-0000-feed", files)
+				from := 0
+				user.Confirm = func(cluster.Plan) (bool, error) {
+					c.meanwhile(t, lab, files)
+					from = len(lab.Recorder.Calls())
+					return true, nil
+				}
+				_, err := user.Roll(t.Context(), onlyWorker)
+				if c.want == "" {
+					must(t, err)
+					return
+				}
+				requireRefused(t, err, "node wk1: "+c.want+" since the plan was made: what the plan showed is no longer what would be applied")
+				if fault.CodeOf(err) != fault.PlanMoved {
+					t.Errorf("its code is %s", fault.CodeOf(err))
+				}
+				lab.requireLeftAlone(from, "wk1")
+				if left := lab.savedConfigs(); len(left) > 0 {
+					t.Errorf("the journal has %q", left)
+				}
+			})
+		})
+	}
+}
+
+// TestAFileThatAppears after the plan was made is not applied unseen.
+func TestAFileThatAppears(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		stale, files := staleFile(t, lab), configFiles{}
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		user.Confirm = func(cluster.Plan) (bool, error) { files["wk1"] = stale["wk1"]; return true, nil }
+		_, err := user.Roll(t.Context(), onlyWorker)
+		requireRefused(t, err, "node wk1: it has a file in talos.machineConfigs now since the plan was made")
+	})
+}
+
+// TestASavedPlanKnowsTheFile: a plan from a file is rolled only while the node's file says what
+// it did, and the plan has no secret of it.
+func TestASavedPlanKnowsTheFile(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := staleFile(t, lab)
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		plan, err := user.Plan(t.Context(), onlyWorker)
+		must(t, err)
+		was := files["wk1"]
+		files.label(t, "wk1", "fresh")
+		user.Saved = &plan
+		from := len(lab.Recorder.Calls())
+		_, err = user.Roll(t.Context(), cluster.Policy{})
+		requireRefused(t, err, "wk1: its file in talos.machineConfigs: ")
+		lab.requireLeftAlone(from, "wk1")
+		files["wk1"] = was
+		files.comment("wk1")
+		_, err = user.Roll(t.Context(), cluster.Policy{})
+		must(t, err)
+	})
+}
+
+// TestInPlaceLeavesTheFile: an upgrade in place says that the file differs, and does not apply it.
+func TestInPlaceLeavesTheFile(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false", "strategy: in-place")
+		files := staleFile(t, lab)
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		p := lab.planOf(user, "wk1", onlyWorker)
+		if f := p.ConfigFile; p.Strategy != cluster.InPlace || f == nil || f.Applied || len(f.Changes) != 1 ||
+			!strings.Contains(strings.Join(p.Notes, "\n"), "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is") {
+			t.Errorf("planned as %s: %+v, notes %q", p.Strategy, p.ConfigFile, p.Notes)
+		}
+		user.Confirm = func(cluster.Plan) (bool, error) { files.label(t, "wk1", "fresh"); return true, nil }
+		must(t, user.roll(onlyWorker)(t.Context()))
+		runs, _, err := lab.machineConfigs()("wk1")
+		must(t, err)
+		if !strings.Contains(string(runs), "edited") {
+			t.Error("the file was applied")
+		}
+	})
+}
+
+// TestAFileThatCannotBeApplied is refused in the plan.
+func TestAFileThatCannotBeApplied(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := staleFile(t, lab)
+		files["wk1"] = cluster.Secret(strings.Replace(string(files["wk1"]), "machine:\n", "machine:\n    nonsense: hush\n", 1))
+		p := lab.planOf(with(lab.Client(), "20000101-0000-feed", files), "wk1", onlyWorker)
+		if all := strings.Join(p.Refused, "\n"); !strings.Contains(all, "its file in talos.machineConfigs can't be applied: Talos would refuse it: ") || strings.Contains(all, "hush") {
+			t.Errorf("refused: %q", p.Refused)
+		}
+	})
+}
+
+// TestResumeKeepsToTheFile that was shown: from the journal here, whatever the file says by then;
+// elsewhere only if the file is still the same, else the old system disk comes back first.
+func TestResumeKeepsToTheFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		journal, changed bool
+		first            cluster.Strategy
+		says             string // the plan of what was left unfinished
+		runs             string
+	}{
+		"here":                            {true, false, cluster.Recreate, "", "from-file: first"},
+		"here, the file was changed":      {true, true, cluster.Recreate, "it gets the configuration that run 20000101-0000-feed remembered", "from-file: first"},
+		"elsewhere":                       {false, false, cluster.Recreate, "the file is the one that run 20000101-0000-feed remembered", "from-file: first"},
+		"elsewhere, the file was changed": {false, true, cluster.PutBack, "its file in talos.machineConfigs is not the configuration that run 20000101-0000-feed remembered", "from-file: second"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				files := staleFile(t, lab)
+				before := files["wk1"]
+				files.label(t, "wk1", "first")
+				first := with(lab.Client(), "20000101-0000-feed", files)
+				first.killedAt(t, after("delete-vm"), first.roll(onlyWorker))
+				if !c.journal {
+					lab.loseJournal()
+				}
+				if c.changed {
+					files["wk1"] = before
+					files.label(t, "wk1", "second")
+				}
+				second := with(lab.Client(), "20000101-0000-beef", files)
+				var said []string
+				second.Confirm = func(p cluster.Plan) (bool, error) {
+					n := p.Work()[0]
+					about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
+					if n.ConfigFile != nil {
+						about += " " + n.ConfigFile.Uncompared
+					}
+					said = append(said, about)
+					return true, nil
+				}
+				must(t, second.roll(onlyWorker)(t.Context()))
+				if len(said) == 0 || !strings.HasPrefix(said[0], string(c.first)+" ") || !strings.Contains(said[0], c.says) {
+					t.Errorf("the plans were %q", said)
+				}
+				runs, _, err := lab.machineConfigs()("wk1")
+				must(t, err)
+				if !strings.Contains(string(runs), c.runs) {
+					t.Errorf("it does not run %q", c.runs)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestResetKeepsToTheFile: a machine that was reset has nothing to compare its file with; it
+// gets the file that the plan was made with, or none.
+func TestResetKeepsToTheFile(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		text, _, err := lab.machineConfigs()("wk1")
+		must(t, err)
+		files := configFiles{"wk1": text}
+		lab.reset("wk1", "STATE")
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		user.Confirm = func(p cluster.Plan) (bool, error) {
+			n := p.Work()[0]
+			if f := n.ConfigFile; n.Strategy != cluster.Configure || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
+				t.Errorf("%s: %+v", n.Strategy, f)
+			}
+			files.label(t, "wk1", "fresh")
+			return true, nil
+		}
+		_, err = user.Roll(t.Context(), onlyWorker)
+		requireRefused(t, err, "node wk1: its file in talos.machineConfigs was changed since the plan was made")
+		files["wk1"] = text
+		user.Confirm = nil
+		must(t, user.roll(onlyWorker)(t.Context()))
+		lab.requireServing("wk1")
+	})
+}

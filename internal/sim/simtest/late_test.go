@@ -1,0 +1,216 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// late is one request that Proxmox carries out after its sender is dead.
+type late struct {
+	lab  *Lab
+	held *record.Held
+	once sync.Once
+	said string // what the late call was answered with
+}
+
+// rollKilledBy rolls, and kills that run when it has sent the first request of
+// the kind, which Proxmox does not carry out before deliver.
+func (l *Lab) rollKilledBy(is func(record.Call) bool, p cluster.Policy) *late {
+	l.t.Helper()
+	return l.killedBy(is, func(ctx context.Context, c *Client) error {
+		_, err := c.Roll(ctx, p)
+		return err
+	})
+}
+
+func (l *Lab) killedBy(is func(record.Call) bool, do func(context.Context, *Client) error) *late {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	c := l.Client()
+	x := &late{lab: l, held: record.Hold(record.NoAnswer)}
+	killed := false
+	l.Recorder.Hooks(func(call record.Call) error {
+		if killed || !call.Mutation || !is(call) {
+			return nil
+		}
+		killed = true
+		c.Kill()
+		cancel()
+		return x.held
+	}, nil)
+	if err := do(ctx, c); err == nil || !killed {
+		l.t.Fatalf("the run was to be killed (%t): %v", killed, err)
+	}
+	l.Recorder.Hooks(nil, nil)
+	return x
+}
+
+// deliver has Proxmox carry the request out, to its end.
+func (x *late) deliver() {
+	x.once.Do(func() {
+		x.held.Deliver()
+		for _, task := range x.lab.World.Tasks() {
+			x.lab.World.WaitTask(task.UPID)
+		}
+	})
+}
+
+// deliverBefore has it carried out right before the first call of the kind, or
+// when the time has passed that Proxmox can take for it.
+func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
+	x.lab.Recorder.Hooks(func(call record.Call) error {
+		if !call.Late && call.Mutation && is(call) {
+			x.deliver()
+		}
+		return nil
+	}, func(call record.Call) {
+		if call.Late {
+			x.said = fmt.Sprintf("%s %s: %d", call.Method, call.Path, call.Status)
+		}
+	})
+	if within > 0 {
+		time.AfterFunc(within-time.Second, x.deliver)
+	}
+}
+
+// TestLateDelete has the delete of the old VM carried out when the VM that comes
+// next under its number has every disk and is off.
+func TestLateDelete(t *testing.T) {
+	for name, end := range map[string]func(context.Context, *Client) (pipeline.Report, error){
+		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, cluster.Policy{}) },
+		"recover": func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				before := lab.Disks()
+				x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), cluster.Policy{})
+				x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
+				if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
+					t.Errorf("report %+v, %v", rep, err)
+				}
+				if !strings.HasSuffix(x.said, ": 500") {
+					t.Errorf("the late delete was not refused: %q", x.said)
+				}
+				for serial, sum := range before {
+					if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
+						t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
+					}
+				}
+				lab.RequireIntact()
+				for _, vm := range lab.World.VMs() {
+					if vm.ID == 9031 && vm.Config["protection"] != "" {
+						t.Errorf("VM 9031 is left with protection %q, which it had not", vm.Config["protection"])
+					}
+				}
+			})
+		})
+	}
+}
+
+// stopTimeout is that of the lab's recast.yaml.
+const stopTimeout = time.Minute
+
+// TestLateShutdown has the shutdown of one control plane carried out when another
+// one is out, unless that comes later than Proxmox can take for it.
+func TestLateShutdown(t *testing.T) {
+	for name, c := range map[string]struct {
+		first  string // what recast does with cp1 after its sender's death
+		policy cluster.Policy
+	}{
+		"finished": {"", cluster.Policy{Only: []string{"cp1", "cp2"}}},
+		"put back": {"cp1", cluster.Policy{Only: []string{"cp2"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.first != "" {
+				long(t)
+			}
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
+				x.deliverBefore(func(call record.Call) bool {
+					return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
+				}, stopTimeout+cluster.LateQueue)
+				if c.first != "" {
+					if _, err := lab.Client().Recover(t.Context(), c.first); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rep, err := lab.as("20000101-0000-0002").Roll(t.Context(), c.policy)
+				x.deliver()
+				if v := lab.EtcdViolations(); len(v) > 0 {
+					t.Errorf("etcd lost its quorum: %q (%s, %v)", v, rep.Outcome, err)
+				}
+				if err != nil && fault.KindOf(err) != fault.Refused {
+					t.Error(err)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestLateRequestIsTold looks at what status says of a request without an answer,
+// and that nothing of it is left once its time is over.
+func TestLateRequestIsTold(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
+		told := func() []string {
+			res, err := lab.Client().Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res.Unanswered
+		}
+		const want = "waits up to 6m0s before it takes another control plane out"
+		if got := told(); len(got) != 1 || !strings.Contains(got[0], "shutdown of VM 9001") || !strings.Contains(got[0], want) {
+			t.Errorf("status tells of %q", got)
+		}
+		res, err := lab.Client().Doctor(t.Context())
+		if err != nil || !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, want) }) {
+			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
+		}
+		if _, err := lab.Client().Recover(t.Context(), "cp1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := told(); len(got) != 1 {
+			t.Errorf("once its record is closed status tells of %q", got)
+		}
+		if _, err := lab.as("20000101-0000-0002").Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}}); err != nil {
+			t.Error(err)
+		}
+		if got := told(); len(got) != 0 {
+			t.Errorf("when its time is over status tells of %q", got)
+		}
+		x.deliver() // a server may not be left with it
+	})
+}
+
+// TestLateStart has the start of a VM carried out when it is off to get its old
+// disks back, unless that comes later than Proxmox can take for it.
+func TestLateStart(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		before := lab.machinesDump()
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), cluster.Policy{})
+		x.deliverBefore(toVM("POST", "/move_disk"), cluster.LateQueue)
+		if rep, err := lab.Client().Recover(t.Context(), "wk1"); err != nil || rep.Outcome != "done" {
+			t.Errorf("%s, %v", rep.Outcome, err)
+		}
+		lab.requireRecovered(before)
+	})
+}

@@ -1,0 +1,93 @@
+package simtest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// matrixLate is a request of a process that is dead, which Proxmox carries out when
+// the next one is at work: right before the n-th of its changes. One that has made
+// fewer has it behind it: the request is dropped.
+type matrixLate struct {
+	call record.Call
+	held *record.Held
+	of   *matrixLife
+	left int
+}
+
+// lateFaults are requests that Proxmox carries out when nobody waits for them any more.
+func lateFaults() []matrixFault {
+	killed := func(n int) matrixFault {
+		return matrixFault{
+			name: fmt.Sprintf("late-killed-%d", n), kills: true, meets: func(call record.Call) bool { return onNode(call) && !keepsOff(call) },
+			before: func(life *matrixLife, call record.Call) error {
+				life.kill()
+				l := &matrixLate{call: call, held: record.Hold(record.NoAnswer), of: life, left: n}
+				life.mu.Lock()
+				defer life.mu.Unlock()
+				life.late = append(life.late, l)
+				return l.held
+			},
+		}
+	}
+	told := func(name string, a record.Answer, late time.Duration) matrixFault {
+		return matrixFault{name: name, meets: onNode, before: func(life *matrixLife, _ record.Call) error {
+			held := record.Hold(a)
+			life.later(late, held.Deliver)
+			return held
+		}}
+	}
+	return []matrixFault{
+		killed(2), killed(7),
+		told("late-lost", record.NoAnswer, 3*time.Second),
+		told("late-504", record.GatewayTimeout, record.GatewayTimeout.After+3*time.Second),
+	}
+}
+
+// keepsOff says whether a call takes a VM's onboot away. One that comes when the
+// exchange was given up meanwhile finds the very configuration that it is meant for:
+// docs/notes/proxmox.md, requests that come late.
+func keepsOff(call record.Call) bool {
+	return lockedVM(call) == matrixVM && len(call.Params) == 2 && call.Params["onboot"] == "0"
+}
+
+// deliverBefore carries out what comes right before this change of the process.
+func (life *matrixLife) deliverBefore(call record.Call) {
+	if !call.Mutation {
+		return
+	}
+	var due []*matrixLate
+	life.mu.Lock()
+	for _, l := range life.late {
+		if l.of == life {
+			continue
+		}
+		if l.left--; l.left == 0 {
+			due = append(due, l)
+		}
+	}
+	life.mu.Unlock()
+	for _, l := range due {
+		l.held.Deliver()
+		for _, task := range life.world.Tasks() {
+			life.world.WaitTask(task.UPID)
+		}
+	}
+}
+
+// cameLate says whether every request that was held has been carried out.
+func (l *matrixLab) cameLate() bool { return len(l.late) > 0 && l.pending() == "" }
+
+// pending are the requests that are still to be carried out, in words.
+func (l *matrixLab) pending() (text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, late := range l.late {
+		if late.left > 0 {
+			text += fmt.Sprintf("\nlate, in %d changes: %s %s %v", late.left, late.call.Method, late.call.Path, late.call.Params)
+		}
+	}
+	return text
+}

@@ -1,0 +1,39 @@
+package simtest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables takes,
+// after a kexec, the entry of before for the one that it runs. Its upgrade ends, and
+// nobody upgrades it again, nor warns of a reboot that is over.
+func TestEntryOfTheBootBefore(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.setRoll("strategy: in-place")
+		must(t, lab.Trouble("wk1", talosapi.Trouble{NoOneShot: true}))
+		lab.Patch(sim.PatchedExtension)
+		c, said := lab.Client(), ""
+		c.Emit = func(e step.Event) { said += e.Text + "\n" }
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(said, "it says that it booted") {
+			t.Error("nothing was said of the entry")
+		}
+		requireDrift(t, lab)
+		rep, err := lab.as(secondRun).Roll(t.Context(), cluster.Policy{})
+		if err != nil || rep.Outcome != "nothing to do" {
+			t.Errorf("the next roll: %s, %v", rep.Outcome, err)
+		}
+		must(t, lab.World.PowerOff(wk1))
+		must(t, lab.World.PowerOn(wk1))
+		must(t, lab.waitReady(t))
+		requireDrift(t, lab)
+	})
+}

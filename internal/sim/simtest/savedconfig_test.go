@@ -1,0 +1,163 @@
+package simtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// savedConfigs are the files of machine configurations in journals here.
+func (l *Lab) savedConfigs() []string {
+	l.t.Helper()
+	files, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return files
+}
+
+// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left
+// in its journal: it could still be applied, but is not what the node had.
+func TestDamagedConfigIsNotApplied(t *testing.T) {
+	for name, damage := range map[string]func([]byte) []byte{
+		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
+		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
+		"empty":       func([]byte) []byte { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				c := lab.Client()
+				c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+				files := lab.savedConfigs()
+				if len(files) != 1 {
+					t.Fatalf("the journal has %q", files)
+				}
+				config, err := os.ReadFile(files[0])
+				must(t, err)
+				must(t, os.WriteFile(files[0], damage(config), 0o600))
+
+				second := lab.Client()
+				second.Run = "20000101-0000-beef"
+				p := lab.planOf(second, "wk1", cluster.Policy{})
+				if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
+					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+				}
+				if _, err := second.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+					t.Fatal(err)
+				}
+				lab.RequireIntact()
+				requireDrift(t, lab)
+				if left := lab.savedConfigs(); len(left) > 0 {
+					t.Errorf("the journal still has %q", left)
+				}
+			})
+		})
+	}
+}
+
+// TestRecordWithoutASum resumes what an older recast has begun: its record tells of no
+// sum, and the journal's configuration is taken as it is.
+func TestRecordWithoutASum(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+		lab.editRecord("wk1", func(rec *cluster.Record) { rec.Config = "" })
+		if p := lab.planOf(lab.Client(), "wk1", cluster.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
+			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+		}
+		must(t, lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		lab.RequireIntact()
+	})
+}
+
+// killedWriting runs do as a process that is killed right before that change of its journal.
+func (c *Client) killedWriting(t *testing.T, point string, do func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var dead atomic.Bool
+	c.JournalSync = func(p string) error {
+		if p == point && dead.CompareAndSwap(false, true) {
+			c.Kill()
+			cancel()
+		}
+		if dead.Load() {
+			return errKilled
+		}
+		return nil
+	}
+	if err := do(ctx); !dead.Load() || err == nil {
+		t.Fatalf("it was not killed at %q: %v", point, err)
+	}
+}
+
+// TestConfigsAreForgotten looks for machine configurations in the journals after
+// everything by which a node comes to its end.
+func TestConfigsAreForgotten(t *testing.T) {
+	only := cluster.Policy{Only: []string{"wk1"}}
+	for name, end := range map[string]func(t *testing.T, lab *Lab){
+		"roll": func(t *testing.T, lab *Lab) {
+			var during int
+			c := lab.Client()
+			c.Emit = func(e step.Event) {
+				if before("bring-up/configure").is(e) {
+					during = len(lab.savedConfigs())
+				}
+			}
+			must(t, c.roll(only)(t.Context()))
+			if during != 1 {
+				t.Errorf("during the roll there were %d", during)
+			}
+		},
+		"roll in place": func(t *testing.T, lab *Lab) {
+			lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n")
+			must(t, lab.Client().roll(only)(t.Context()))
+		},
+		"resumed roll": func(t *testing.T, lab *Lab) {
+			c := lab.Client()
+			c.killedAt(t, after("delete-vm"), c.roll(only))
+			must(t, lab.Client().roll(only)(t.Context()))
+		},
+		"recover": func(t *testing.T, lab *Lab) {
+			c := lab.Client()
+			c.killedAt(t, after("delete-vm"), c.roll(only))
+			must(t, lab.Client().giveUp("wk1")(t.Context()))
+		},
+		"roll killed at its end, another with nothing to do": func(t *testing.T, lab *Lab) {
+			c := lab.Client()
+			c.killedWriting(t, "delete wk1/machine-config", c.roll(only))
+			second := lab.Client()
+			second.Run = "20000101-0000-beef"
+			must(t, second.roll(only)(t.Context()))
+		},
+		"roll killed before the record, rollback of another": func(t *testing.T, lab *Lab) {
+			must(t, lab.Client().roll(only)(t.Context()))
+			lab.Patch(sim.PatchedExtension)
+			c := lab.Client()
+			c.Run = "20000101-0000-beef"
+			c.killedWriting(t, "write wk1/memory", c.roll(only))
+			third := lab.Client()
+			third.Run = "20000101-0000-cafe"
+			must(t, third.goBack("wk1")(t.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				end(t, lab)
+				if left := lab.savedConfigs(); len(left) > 0 {
+					t.Errorf("the journals still have %q", left)
+				}
+			})
+		})
+	}
+}

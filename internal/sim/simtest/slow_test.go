@@ -1,0 +1,111 @@
+package simtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// slowFor is how long an API is slow, or refuses connections, at each step.
+const slowFor = time.Minute
+
+// slowRoll is one node that is rolled while an API is slow.
+type slowRoll struct {
+	node     string
+	strategy cluster.Strategy
+}
+
+func (s slowRoll) String() string { return fmt.Sprintf("%s %s", s.strategy, s.node) }
+
+func slowRolls() []slowRoll {
+	return []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
+}
+
+// play rolls the node while something strikes at the beginning of each step, and
+// returns the world in the end.
+func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(t, sim.Options{ControlPlanes: 3, Workers: 1, Talos: secrets})
+		l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s.strategy)+"\n")
+		l.Patch(everywhere)
+		c := l.Client()
+		c.Emit = func(e step.Event) {
+			if !strings.Contains(e.Path, "/"+s.node) || e.Status != step.Started {
+				return
+			}
+			strike(l, c)
+		}
+		_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{s.node}})
+		must(t, err)
+		requireDrift(t, l, l.others(s.node)...)
+		l.requireServing(s.node)
+		l.RequireIntact()
+		requireNoClaim(t, l)
+		dump, own = l.settledDump(), l.Talos
+	})
+	return dump, own
+}
+
+// slowStrikes are what happens at the beginning of a step.
+func slowStrikes() map[string]func(l *Lab, c *Client) {
+	strikes := map[string]func(l *Lab, c *Client){
+		"refused": func(l *Lab, c *Client) {
+			c.Cut()
+			time.AfterFunc(slowFor, c.Mend)
+		},
+	}
+	for _, server := range sim.SlowServers {
+		strikes["slow "+server] = func(l *Lab, _ *Client) {
+			if err := l.Slow(server, slowFor); err != nil {
+				l.t.Error(err)
+			}
+		}
+	}
+	return strikes
+}
+
+// TestSlowServers: while an API is slow for a minute at every single step of a
+// node, or refuses every connection, no step fails, and the world in the end is
+// that of an undisturbed roll.
+func TestSlowServers(t *testing.T) {
+	for i, s := range slowRolls() {
+		ref := sync.OnceValues(func() (string, *talosapi.Cluster) {
+			return s.play(t, nil, func(*Lab, *Client) {})
+		})
+		for j, name := range sortedKeys(slowStrikes()) {
+			strike := slowStrikes()[name]
+			t.Run(s.String()+" "+name, func(t *testing.T) {
+				if i != j {
+					long(t)
+				}
+				t.Parallel()
+				want, secrets := ref()
+				got, _ := s.play(t, secrets, strike)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("the world differs from an undisturbed one (-undisturbed +here):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	var keys []string
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,91 @@
+package ui
+
+import (
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+// mostChanges is how many fields of a file a plan shows of one node.
+const mostChanges = 8
+
+// widestValue is how many characters of a value people are shown.
+const widestValue = 100
+
+// fileFacts are what the node's file of talos.machineConfigs changes.
+func fileFacts(n cluster.NodePlan) []fact {
+	file := n.ConfigFile
+	switch {
+	case file == nil || !file.Applied:
+		return nil
+	case file.Uncompared != "":
+		return []fact{{factFile, "not compared with what the node runs: " + file.Uncompared}}
+	}
+	var out []fact
+	for i, c := range file.Changes {
+		if i == mostChanges {
+			out = append(out, fact{factFile, fmt.Sprintf("… and %d more: recast plan --explain %s", len(file.Changes)-i, n.Node)})
+			break
+		}
+		out = append(out, fact{factFile, drawChange(c)})
+	}
+	return out
+}
+
+// drawChange is one line about a field in which a file differs from what the node runs.
+func drawChange(c config.Change) string {
+	where := c.Document
+	if c.Path != "" {
+		where += " " + c.Path
+	}
+	switch {
+	case c.Path == "":
+		return where + ": the document is " + string(c.Kind)
+	case c.Kind == config.Added:
+		return where + ": added: " + cut(c.Wanted)
+	case c.Kind == config.Removed:
+		return where + ": removed: " + cut(c.Found)
+	case c.Kind == config.Reordered:
+		return where + ": in another order: " + cut(c.Found) + " → " + cut(c.Wanted)
+	case c.Found == c.Wanted: // they differ in what is not shown
+		return where + ": changed: " + cut(c.Found)
+	}
+	return where + ": " + cut(c.Found) + " → " + cut(c.Wanted)
+}
+
+// cut shortens a value; recast plan -o json has all of it.
+func cut(text string) string {
+	if r := []rune(text); len(r) > widestValue {
+		return string(r[:widestValue]) + "…"
+	}
+	return text
+}
+
+// drawFile lists all that a node's file changes, or would.
+func drawFile(p *page, n cluster.NodePlan) {
+	if n.ConfigFile == nil || len(n.ConfigFile.Changes) == 0 {
+		return
+	}
+	heading := "what its file in talos.machineConfigs changes"
+	if !n.ConfigFile.Applied {
+		heading = "in what its file in talos.machineConfigs differs; nothing of it is applied"
+	}
+	p.line("%s", p.paint(bold, heading))
+	for _, c := range n.ConfigFile.Changes {
+		p.wrapped("  ", "    ", foreign.Line(drawChange(c)))
+	}
+	p.line("")
+}
+
+// reconfigured are the nodes whose files change their configuration.
+func reconfigured(plan cluster.Plan) []string {
+	var names []string
+	for _, n := range plan.Nodes {
+		if f := n.ConfigFile; f != nil && f.Applied && len(f.Changes) > 0 && len(n.Refused) == 0 {
+			names = append(names, n.Node)
+		}
+	}
+	return names
+}

@@ -1,0 +1,53 @@
+package pipeline
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// TestConfigKnown: the journal's configuration goes before the user's file, and neither is
+// taken where it is not the one whose sum the record has.
+func TestConfigKnown(t *testing.T) {
+	t.Parallel()
+	sum := sha256.Sum256([]byte("machine: {}"))
+	record := cluster.Record{Run: "r1", Config: hex.EncodeToString(sum[:])}
+	older := cluster.Record{Run: "r1"}
+	for name, c := range map[string]struct {
+		journal, file string // "": there is none
+		rec           cluster.Record
+		want          cluster.ConfigPlace
+		damaged       bool
+	}{
+		"nowhere":                       {"", "", record, cluster.ConfigNowhere, false},
+		"both":                          {"machine: {}", "machine: {}", record, cluster.ConfigInJournal, false},
+		"another file":                  {"machine: {}", "machine: {a: 1}", record, cluster.ConfigInJournal, false},
+		"the file alone":                {"", "machine: {}", record, cluster.ConfigInFile, false},
+		"another file alone":            {"", "machine: {a: 1}", record, cluster.ConfigNowhere, false},
+		"damaged":                       {"machine", "", record, cluster.ConfigNowhere, true},
+		"damaged, the file is the same": {"machine", "machine: {}", record, cluster.ConfigInFile, false},
+		"damaged, another file":         {"machine", "machine: {a: 1}", record, cluster.ConfigNowhere, true},
+		"no sum":                        {"", "machine: {a: 1}", older, cluster.ConfigInFile, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := projectOf(t)
+			j, err := journal.Open(p.runs(), journal.Options{Run: "r1"})
+			if err == nil && c.journal != "" {
+				err = j.PutSecret(cluster.MachineConfigKey("wk1"), []byte(c.journal))
+			}
+			if err := errors.Join(err, j.Close()); err != nil {
+				t.Fatal(err)
+			}
+			file := func(string) (cluster.Secret, bool, error) { return cluster.Secret(c.file), c.file != "", nil }
+			got, err := p.configKnown(Machines{MachineConfig: file}, "wk1", c.rec)
+			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
