@@ -250,24 +250,41 @@ func (n *nodeRoll) sending(ctx context.Context, what string, within time.Duratio
 
 // awaitLate waits until none of these requests of the exchange can come any more.
 func (r *Replace) awaitLate(ctx context.Context, id string, which ...string) error {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
-	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
-	}
-	rec, _, err := ReadRecord(park)
+	park, rec, err := r.parkingNow(ctx)
 	if err != nil {
 		return err
 	}
-	say := func(text string) {
-		switch {
-		case r.say == nil:
-		case r.Strategy == PutBack:
-			r.say("put-back/"+id, text)
-		default:
-			r.say("bring-up/"+id, text)
+	return r.late.await(ctx, []Parking{{VM: park, Record: rec}}, which, r.saying(id))
+}
+
+// awaitDelete waits until an earlier delete of the VM, which has no answer, is
+// carried out or can't come any more: after a second one the number would be free
+// for another VM, and the first one would take that.
+func (r *Replace) awaitDelete(ctx context.Context) error {
+	park, rec, err := r.parkingNow(ctx)
+	if err != nil {
+		return err
+	}
+	return r.late.awaitUnless(ctx, []Parking{{VM: park, Record: rec}}, []string{sentDelete}, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
+		_, found, err := r.current(ctx)
+		return !found, err
+	})
+}
+
+// saying tells what happens in a step of the exchange.
+func (r *Replace) saying(id string) func(string) {
+	branch := "bring-up/"
+	switch {
+	case r.Strategy == PutBack:
+		branch = "put-back/"
+	case id == "delete-vm":
+		branch = "take-down/"
+	}
+	return func(text string) {
+		if r.say != nil {
+			r.say(branch+id, text)
 		}
 	}
-	return r.late.await(ctx, []Parking{{VM: park, Record: rec}}, which, say)
 }
 
 // latePoll is the pause between two looks at the clock.
@@ -275,8 +292,13 @@ const latePoll = time.Second
 
 // await waits until none of these requests can come any more, saying why it waits.
 func (l *lateRequests) await(ctx context.Context, parkings []Parking, which []string, say func(string)) error {
+	return l.awaitUnless(ctx, parkings, which, say, func(context.Context) (bool, error) { return false, nil })
+}
+
+// awaitUnless is await that ends, too, once something is so.
+func (l *lateRequests) awaitUnless(ctx context.Context, parkings []Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
 	w := wait.For{Name: "late requests", Every: latePoll, Seen: say}
-	return wait.Until(ctx, w, func(context.Context) (bool, string, error) {
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var waits []string
 		for _, p := range parkings {
 			for _, what := range which {
@@ -286,6 +308,10 @@ func (l *lateRequests) await(ctx context.Context, parkings []Parking, which []st
 				}
 			}
 		}
-		return len(waits) == 0, strings.Join(waits, "; "), nil
+		if len(waits) == 0 {
+			return true, "", nil
+		}
+		over, err := so(ctx)
+		return over, strings.Join(waits, "; "), err
 	})
 }

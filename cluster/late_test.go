@@ -121,6 +121,54 @@ func TestLateIsWaitedOut(t *testing.T) {
 	})
 }
 
+// goesLater has one more VM, for a time.
+type goesLater struct {
+	*guardedPair
+	vm   VM
+	goes time.Time
+}
+
+func (g *goesLater) VMConfig(ctx context.Context, id VMID) (VM, error) {
+	if id == g.vm.ID && time.Now().Before(g.goes) {
+		return g.vm, nil
+	}
+	return g.guardedPair.VMConfig(ctx, id)
+}
+
+// TestDeleteWaitsForTheOneBefore: a second delete would make the number free for
+// another VM, which the first one would take.
+func TestDeleteWaitsForTheOneBefore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		sent Sent
+		gone time.Duration // when the VM goes; 0: it stays
+		want time.Duration
+	}{
+		"none was sent":          {nil, 0, 0},
+		"another request":        {Sent{sentShutdown: 300}, 0, 0},
+		"it may come":            {Sent{sentDelete: 300}, 0, 300 * time.Second},
+		"it is carried out late": {Sent{sentDelete: 300}, 20 * time.Second, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				px, r := lateLab(t, c.sent)
+				began := time.Now()
+				r.Proxmox = &goesLater{px, r.VM, began.Add(c.gone)}
+				if c.gone == 0 {
+					px.vms[101] = r.VM
+				}
+				if err := r.awaitDelete(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began).Round(2 * time.Second); took != c.want {
+					t.Errorf("it is over after %s, want %s", took, c.want)
+				}
+			})
+		})
+	}
+}
+
 // TestRequestOutlivesItsRecord: neither its end nor the next replacement forgets
 // what may come yet.
 func TestRequestOutlivesItsRecord(t *testing.T) {

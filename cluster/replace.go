@@ -249,6 +249,9 @@ func volumesOf(drives []Disk) string {
 }
 
 func (r *Replace) deleteVM(ctx context.Context) error {
+	if err := r.awaitDelete(ctx); err != nil {
+		return err
+	}
 	return r.sending(ctx, sentDelete, LateQueue, r.deleteSame)
 }
 
