@@ -66,7 +66,7 @@ func TestMutants(t *testing.T) {
 			})
 		}
 	})
-	if c := hunt(t, mutant{}, 0, most); c.by != "" {
+	if c := hunt(t, mutant{}, 0, max(1, most)); c.by != "" {
 		t.Errorf("recast as it is fails after %d node-rolls, too: %s", c.nodeRolls, c.by)
 	} else {
 		fmt.Printf("%-28s %s after %d node-rolls, %d schedules, seed %s\n", "recast as it is", "nothing is found", c.nodeRolls, c.schedules, *mutantsSeed)
@@ -74,23 +74,20 @@ func TestMutants(t *testing.T) {
 }
 
 func (c caught) tell(m mutant) {
-	fmt.Printf("%-28s %s after %d node-rolls, schedule %d of seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
+	fmt.Printf("%-28s %s after %d node-rolls, schedule %d, seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
 }
 
-// hunt makes a mutant and plays schedules with it, in order, until one fails, or
-// there were that many node-rolls, or schedules; 0 is no bound.
+// hunt makes a mutant and plays with it until one fails: what the corpus has for
+// guards that are missing, then schedules, in order, until there were that many
+// node-rolls, or schedules; 0 is no bound.
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
 	program, err := m.build(t)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for (nodeRolls == 0 || c.nodeRolls < nodeRolls) && (schedules == 0 || c.schedules < schedules) {
-		count := min(1+c.schedules, 10)
-		if schedules > 0 {
-			count = min(count, schedules-c.schedules)
-		}
-		results, said := playIn(t, program, c.schedules, count)
+	// found says whether one of those that were to be played has failed.
+	found := func(count int, results []Result, said string) bool {
 		for _, r := range results {
 			c.schedules++
 			c.nodeRolls += r.NodeRolls
@@ -100,15 +97,35 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 				}
 				c.by = plain(r.Problems[0])
 				t.Logf("%s\n%s\n%s", m.says, r.Case, strings.Join(r.Problems, "\n"))
-				return c
+				return true
 			}
 		}
 		if len(results) < count {
 			c.schedules++
 			c.by = "its process died"
 			t.Logf("%s\n%s", m.says, said)
+			return true
+		}
+		return false
+	}
+	for _, entry := range corpus(t) {
+		if !strings.HasPrefix(entry.name, "guarded:") {
+			continue
+		}
+		if results, said := playIn(t, program, "TestReplay", "-schedules.replay", entry.c.String()); found(1, results, said) {
 			return c
 		}
+	}
+	for from := 0; (nodeRolls == 0 || c.nodeRolls < nodeRolls) && (schedules == 0 || c.schedules < schedules); {
+		count := min(1+from, 10)
+		if schedules > 0 {
+			count = min(count, schedules-c.schedules)
+		}
+		results, said := playIn(t, program, "TestSchedules", "-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
+		if found(count, results, said) {
+			return c
+		}
+		from += count
 	}
 	return c
 }
@@ -160,11 +177,11 @@ func (m mutant) build(t *testing.T) (string, error) {
 	return program, nil
 }
 
-// playIn plays some schedules of the run with a program; said is the beginning of what it said else.
-func playIn(t *testing.T, program string, from, count int) (results []Result, said string) {
+// playIn plays some schedules with a program; said is the beginning of what it said else.
+func playIn(t *testing.T, program, test string, args ...string) (results []Result, said string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestSchedules$", "-test.timeout", "0", "-schedules.child",
-		"-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
+	args = append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)
+	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
 	out, err := cmd.CombinedOutput()
 	lines := bufio.NewScanner(bytes.NewReader(out))
