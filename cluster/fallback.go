@@ -18,6 +18,7 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	if p.BootFailure != ReimageOnBootFailure || n.Strategy != InPlace || len(n.Refused) > 0 {
 		return
 	}
+	n.isWayBack = true
 	w := n.wanted
 	w.Strategy = Reimage
 	against := append(decide(w, n.found, o, system, systemErr).Refused, o.hidden(*n.found.VM)...)

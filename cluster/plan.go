@@ -86,6 +86,7 @@ type NodePlan struct {
 	space         *NewDisk   // the blank system disk
 	previous      *Build     // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	fallbackKept  bool       // etcd's data outlives that
+	isWayBack     bool       // the build that it is to get will be what a later upgrade's failure reimages it to
 	run           string     // whose unfinished work this is
 }
 
@@ -354,11 +355,12 @@ func (p Plan) TakesAPIAway() bool {
 }
 
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
-// to boot from its ISO, sorted.
+// to boot from its ISO, or would be should the upgrade after this one fail, sorted.
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
-		if list := hosts[n.wanted.Schematic]; (n.Strategy == Recreate || n.Strategy == Reimage) && !slices.Contains(list, n.Host) {
+		boots := n.Strategy == Recreate || n.Strategy == Reimage || n.isWayBack
+		if list := hosts[n.wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
 			hosts[n.wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
 		}
 	}

@@ -43,6 +43,9 @@ func NeedsOf(p Plan, inLease bool) Needs {
 			needs.claim()
 		}
 		needs.node(n.Strategy, n.wanted, n.found, n.disks())
+		if n.isWayBack {
+			needs.isos(n.wanted.ISOStorages)
+		}
 		needs.freeing(n.freesOn())
 	}
 	return needs

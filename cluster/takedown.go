@@ -200,6 +200,9 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 	if off, err := n.isOff(ctx); err != nil || off {
 		return err // nothing runs there any more, and no kubelet would tell of an end
 	}
+	if parked, err := n.systemParked(ctx); err != nil || parked {
+		return err // somebody has started what is left of it; the only control plane's API went with that disk
+	}
 	mem, err := n.memory(ctx)
 	if err != nil {
 		return err
@@ -213,6 +216,22 @@ func (n *nodeRoll) drain(ctx context.Context) error {
 		return n.requireNoLoss(ctx) // nothing can be bound to it any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
+}
+
+// systemParked says whether the node's system disk is parked, so that whatever runs
+// in its VM is not the node. No disk is taken from a VM that runs.
+func (n *nodeRoll) systemParked(ctx context.Context) (bool, error) {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, d := range park.Record.Disks {
+		if d.System {
+			reason, err := isParked(park.VM, d)
+			return reason != "", err
+		}
+	}
+	return false, nil
 }
 
 // evict cordons the node and empties it of pods and of their volumes, for which

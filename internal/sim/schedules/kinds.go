@@ -186,12 +186,7 @@ func foreignKinds() []kind {
 			if target == vm.Host {
 				target = hosts[1]
 			}
-			// A disk is handed over on one host only: recast asks for the VM back.
-			return func() {
-				if now, err := p.vmOf(s.Where); err == nil && now.Host == target && p.inExchange(s.Where) {
-					_ = p.migrate(now, vm.Host)
-				}
-			}, p.migrate(vm, target)
+			return nil, p.migrate(vm, target) // recast asks for it back where it has begun
 		}},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -17,6 +18,7 @@ var (
 	waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`) // the error itself
 	isOff          = regexp.MustCompile(`start VM (\d+) "\S+" on \S+ in Proxmox`)
 	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
+	wasMoved       = regexp.MustCompile(`qm migrate (\d+) (\w+)`)
 	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
 )
 
@@ -42,6 +44,11 @@ func (p *play) remedy(err error) {
 	}
 	for _, found := range staysLearner.FindAllStringSubmatch(hints, -1) {
 		p.empty(p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] }), found[2])
+	}
+	for _, found := range wasMoved.FindAllStringSubmatch(text+hints, -1) {
+		if vm, err := p.vmOf(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] })); err == nil {
+			p.tell("migrate VM %d back: %s", vm.ID, said(p.migrate(vm, found[2])))
+		}
 	}
 	for _, found := range isCutOff.FindAllStringSubmatch(hints, -1) {
 		if strings.Contains(p.screens.last("VM "+found[1]), "Talos is already installed to disk") {
@@ -84,15 +91,42 @@ func (p *play) publishPrevious() {
 	p.tell("publish with the previous lock: %s", said(err))
 }
 
+// removeLocked removes VMs whose creation was cut off, and tries again later where
+// their host goes down meanwhile.
 func (p *play) removeLocked() {
+	half := func(id int) (world.VM, bool) {
+		vms := p.lab.World.VMs()
+		i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id && vm.Config["description"] == "" })
+		if i < 0 {
+			return world.VM{}, false
+		}
+		return vms[i], true
+	}
+	remove := func(id int) bool {
+		vm, there := half(id)
+		if there {
+			err := p.task(p.lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: id}))
+			p.tell("remove VM %d: %s", id, said(err))
+			_, there = half(id)
+		}
+		return !there
+	}
 	for _, vm := range p.lab.World.VMs() {
 		if vm.Config["lock"] != "create" {
 			continue
 		}
 		p.lab.World.SetLock(vm.ID, "")
-		if err := p.task(p.lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})); err != nil {
-			p.tell("remove VM %d: %v", vm.ID, err)
+		if remove(vm.ID) {
+			continue
 		}
+		p.beside.Go(func() {
+			for range 20 {
+				sleep(p.ctx, 30*time.Second)
+				if remove(vm.ID) {
+					return
+				}
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -39,6 +40,7 @@ type task struct {
 // startTask starts a worker; mu must be held. run is called without it. After
 // Close the task is over before it began.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
+	user = cmp.Or(user, "root@pam") // as the shell of a host
 	w.lastPID++
 	now := w.now(host)
 	t := &task{world: w, began: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
