@@ -198,7 +198,7 @@ func (a *acquisition) take(ctx context.Context, from ClaimState) (done bool, see
 	case a.InLease:
 		return false, "", wait.Stop(fault.WithHint(
 			fault.ClaimHeld.Refusedf("%s is the claim of %s, which has ended, and this token may not change VMs", from.VM, from),
-			"run recast with the token that made it, or make sure that no run is at work and delete that VM"))
+			"run recast with the token that made it, or make sure that no run is at work and delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", from.VM.ID))
 	default:
 		err = a.place.remove(ctx, from)
 	}

@@ -76,7 +76,7 @@ func readClaim(vm VM) (s ClaimState, ok bool, err error) {
 		}
 		if err := json.Unmarshal([]byte(b), &s); err != nil {
 			err = fault.ClaimHeld.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
-			return ClaimState{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM")
+			return ClaimState{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", vm.ID)
 		}
 		s.VM = vm
 		return s, true, nil

@@ -116,6 +116,11 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if _, other := set["protection"]; other || slices.Contains(del, "protection") {
+		if err := r.awaitLate(ctx, "finish/restore-settings", sentDelete); err != nil { // it would take a VM that is off by then
+			return err
+		}
+	}
 	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
@@ -126,6 +131,10 @@ func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	ha, err := r.Proxmox.HAResource(ctx, r.VM.ID)
 	if err != nil || ha == nil {
 		return "", prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
+	}
+	rec, err := r.record(ctx)
+	if err != nil || r.late.left(r.Parking, rec.Sent, []string{sentRemoveHA}) > 0 {
+		return "", err
 	}
 	return "Proxmox HA manages it again", nil
 }

@@ -20,10 +20,15 @@ func (n *nodeRoll) awaitLate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.late.await(ctx, own, switchesOn, say); err != nil {
+	goesOn := n.plan.Resume && n.plan.Strategy != PutBack
+	which := switchesOn
+	if goesOn { // it may itself have been about to start the VM
+		which = []string{sentAddHA}
+	}
+	if err := n.late.await(ctx, own, which, say); err != nil {
 		return err
 	}
-	if n.plan.Strategy != PutBack { // which protects the VM
+	if n.plan.Strategy != PutBack && !goesOn { // a put-back protects the VM, and who goes on waits before the delete
 		if err := n.late.await(ctx, own, []string{sentDelete}, say); err != nil {
 			return err
 		}
@@ -41,10 +46,9 @@ func (n *nodeRoll) awaitLate(ctx context.Context) error {
 	return n.forgetLate(ctx, others)
 }
 
-// lateOwn is the node's own parking VM, where what its record has must be waited
-// for: not where a resume has no more to do with the disks of a VM that runs.
+// lateOwn is the node's own parking VM, whose record has what must be waited for.
 func (n *nodeRoll) lateOwn(ctx context.Context) ([]Parking, error) {
-	if n.plan.Strategy == InPlace || n.plan.Resume && n.plan.Strategy != PutBack {
+	if n.plan.Strategy == InPlace {
 		return nil, nil
 	}
 	park, err := n.parking(ctx)

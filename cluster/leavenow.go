@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,15 +76,18 @@ func (n *nodeRoll) leavingNow(ctx context.Context) (c candidate, leaves bool, er
 			return c, false, nil
 		}
 	}
+	var silent error
 	if vm.Running {
-		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil && m.UUID == vm.UUID() {
+		m, err := n.Talos.Machine(ctx, n.plan.Addr)
+		if err == nil && m.UUID == vm.UUID() {
 			f.Machine = &m
 		}
+		silent = prefix(fmt.Sprintf("read machine %s", n.plan.Addr), err)
 	}
 	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
 		mem, err := n.memory(ctx)
 		if err != nil {
-			return c, false, err
+			return c, false, cmp.Or(silent, err)
 		}
 		f.Machine = new(mem.machine())
 	}

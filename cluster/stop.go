@@ -83,8 +83,13 @@ func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) err
 }
 
 func (n *nodeRoll) powerOff(ctx context.Context, r *Replace, id string, vm VM) error {
-	if err := r.sending(ctx, sentShutdown, n.Timing.Stop+LateQueue, func(ctx context.Context) error { return n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop) }); err != nil {
-		if ctx.Err() != nil {
+	var refused error // by the guest; what is wrong with the record is no reason to pull the plug
+	err := r.sending(ctx, sentShutdown, n.Timing.Stop+LateQueue, func(ctx context.Context) error {
+		refused = n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop)
+		return refused
+	})
+	if err != nil {
+		if ctx.Err() != nil || refused == nil {
 			return fmt.Errorf("shut down %s: %w", vm, err)
 		}
 		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))

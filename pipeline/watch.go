@@ -63,7 +63,7 @@ func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.Cla
 		return cluster.ClaimState{}, false, err
 	}
 	vms, err := px.VMs(ctx)
-	if err != nil {
+	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away {
 		return cluster.ClaimState{}, false, err
 	}
 	return cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())

@@ -205,6 +205,9 @@ func edited(name, key, value string) kind {
 		return func() {
 			if now, err := p.vmOf(s.Where); err == nil && now.Merged()[key] == value {
 				_ = set(old) // the VM has just been found
+				if now, err := p.vmOf(s.Where); err == nil && now.Merged()[key] != now.Config[key] {
+					_ = set(value) // it runs with that by now, and would have to be restarted
+				}
 			}
 		}, set(value)
 	}}
