@@ -23,7 +23,7 @@ stale as before then, and the next roll plans it anew.
 Data that only the new system disk has, because the node took pods already, is
 asked for as in a roll: the plan names it, and without acceptLoss it is refused. The
 new disk stays parked, as one that was given up: recast prune frees it, or the end
-of the node's next roll.
+of the node's next recreate or reimage.
 
 recast roll finishes a replacement instead; recast status says what is unfinished.
 A replacement that is finished is undone by recast rollback.`,

@@ -23,7 +23,7 @@ var untouched = map[string]string{
 	"recast provenance":  reads,
 	"recast prune":       "what stays and why is listed above; nothing is freed that a node, a rollback or an unfinished replacement needs",
 	"recast publish":     "no node and no VM was touched; an ISO counts as published only once size and checksum are right",
-	"recast recover":     "no disk was freed but the blank one of the replacement: recast status shows where each is",
+	"recast recover":     "no disk was freed: recast status shows where each is",
 	"recast restore":     "no existing data of etcd is ever overwritten, and the snapshot is only read",
 	"recast roll":        "no persistent disk was freed: recast status shows where each is",
 	"recast rollback":    "no disk was freed: recast status shows where each is",
