@@ -140,7 +140,8 @@ func (h *Held) Lost() error {
 }
 
 // afterSilence looks for rivals where no heartbeat had arrived for so long that a run
-// which did not see our claim, because its host was away, may have begun.
+// which did not see our claim, because its host was away, may have begun. Hosts that do
+// not answer are judged as they are by whoever takes a claim.
 func (h *Held) afterSilence(ctx context.Context) error {
 	h.mu.Lock()
 	doubt := h.doubt
@@ -148,18 +149,11 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	if !doubt {
 		return nil
 	}
-	vms, away, err := h.claim.list(ctx)
+	err := h.claim.lookFor(ctx, !h.claim.InLease, func(rival ClaimState) error {
+		return h.lose(fmt.Errorf("to %s, which has begun meanwhile (%s)", rival, rival.where()))
+	})
 	if err != nil {
 		return err
-	}
-	rivals, err := h.claim.rivals(vms)
-	switch {
-	case err != nil:
-		return err
-	case len(rivals) > 0:
-		return h.lose(fmt.Errorf("to %s, which has begun meanwhile (%s)", rivals[0], rivals[0].where()))
-	case away != nil:
-		return fault.As(fault.Refused, fmt.Errorf("whether another run has begun meanwhile can't be told: %w", away.Hinted()))
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

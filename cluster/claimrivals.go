@@ -61,7 +61,8 @@ type surroundings struct {
 	*Claim
 	ours bool // our own claim is a VM, and is there
 
-	watching bool // a rival
+	met      func(ClaimState) error // what any rival means; nil: it is watched
+	watching bool                   // a rival
 	seen     ClaimState
 	since    time.Time // when it was first seen like this
 
@@ -72,7 +73,12 @@ type surroundings struct {
 // an error of kind fault.Claimed; what a rival has left is a refusal, because its own
 // recast.yaml has to finish that. errYield, where ours is there, says to stand back.
 func (c *Claim) lookAround(ctx context.Context, ours bool) error {
-	s := &surroundings{Claim: c, ours: ours, away: map[string]time.Time{}}
+	return c.lookFor(ctx, ours, nil)
+}
+
+// lookFor is lookAround that ends with what met says of a rival; nil: watch it.
+func (c *Claim) lookFor(ctx context.Context, ours bool, met func(ClaimState) error) error {
+	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
 	return wait.Until(ctx, wait.For{
 		Name: "look for other claims of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
 		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
@@ -94,6 +100,8 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 		return false, "", wait.Stop(err)
 	case s.ours && !slices.ContainsFunc(vms, s.isOurs):
 		return false, fmt.Sprintf("Proxmox does not list VM %d yet, which is ours", s.VMID), nil
+	case len(rivals) > 0 && s.met != nil:
+		return false, "", wait.Stop(s.met(rivals[0]))
 	case len(rivals) > 0:
 		return s.watchRival(rivals[0], asked)
 	}

@@ -70,7 +70,7 @@ func leaving(s Strategy, w Wanted, f Found) (c candidate, leaves bool) {
 // machine is what is known of a machine that does not answer: which volumes were
 // on its persistent disks.
 func (m memory) machine() Machine {
-	return Machine{SystemDisk: "the system disk", Volumes: m.Volumes}
+	return Machine{Remembered: true, SystemDisk: "the system disk", Volumes: m.Volumes}
 }
 
 // systemOn says whether the VM has a system disk, and whether that is the one

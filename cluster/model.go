@@ -108,6 +108,7 @@ type Machine struct {
 	ConfigHidden bool         // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
 	Encryption   []Encryption
 	Fingerprint  string   // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
+	Remembered   bool     // it does not answer: this is what was remembered of it, and nothing of its system disk
 	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 

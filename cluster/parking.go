@@ -353,16 +353,25 @@ func makeParking(ctx context.Context, px Proxmox, vm VM, rec Record, id VMID) er
 	return nil
 }
 
-// creationTakes bounds how long a VM without disks is being created.
+// creationTakes is how long a VM without disks is being created at most, where no task
+// of ours tells that it still is.
 const creationTakes = 30 * time.Second
 
-// formed waits until a VM that is being created says what it is to be. One whose
-// creation was killed never does.
+// formed waits until a VM that is being created says what it is to be: for as long as
+// a task of ours about it runs, and a while for those that another token has started.
+// A VM whose creation was killed never says it.
 func formed(ctx context.Context, px Proxmox, vm VM) (VM, error) {
 	within := time.Now().Add(creationTakes)
-	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second}, func(ctx context.Context) (bool, string, error) {
+	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second, Timeout: ownTasksTimeout}, func(ctx context.Context) (bool, string, error) {
 		if !forming(vm) || time.Now().After(within) {
 			return true, "", nil
+		}
+		running, err := px.OwnTasksOf(ctx, vm.Host, vm.ID)
+		if err != nil {
+			return false, "", err
+		}
+		if len(running) > 0 {
+			within = time.Now().Add(creationTakes)
 		}
 		now, err := px.VMConfig(ctx, vm.ID)
 		if err == nil {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // parkingPlace has some VMs and makes others.
@@ -13,13 +15,25 @@ type parkingPlace struct {
 	Proxmox
 	taken  []VMID
 	late   map[VMID]string // records of parking VMs that are created before we create them
+	ready  time.Time       // when a late one is created: until then it is locked
+	killed bool            // the task that creates it was
 	looked int
+}
+
+func (p *parkingPlace) OwnTasksOf(context.Context, string, VMID) ([]string, error) {
+	if p.killed || time.Now().After(p.ready) {
+		return nil, nil
+	}
+	return []string{"qmcreate"}, nil
 }
 
 func (p *parkingPlace) VMConfig(_ context.Context, id VMID) (VM, error) {
 	p.looked++
 	if !slices.Contains(p.taken, id) {
 		return VM{}, ErrNotFound
+	}
+	if time.Now().Before(p.ready) {
+		return VM{ID: id, Host: "pve1", Lock: "create"}, nil
 	}
 	return VM{ID: id, Host: "pve1", Config: map[string]string{"description": p.late[id]}}, nil
 }
@@ -86,5 +100,36 @@ func TestParkingVMsThatCameLate(t *testing.T) {
 	}
 	if !strings.Contains(px.late[9001], `"node":"wk2"`) {
 		t.Errorf("the record is %s", px.late[9001])
+	}
+}
+
+// TestAParkingVMThatTakesLong: it is waited for while its task runs, so that the node
+// gets no second one; a while only where that was killed.
+func TestAParkingVMThatTakesLong(t *testing.T) {
+	t.Parallel()
+	rec := Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
+	text, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		killed bool
+		want   VMID
+		after  time.Duration
+	}{
+		"it runs":       {false, 9001, 3*time.Minute + time.Second},
+		"it was killed": {true, 9002, 31 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				px := &parkingPlace{taken: []VMID{9001}, late: map[VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
+				var numbers freeNumbers
+				got, err := createParking(t.Context(), px, VM{Host: "pve1"}, rec, []VMID{9001, 9002}, &numbers, noted)
+				if err != nil || got != c.want || time.Since(begun) > c.after {
+					t.Errorf("took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)
+				}
+			})
+		})
 	}
 }

@@ -116,14 +116,15 @@ func (m Machine) poolElsewhere(format, group string) bool {
 }
 
 // bareSystemDisk says whether the system disk has nothing but what Talos itself
-// can't do without: no data is there, wherever it is.
+// can't do without: no data is there, wherever it is. Of a machine that does not answer
+// nobody knows that.
 func (m Machine) bareSystemDisk() bool {
 	for _, v := range m.Volumes {
 		if v.Disk == m.SystemDisk && !slices.Contains(systemOnly, v.Label) {
 			return false
 		}
 	}
-	return m.SystemDisk != "" && len(m.disksWith("EPHEMERAL")) > 0
+	return !m.Remembered && m.SystemDisk != "" && len(m.disksWith("EPHEMERAL")) > 0
 }
 
 // irreplaceable is the data of the system disk that nobody has said may be lost.
