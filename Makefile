@@ -25,7 +25,7 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 # their dependencies are not ours.
 TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary bin/tools/sbom
 
-.PHONY: help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -36,13 +36,13 @@ build: ## build bin/recast
 demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
 	@bin/recast lab demo
 
-test: bin/tools/testsummary ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
+test: bin/tools/testsummary compiler ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
 	@GORACE=atexit_sleep_ms=50 go test -race -short -json $(PKG) | bin/tools/testsummary -name test
 
 stories: bin/tools/testsummary ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB
 	@go test -json -timeout 60m $(LONG) | bin/tools/testsummary -name stories
 
-race: bin/tools/testsummary ## every tenth of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
+race: bin/tools/testsummary compiler ## every tenth of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
 	@go test -race -json -timeout 60m ./internal/sim/simtest -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,10) -stories.seed=$(SEED) | bin/tools/testsummary -name race
 
 check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
@@ -102,6 +102,10 @@ docs: ## write the generated documentation afresh
 
 clean: ## remove what was built
 	@rm -rf bin dist
+
+# Go's race detector is linked by the C compiler.
+compiler:
+	@cc=$$(go env CC); command -v "$${cc%% *}" >/dev/null || { echo "make test needs a C compiler for Go's race detector, and $$cc is not here: install gcc or clang (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
 # Of a module of its own: it needs more than all the other tools.
 bin/tools/goreleaser: tools/release/go.mod tools/release/go.sum
