@@ -152,7 +152,9 @@ type Assessment struct {
 	WillLose []string              `json:"willLose,omitempty"`
 	Notes    []string              `json:"notes,omitempty"`
 	Refused  []string              `json:"refused,omitempty"` // why nothing is possible, or not what is asked for
-	System   string                `json:"systemDisk,omitempty"`
+	// ToRecreate is what has to be lifted until a roll would recreate it; none where it would, or where recast.yaml asks for another way.
+	ToRecreate []Obstacle `json:"toRecreate,omitempty"`
+	System     string     `json:"systemDisk,omitempty"`
 
 	disks []Disk
 	// Unread says that only Proxmox could be asked: data on the disks may forbid more.
@@ -189,7 +191,7 @@ func assess(w Wanted, f Found, o Observation, p Policy) Assessment {
 	if c.m.ControlPlane {
 		n.Role = controlPlane
 	}
-	a.Against = map[Strategy][]string{Recreate: c.againstRecreate(), Reimage: c.againstReimage(), InPlace: c.againstInPlace()}
+	a.Against = map[Strategy][]string{Recreate: texts(c.againstRecreate()), Reimage: texts(c.againstReimage()), InPlace: c.againstInPlace()}
 	if n.Role == controlPlane {
 		a.etcd(c.m, o, p)
 	}
@@ -198,7 +200,7 @@ func assess(w Wanted, f Found, o Observation, p Policy) Assessment {
 		d = planEtcd(&n, o, p, d, c.system, c.systemErr)
 	}
 	a.Role, a.Strategy, a.Why, a.Refused, a.WillLose, a.Notes = n.Role, d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
-	a.disks, a.System = c.disks, c.system.Key
+	a.disks, a.System, a.ToRecreate = c.disks, c.system.Key, d.ToRecreate
 	return a
 }
 
@@ -220,9 +222,9 @@ func (c candidate) seenFromProxmox() map[Strategy][]string {
 	if c.disksErr != nil {
 		replacing = append(replacing, c.disksErr.Error())
 	}
-	replacing = slices.Concat(replacing, c.occupied(), c.entangled(), c.preconfigured())
+	replacing = slices.Concat(replacing, texts(c.occupied()), texts(c.entangled()), texts(c.preconfigured()))
 	return map[Strategy][]string{
-		Recreate: slices.Concat(replacing, c.tied(), c.unwritable(), c.immovable(Recreate)),
+		Recreate: slices.Concat(replacing, c.tied(), texts(c.unwritable()), c.immovable(Recreate)),
 		Reimage:  replacing,
 	}
 }

@@ -203,7 +203,7 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	if err := errors.Join(errTies, errLocal, errMachine); err != nil {
 		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
 	}
-	against := slices.Concat(c.occupied(), c.irreplaceable())
+	against := slices.Concat(texts(c.occupied()), c.irreplaceable())
 	if n.plan.Strategy == Recreate {
 		against = append(against, c.tied()...)
 	}

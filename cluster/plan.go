@@ -47,23 +47,25 @@ type Plan struct {
 
 // NodePlan is what happens to one node.
 type NodePlan struct {
-	Node     string     `json:"node"`
-	Role     string     `json:"role"` // "worker" or "control-plane"
-	Phase    Phase      `json:"phase,omitempty"`
-	Drift    Drift      `json:"drift"`
-	Strategy Strategy   `json:"strategy,omitempty"` // "" when nothing is to be done
-	Why      string     `json:"why"`                // of the strategy, or of doing nothing
-	Refused  []string   `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
-	WillLose []string   `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
-	Notes    []string   `json:"notes,omitempty"`
-	Paused   string     `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
-	Slots    []string   `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
-	Resume   bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
-	VMID     VMID       `json:"vmid"`
-	Host     string     `json:"host"`
-	UUID     string     `json:"uuid"`
-	Addr     netip.Addr `json:"address"`
-	Digest   string     `json:"digest,omitempty"` // of the VM's configuration when planned
+	Node     string   `json:"node"`
+	Role     string   `json:"role"` // "worker" or "control-plane"
+	Phase    Phase    `json:"phase,omitempty"`
+	Drift    Drift    `json:"drift"`
+	Strategy Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
+	Why      string   `json:"why"`                // of the strategy, or of doing nothing
+	Refused  []string `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
+	WillLose []string `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
+	Notes    []string `json:"notes,omitempty"`
+	// ToRecreate is what has to be lifted until a roll would recreate it; none where it does, or where recast.yaml asks for another way.
+	ToRecreate []Obstacle `json:"toRecreate,omitempty"`
+	Paused     string     `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
+	Slots      []string   `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
+	Resume     bool       `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
+	VMID       VMID       `json:"vmid"`
+	Host       string     `json:"host"`
+	UUID       string     `json:"uuid"`
+	Addr       netip.Addr `json:"address"`
+	Digest     string     `json:"digest,omitempty"` // of the VM's configuration when planned
 	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
 	ConfigFile *ConfigFile `json:"configFile,omitempty"`
 	Carried    []DiskPlan  `json:"carried,omitempty"`
@@ -282,6 +284,7 @@ func planStale(n *NodePlan, o Observation, p Policy) {
 		d = planEtcd(n, o, p, d, system, err)
 	}
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
+	n.ToRecreate = d.ToRecreate
 	if n.Strategy == InPlace {
 		planFallback(n, o, p, system, err)
 		return
@@ -318,7 +321,9 @@ func planEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, sys
 		n.etcdKept = true
 		w := n.wanted
 		w.Strategy = InPlace
+		lifted := append(d.ToRecreate, Obstacle{Text: because})
 		d = decide(w, n.found, o, system, systemErr)
+		d.ToRecreate = lifted
 		d.Why = "in-place: a new system disk is impossible (" + because + ")"
 		refused, warn = nil, outage
 	}

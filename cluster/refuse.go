@@ -24,13 +24,13 @@ type candidate struct {
 }
 
 // againstRecreate says why the VM can't be deleted and made again.
-func (c candidate) againstRecreate() []string {
-	return slices.Concat(c.againstReplacing(), c.tied(), c.unwritable(), c.unnamable(), c.immovable(Recreate))
+func (c candidate) againstRecreate() []Obstacle {
+	return slices.Concat(c.againstReplacing(), inWords(c.tied()), c.unwritable(), inWords(c.unnamable()), inWords(c.immovable(Recreate)))
 }
 
 // againstReimage says why the VM can't get a blank system disk.
-func (c candidate) againstReimage() []string {
-	return slices.Concat(c.againstReplacing(), c.immovable(Reimage))
+func (c candidate) againstReimage() []Obstacle {
+	return slices.Concat(c.againstReplacing(), inWords(c.immovable(Reimage)))
 }
 
 // againstInPlace says why the running system can't be upgraded.
@@ -60,7 +60,7 @@ func (c candidate) againstInPlace() []string {
 }
 
 // againstReplacing is what keeps the system disk where it is, whoever the VM around it.
-func (c candidate) againstReplacing() []string {
+func (c candidate) againstReplacing() []Obstacle {
 	out := c.misfit()
 	if c.systemErr != nil {
 		out = append(out, strings.Join(append([]string{c.systemErr.Error()}, fault.Hints(c.systemErr)...), ": "))
@@ -68,41 +68,43 @@ func (c candidate) againstReplacing() []string {
 	if c.disksErr != nil {
 		out = append(out, c.disksErr.Error()+": correct the VM's configuration")
 	}
-	out = append(out, c.occupied()...)
-	out = append(out, c.entangled()...)
-	out = append(out, c.untellable()...)
-	out = append(out, c.irreplaceable()...)
-	out = append(out, c.preconfigured()...)
-	out = append(out, c.sealed()...)
-	return append(out, c.mislabelled()...)
+	return slices.Concat(inWords(out), c.occupied(), c.entangled(), inWords(c.untellable()), inWords(c.irreplaceable()),
+		c.preconfigured(), inWords(c.sealed()), inWords(c.mislabelled()))
 }
 
 // occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.
-func (c candidate) occupied() []string {
-	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+func (c candidate) occupied() []Obstacle {
+	var out []Obstacle
+	add := func(command, format string, args ...any) {
+		out = append(out, Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
+	}
 	if c.vm.Template {
-		add("the VM is a template: a node can't be one")
+		add("", "the VM is a template: a node can't be one")
 	}
 	if c.vm.Lock != "" {
-		add("the VM is locked (%s): wait until that task has ended", c.vm.Lock)
+		add("", "the VM is locked (%s): wait until that task has ended", c.vm.Lock)
 	}
 	if state := c.vm.Config["vmstate"]; state != "" {
 		// A delete frees it (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
-		add("the VM's memory is on disk (%s), as that of one that is suspended: resume it, or remove vmstate", state)
+		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it, or remove vmstate", state)
 	}
 	snapshots := c.found.Ties.Snapshots
 	if parent := c.vm.Config["parent"]; len(snapshots) == 0 && parent != "" {
 		snapshots = []string{parent}
 	}
 	if len(snapshots) > 0 {
-		add("the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
+		var commands []string
+		for _, s := range snapshots {
+			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.vm.ID, shellQuote(s)))
+		}
+		add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
 	}
 	for _, what := range c.found.Ties.Busy {
-		add("%s: wait until that is over", what)
+		add("", "%s: wait until that is over", what)
 	}
 	if len(c.vm.Pending) > 0 {
-		add("the VM has pending changes (%s): restart it or revert them", strings.Join(c.vm.Pending, ", "))
+		add(fmt.Sprintf("qm set %d --revert %s", c.vm.ID, shellQuote(strings.Join(c.vm.Pending, ","))),
+			"the VM has pending changes (%s): restart it or revert them", strings.Join(c.vm.Pending, ", "))
 	}
 	return append(out, c.missingBoot()...)
 }
@@ -111,12 +113,15 @@ func (c candidate) occupied() []string {
 // recast does: that would choose the disk to install on. Talos looks at the
 // embedded one, the kernel arguments and the platform's before it goes into
 // maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
-func (c candidate) preconfigured() []string {
+func (c candidate) preconfigured() []Obstacle {
 	const would = "would configure the blank machine before recast can"
-	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	var out []Obstacle
+	add := func(format string, args ...any) { out = append(out, Obstacle{Text: fmt.Sprintf(format, args...)}) }
 	if customUserData(c.vm) {
-		add("cicustom's user data (%s) %s: remove its user= part", c.vm.Config["cicustom"], would)
+		out = append(out, Obstacle{
+			Text:    fmt.Sprintf("cicustom's user data (%s) %s: remove its user= part", c.vm.Config["cicustom"], would),
+			Command: withoutUserData(c.vm),
+		})
 	}
 	if serial := smbiosSerial(c.vm.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
 		add("the SMBIOS serial %q %s: remove it from smbios1", serial, would)
@@ -143,6 +148,15 @@ func (c candidate) preconfigured() []string {
 }
 
 func customUserData(vm VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
+
+// withoutUserData takes the user data out of cicustom and leaves its other parts.
+func withoutUserData(vm VM) string {
+	rest := slices.DeleteFunc(strings.Split(vm.Config["cicustom"], ","), func(part string) bool { return strings.HasPrefix(part, "user=") })
+	if len(rest) == 0 {
+		return fmt.Sprintf("qm set %d --delete cicustom", vm.ID)
+	}
+	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, shellQuote(strings.Join(rest, ",")))
+}
 
 // givesConfig tells kernel arguments that name a configuration or a server that has one.
 func givesConfig(arg string) bool {

@@ -36,17 +36,17 @@ func (c candidate) immovable(s Strategy) []string {
 }
 
 // entangled are disks that are not the node's alone.
-func (c candidate) entangled() []string {
-	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+func (c candidate) entangled() []Obstacle {
+	var out []Obstacle
+	add := func(format string, args ...any) { out = append(out, Obstacle{Text: fmt.Sprintf(format, args...)}) }
 	for _, d := range c.disks {
 		if d.Flag("snapshot") {
-			out = append(out, thrownAway(d.Key))
+			add("%s", thrownAway(d.Key))
 		}
 		switch {
 		case d.CDROM && !d.CloudInit():
 			if why := c.strangeMedium(d); why != "" {
-				out = append(out, why)
+				add("%s", why)
 			}
 			continue
 		case strings.HasPrefix(d.Volid, "/"):

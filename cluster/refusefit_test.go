@@ -47,6 +47,9 @@ func requireFits(t *testing.T, cases map[string]fit) {
 				if len(want.Refused) == 0 {
 					want.Notes = tc.notes
 				}
+				if s == Recreate {
+					want.ToRecreate = inWords(want.Refused)
+				}
 				if diff := cmp.Diff(want, judge(w, f, o)); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", s, diff)
 				}

@@ -84,26 +84,38 @@ func requireRemakeable(vm VM) error {
 		"take that out of VM %d (qm set %d --delete %s, as root), then run the same command again; reimage keeps such a VM", vm.ID, vm.ID, strings.Join(keys, ","))
 }
 
+// spared are settings without which a Talos machine is the same: where one is in the
+// way it can be taken out by a command. Who takes out args or a passed-through device
+// has another machine.
+var spared = []string{"affinity", "cipassword", "hookscript"}
+
 // unwritable are settings that a new VM could not be given.
-func (c candidate) unwritable() []string {
-	var out []string
+func (c candidate) unwritable() []Obstacle {
+	var out []Obstacle
+	add := func(key, format string, args ...any) {
+		o := Obstacle{Text: fmt.Sprintf(format, args...)}
+		if slices.Contains(spared, key) {
+			o.Command = fmt.Sprintf("qm set %d --delete %s", c.vm.ID, key)
+		}
+		out = append(out, o)
+	}
 	for _, key := range c.vm.forRoot() {
-		out = append(out, fmt.Sprintf("its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key))
+		add(key, "its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key)
 	}
 	for key, value := range c.vm.Config {
 		switch {
 		case slices.Contains(rootOnly, key) || rawDevice(key, value): // said above
 		case !IsDiskKey(key) && numberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(renewed, key):
-			out = append(out, fmt.Sprintf("its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key))
+			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
 		}
 	}
 	if custom := c.vm.Config["cicustom"]; custom != "" && !customUserData(c.vm) {
-		out = append(out, fmt.Sprintf("the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom))
+		add("cicustom", "the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom)
 	}
 	if c.vm.Config["cipassword"] != "" {
-		out = append(out, "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
+		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b Obstacle) int { return strings.Compare(a.Text, b.Text) })
 	return out
 }
 
@@ -138,11 +150,16 @@ func bootDevices(boot string) []string {
 // missingBoot are devices in the boot order that the VM has not. Proxmox takes
 // such an order with a create, but with no change ("invalid bootorder",
 // API2/Qemu.pm, update_vm_api): it could not be set again.
-func (c candidate) missingBoot() []string {
-	var out []string
-	for _, key := range bootDevices(c.vm.Config["boot"]) {
+func (c candidate) missingBoot() []Obstacle {
+	var out []Obstacle
+	order := bootDevices(c.vm.Config["boot"])
+	have := slices.DeleteFunc(slices.Clone(order), func(key string) bool { return c.vm.Config[key] == "" })
+	for _, key := range order {
 		if _, there := c.vm.Config[key]; !there {
-			out = append(out, fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key))
+			out = append(out, Obstacle{
+				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key),
+				Command: fmt.Sprintf("qm set %d --boot %s", c.vm.ID, shellQuote("order="+strings.Join(have, ";"))),
+			})
 		}
 	}
 	return out

@@ -15,6 +15,8 @@ type decision struct {
 	Refused  []string // why it can't be done, each with what lifts it
 	WillLose []string // data that goes with the system disk, as acceptLoss allows
 	Notes    []string
+
+	ToRecreate []Obstacle // what stands against recreate, where that is not taken though it may be
 }
 
 // strategies are what a user can ask for, in the order in which Auto tries them.
@@ -33,13 +35,15 @@ func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) deci
 	c.disks, c.disksErr = f.VM.Disks()
 	c.disks = slices.DeleteFunc(c.disks, Disk.CSI) // gone once the node is drained
 	_, unknown := c.losses()
-	against := map[Strategy][]string{Recreate: c.againstRecreate(), Reimage: c.againstReimage(), InPlace: c.againstInPlace()}
+	recreate := c.againstRecreate()
+	against := map[Strategy][]string{Recreate: texts(recreate), Reimage: texts(c.againstReimage()), InPlace: c.againstInPlace()}
 	switch {
 	case slices.Contains(strategies, w.Strategy):
 		d.Refused = against[w.Strategy]
 	default:
 		d.Strategy, d.Why, d.Refused = firstPossible(against)
 	}
+	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
 	for _, name := range unknown {
 		d.Notes = append(d.Notes, fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name))
 	}

@@ -67,6 +67,9 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 		failedText   = "build 3f2a3f2a3f2a came back as the old system once, and is never tried again with the same image: " +
 			"lock another version or other extensions, or use recreate or reimage"
 	)
+	noArgs := Obstacle{Text: argsText} // without them it is another machine
+	noPassword := Obstacle{passwordText, "qm set 9002 --delete cipassword"}
+	noSnapshots := Obstacle{snapshotText, "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
 	for name, tc := range map[string]struct {
 		asked  Strategy
 		change []func(*Found)
@@ -75,21 +78,26 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 		"auto, all possible": {Auto, nil, decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
 		"auto, no recreate": {Auto, []func(*Found){args, password}, decision{
 			Strategy: Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
+			ToRecreate: []Obstacle{noArgs, noPassword},
 		}},
 		"auto, no reimage": {Auto, []func(*Found){snapshot}, decision{
 			Strategy: InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + ")",
+			ToRecreate: []Obstacle{noSnapshots},
 		}},
 		"auto, neither, for several reasons": {Auto, []func(*Found){snapshot, args}, decision{
 			Strategy: InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + "), recreate also (" + argsText + ")",
+			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
 		"auto, none": {Auto, []func(*Found){snapshot, args, failed}, decision{
 			Strategy: Auto, Why: "no strategy is possible",
-			Refused: []string{"recreate, reimage: " + snapshotText, "recreate: " + argsText, "in-place: " + failedText},
+			Refused:    []string{"recreate, reimage: " + snapshotText, "recreate: " + argsText, "in-place: " + failedText},
+			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
 		"a build that failed in place": {Auto, []func(*Found){failed}, decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
 		"recreate":                     {Recreate, nil, decision{Strategy: Recreate, Why: "recreate: as configured"}},
 		"recreate, impossible": {Recreate, []func(*Found){snapshot, args, failed}, decision{
 			Strategy: Recreate, Why: "recreate: as configured", Refused: []string{snapshotText, argsText},
+			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
 		"reimage":              {Reimage, []func(*Found){args, failed}, decision{Strategy: Reimage, Why: "reimage: as configured"}},
 		"reimage, impossible":  {Reimage, []func(*Found){snapshot, args}, decision{Strategy: Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},

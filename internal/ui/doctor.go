@@ -29,6 +29,13 @@ func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
 			}
 		}
 		drawGrants(p, res)
+		var nodes []toRecreate
+		for _, a := range res.Nodes {
+			if len(a.ToRecreate) > 0 {
+				nodes = append(nodes, toRecreate{a.Node, a.Host, a.ToRecreate})
+			}
+		}
+		drawToRecreate(p, nodes)
 		p.line("")
 		p.line("%d checks: %s, %s", len(res.Checks), counted(count[pipeline.Problem], "problem"), counted(count[pipeline.Warning], "warning"))
 	})

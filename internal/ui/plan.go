@@ -51,6 +51,7 @@ func drawPlan(p *page, plan cluster.Plan) {
 		p.wrapped("beside this: ", "  ", text)
 	}
 	drawSum(p, plan)
+	drawToRecreate(p, toRecreateOf(plan))
 }
 
 // drawRehearsal says which VMs go and are made before any node is touched.

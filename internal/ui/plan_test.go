@@ -93,6 +93,12 @@ func TestWritePlan(t *testing.T) {
 	canary, losing := every.Nodes[1], every.Nodes[3]
 	refused := node("wk5", 9035, cluster.Workers, cluster.Auto, 0)
 	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
+	refused.ToRecreate = []cluster.Obstacle{{Text: "the VM has snapshots (before), whose disks can't leave it: delete them first", Command: "qm delsnapshot 9035 before"}}
+	losing.ToRecreate = []cluster.Obstacle{
+		{Text: "its setting hookscript can only be written by root@pam: use a resource mapping where there is one, or reimage", Command: "qm set 9032 --delete hookscript"},
+		{Text: "the VM has 2 firewall rules, which a delete would drop or be refused for: remove it, or use reimage"},
+		{Text: "the VM has replication job 9032-0, which a delete would drop or be refused for: remove it, or use reimage"},
+	}
 
 	left := inSync("wk8")
 	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale

@@ -1,0 +1,77 @@
+package ui
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+// toRecreate is a node that is not recreated, and what stands against that.
+type toRecreate struct {
+	node, host string
+	obstacles  []cluster.Obstacle
+}
+
+func toRecreateOf(plan cluster.Plan) []toRecreate {
+	var out []toRecreate
+	for _, n := range plan.Nodes {
+		if len(n.ToRecreate) > 0 {
+			out = append(out, toRecreate{n.Node, n.Host, n.ToRecreate})
+		}
+	}
+	return out
+}
+
+// drawToRecreate has a line for each node that is not recreated: what is to be typed
+// until it is, or the first thing that stands against it where no command lifts that.
+// The lines are to be pasted, so they are not wrapped.
+func drawToRecreate(p *page, nodes []toRecreate) {
+	if len(nodes) == 0 {
+		return
+	}
+	p.line("")
+	p.wrapped("", "", p.paint(bold, "To have these recreated")+" (recast plan --explain NODE says all that stands against it):")
+	pending := false
+	width := 0
+	for _, n := range nodes {
+		width = max(width, len(n.node))
+	}
+	for _, n := range nodes {
+		line := n.line()
+		pending = pending || strings.Contains(line, "qm set ")
+		p.line("  %-*s  %s", width, n.node, foreign.Line(line))
+	}
+	if pending {
+		p.wrapped("", "", "What Proxmox keeps pending of that on a running VM counts once the VM was off.")
+	}
+}
+
+func (n toRecreate) line() string {
+	var commands, words []string
+	for _, o := range n.obstacles {
+		if o.Command == "" {
+			words = append(words, o.Text)
+		} else if !slices.Contains(commands, o.Command) {
+			commands = append(commands, o.Command)
+		}
+	}
+	line := ""
+	if len(commands) > 0 {
+		line = fmt.Sprintf("as root on %s: %s", cmp.Or(n.host, "its host"), strings.Join(commands, " && "))
+	}
+	switch {
+	case len(words) == 0:
+		return line
+	case line == "" && len(words) == 1:
+		return words[0]
+	case line == "":
+		return fmt.Sprintf("%s; and %d more", words[0], len(words)-1)
+	case len(words) == 1:
+		return line + "; and " + words[0]
+	}
+	return fmt.Sprintf("%s; and %s; and %d more", line, words[0], len(words)-1)
+}
