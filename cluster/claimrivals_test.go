@@ -279,35 +279,6 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 	})
 }
 
-// TestAfterASilenceHostsAreJudgedAlike: a host that is away is a reason to refuse for who
-// holds a claim exactly where it is one for who takes it.
-func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
-	t.Parallel()
-	for why, refused := range map[string]bool{IsOffline: false, "does not answer": true} {
-		synctest.Test(t, func(t *testing.T) {
-			p := newClaimPVE()
-			h := acquire(t, claimantAt(p, "r1", 9000))
-			p.do(func() { p.down = true })
-			time.Sleep(time.Minute)
-			p.do(func() {
-				p.down, p.away = false, &HostsAway{Hosts: []AwayHost{{Name: "pve2", Why: why}}, VMs: []VM{{ID: 500, Host: "pve2"}}}
-			})
-			time.Sleep(20 * time.Second) // a heartbeat arrives
-			start := time.Now()
-			err := h.Check(t.Context())
-			if took := time.Since(start); took != 90*time.Second {
-				t.Errorf("%s: it took %s", why, took)
-			}
-			if refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused {
-				t.Errorf("%s: %v", why, err)
-			}
-			if err := h.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
 // TestCover: a claim that was taken before the nodes were known is made to name them.
 func TestCover(t *testing.T) {
 	t.Parallel()
