@@ -56,7 +56,7 @@ type Ties struct {
 	// delete: firewall rules, ACL entries, replication jobs; in words.
 	Dropped   []string
 	Snapshots []string    // by name
-	Busy      []string    // backups and replications that run now or are due within BusyWithin, in words
+	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
 	// Tags are those of the VM's tags that our token could not give to a new VM.
 	Tags []string

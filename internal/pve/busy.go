@@ -92,7 +92,7 @@ func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; \t\n\x00", r) })
 }
 
-// due says when something happens that starts at that Unix time; "" if that is
+// due says when a backup begins that starts at that Unix time; "" if that is
 // later than cluster.BusyWithin. now is what the host has for the time that has
 // reckoned it: ours may be another. 0 is a time that Proxmox does not tell.
 func due(unix int64, now time.Time) string {
@@ -125,17 +125,16 @@ func (c *Client) replicationJobs(ctx context.Context, id cluster.VMID) ([]string
 	return ids, nil
 }
 
-// replications says, in words, which of the VM's replication jobs run or are
-// due. Only the host that the VM is on knows.
+// replications says, in words, which of the VM's replication jobs run. One that is
+// due is no hindrance: most are, every few minutes. Only the host that the VM is
+// on knows.
 func (c *Client) replications(ctx context.Context, vm cluster.VM, jobs []string) ([]string, error) {
 	if len(jobs) == 0 {
 		return nil, nil
 	}
 	var rows []struct {
-		ID       string
-		Disable  json.RawMessage
-		PID      flexInt // of the running worker
-		NextSync flexInt `json:"next_sync"`
+		ID  string
+		PID flexInt // of the running worker
 	}
 	path := fmt.Sprintf("/nodes/%s/replication?guest=%d", url.PathEscape(vm.Host), vm.ID)
 	if err := c.get(ctx, path, &rows); err != nil {
@@ -145,19 +144,6 @@ func (c *Client) replications(ctx context.Context, vm cluster.VM, jobs []string)
 	for _, r := range rows {
 		if r.PID != 0 {
 			busy = append(busy, "replication job "+r.ID+" runs")
-			continue
-		}
-		// 0: it will not start, because its schedule is over or its target is
-		// offline (ReplicationState.pm, get_next_job).
-		if r.NextSync == 0 || truth(r.Disable) {
-			continue
-		}
-		now, err := c.clock(ctx, vm.Host) // by which it was reckoned
-		if err != nil {
-			return nil, err
-		}
-		if when := due(int64(r.NextSync), now); when != "" {
-			busy = append(busy, "replication job "+r.ID+" "+when)
 		}
 	}
 	return busy, nil

@@ -54,7 +54,7 @@ func TestLabTies(t *testing.T) {
 			Snapshots: []string{"before"},
 			Busy: []string{
 				"locked by a backup", "running task vzdump 9011 on pve1", "backup job nightly due at " + minute(10*time.Minute),
-				"replication job 9011-0 due at " + minute(5*time.Minute), "replication job 9011-1 runs",
+				"replication job 9011-1 runs",
 			},
 			HA: &cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"group": "rack1", "max_restart": "3", "comment": "two words"}},
 		}
@@ -227,12 +227,10 @@ func TestDueByTheirClock(t *testing.T) {
 				soon, later := time.Now().Add(10*time.Minute), time.Now().Add(cluster.BusyWithin+10*time.Minute)
 				l.world.AddBackupJob(world.BackupJob{ID: "soon", All: true, NextRun: soon})
 				l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
-				l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", NextSync: soon})
-				l.world.AddReplication(world.ReplicationJob{ID: "9011-1", Guest: 9011, Target: "pve3", NextSync: later})
 				got, err := l.Ties(t.Context(), l.read(t, 9011))
 				must(t, err)
 				theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
-				want := []string{"backup job soon due at " + theirs, "replication job 9011-0 due at " + theirs}
+				want := []string{"backup job soon due at " + theirs}
 				if diff := cmp.Diff(want, got.Busy); diff != "" {
 					t.Errorf("busy (-want +got):\n%s", diff)
 				}
