@@ -29,18 +29,30 @@ var (
 // IsDiskKey says whether a configuration key names a drive.
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
-// ParseDisk parses a drive's value, "volid,option=value,…".
+// ParseDisk parses a drive's value, "volid,option=value,…". What has no name, or
+// the name file or volume, is the volume, wherever it stands (pve-common,
+// JSONSchema.pm, parse_property_string).
 func ParseDisk(key, value string) (Disk, error) {
 	if !IsDiskKey(key) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
 	}
-	volid, rest, _ := strings.Cut(value, ",")
-	d := Disk{Key: key, Volid: strings.TrimPrefix(volid, "file=")}
+	d := Disk{Key: key}
+	for part := range strings.SplitSeq(value, ",") {
+		name, volid, named := strings.Cut(part, "=")
+		switch {
+		case strings.TrimSpace(part) == "":
+		case named && name != "file" && name != "volume":
+			d.Options = append(d.Options, part)
+		case d.Volid != "":
+			return Disk{}, fmt.Errorf("%s: two volumes in %q", key, value)
+		case named:
+			d.Volid = volid
+		default:
+			d.Volid = part
+		}
+	}
 	if d.Volid == "" || strings.Contains(d.Volid, "=") {
 		return Disk{}, fmt.Errorf("%s: no volume in %q", key, value)
-	}
-	if rest != "" {
-		d.Options = strings.Split(rest, ",")
 	}
 	d.CDROM = slices.Contains(d.Options, "media=cdrom") || d.Volid == "none" || d.Volid == "cdrom" || d.CloudInit()
 	if _, name, ok := strings.Cut(d.Volid, ":"); ok && !strings.HasPrefix(name, "iso/") {
@@ -98,10 +110,10 @@ func (d Disk) Option(name string) string {
 	return ""
 }
 
-// Flag says whether an option is on, as Proxmox reads booleans (pve-common,
-// JSONSchema.pm, parse_boolean).
+// Flag says whether an option is on.
 func (d Disk) Flag(name string) bool {
-	return slices.Contains([]string{"1", "on", "yes", "true"}, strings.ToLower(d.Option(name)))
+	on, _ := parseBoolean(d.Option(name))
+	return on
 }
 
 // With returns the options with one set to value, in its place or at the end.

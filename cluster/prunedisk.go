@@ -73,7 +73,7 @@ func namedBeside(park VM, disk Disk, uses []Use) []string {
 // namesVolume says whether a configuration's value has the volume as a drive's.
 func namesVolume(value, volid string) bool {
 	for option := range strings.SplitSeq(value, ",") {
-		if strings.TrimPrefix(option, "file=") == volid {
+		if name, named, is := strings.Cut(option, "="); option == volid || is && (name == "file" || name == "volume") && named == volid {
 			return true
 		}
 	}

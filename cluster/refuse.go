@@ -182,7 +182,7 @@ func argName(arg string) string { name, _, _ := strings.Cut(arg, "="); return na
 func smbiosSerial(smbios string) string {
 	options := Disk{Options: strings.Split(smbios, ",")}
 	serial := options.Option("serial")
-	if options.Option("base64") == "1" {
+	if options.Flag("base64") {
 		if b, err := base64.StdEncoding.DecodeString(serial); err == nil {
 			return string(b)
 		}

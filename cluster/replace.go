@@ -366,15 +366,3 @@ func RequireQuorum(ctx context.Context, px Inventory) error {
 	}
 	return nil
 }
-
-// sameOptions compares drive options regardless of their order: Proxmox sorts
-// them when it writes. The size is the volume's: Proxmox reads it anew whenever
-// the drive is written (API2/Qemu.pm, create_disks), and somebody may resize it.
-func sameOptions(a, b []string) bool {
-	sorted := func(options []string) []string {
-		options = slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "size=") })
-		slices.Sort(options)
-		return options
-	}
-	return slices.Equal(sorted(a), sorted(b))
-}

@@ -37,12 +37,12 @@ func sameValue(key, want, now string) bool {
 		return strings.TrimRight(want, " \t\r\n") == strings.TrimRight(now, " \t\r\n")
 	case allocates(key, want):
 		storage, _, _ := strings.Cut(volid(want), ":")
-		return strings.HasPrefix(volid(now), storage+":") && hasOptions(want, now)
+		return strings.HasPrefix(volid(now), storage+":") && hasDriveOptions(want, now)
 	case cluster.IsDiskKey(key) && strings.HasSuffix(volid(want), ":cloudinit"):
 		d, err := cluster.ParseDisk(key, now)
-		return err == nil && d.CloudInit() && d.Storage()+":cloudinit" == volid(want) && hasOptions(want, now)
+		return err == nil && d.CloudInit() && d.Storage()+":cloudinit" == volid(want) && hasDriveOptions(want, now)
 	case cluster.IsDiskKey(key):
-		return volid(want) == volid(now) && hasOptions(want, now)
+		return volid(want) == volid(now) && hasDriveOptions(want, now)
 	case strings.HasPrefix(key, "net"):
 		wantModel, nowModel := volid(want), volid(now)
 		return (strings.EqualFold(wantModel, nowModel) || strings.HasPrefix(nowModel, wantModel+"=")) && hasOptions(want, now)
@@ -50,19 +50,25 @@ func sameValue(key, want, now string) bool {
 	return slices.Equal(sortedParts(want, isComma), sortedParts(now, isComma))
 }
 
-// hasOptions says whether all options that were asked for are there; those that
-// only say how to allocate are gone afterwards.
-func hasOptions(want, now string) bool {
-	_, rest, _ := strings.Cut(want, ",")
-	_, have, _ := strings.Cut(now, ",")
-	options := strings.Split(have, ",")
-	for _, o := range strings.FieldsFunc(rest, isComma) {
+// hasOptions says whether all options that were asked for are there.
+func hasOptions(want, now string) bool { return lacksNone(optionsOf(want), optionsOf(now)) }
+
+// hasDriveOptions is hasOptions of drives. What only says how to allocate is gone afterwards.
+func hasDriveOptions(want, now string) bool {
+	asked := slices.DeleteFunc(cluster.DriveOptions(optionsOf(want)), func(o string) bool {
 		name, _, _ := strings.Cut(o, "=")
-		if !slices.Contains(options, o) && name != "size" && name != "format" && name != "import-from" {
-			return false
-		}
-	}
-	return true
+		return name == "format" || name == "import-from"
+	})
+	return lacksNone(asked, cluster.DriveOptions(optionsOf(now)))
+}
+
+func optionsOf(value string) []string {
+	_, rest, _ := strings.Cut(value, ",")
+	return strings.FieldsFunc(rest, isComma)
+}
+
+func lacksNone(want, have []string) bool {
+	return !slices.ContainsFunc(want, func(o string) bool { return !slices.Contains(have, o) })
 }
 
 func isComma(r rune) bool    { return r == ',' }

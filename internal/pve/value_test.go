@@ -29,6 +29,8 @@ func TestSameValue(t *testing.T) {
 		"cloud-init drive elsewhere": {"ide0", "fast:cloudinit", "slow:vm-101-cloudinit,media=cdrom,size=4M", false},
 		"another drive in its place": {"ide0", "fast:cloudinit", "fast:vm-101-disk-0,size=4M", false},
 		"existing volume":            {"scsi0", "fast:vm-101-disk-0,discard=on", "fast:vm-101-disk-0,discard=on,size=2G", true},
+		"a boolean spelled out":      {"scsi0", "fast:vm-101-disk-0,iothread=on", "fast:vm-101-disk-0,iothread=1,size=2G", true},
+		"another boolean":            {"scsi0", "fast:vm-101-disk-0,iothread=on", "fast:vm-101-disk-0,iothread=0,size=2G", false},
 		"size is read afresh":        {"scsi0", "fast:vm-101-disk-0,size=2G", "fast:vm-101-disk-0,size=3G", true},
 		"another volume":             {"scsi0", "fast:vm-101-disk-0", "fast:vm-101-disk-1,size=2G", false},
 		"CD":                         {"ide2", "isos:iso/a.iso,media=cdrom", "isos:iso/a.iso,media=cdrom,size=9M", true},

@@ -52,3 +52,24 @@ func TestRecreateOnEveryBus(t *testing.T) {
 		})
 	}
 }
+
+// TestDrivesWrittenByHand: Proxmox keeps what somebody wrote into the file until
+// it writes that drive itself, in a spelling of its own: that is no other drive.
+func TestDrivesWrittenByHand(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), func(t *testing.T) {
+			long(t)
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+				lab.World.WriteByHand(wk1, "scsi0", "iothread=on,discard=on,ssd=yes,file="+wk1System+",serial=sys-wk1,backup=no,size=10G")
+				lab.World.WriteByHand(wk1, "scsi1", "volume="+wk1Data+",iothread=on,discard=on,ssd=TRUE,serial=data-wk1,backup=on,size=20480M")
+				lab.Patch(sim.PatchedExtension)
+				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				if err != nil || rep.Outcome != "done" {
+					t.Fatalf("%s, %v", rep.Outcome, err)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}

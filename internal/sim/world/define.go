@@ -30,6 +30,14 @@ func (w *World) DefineVM(host string, id int, config map[string]string, content 
 	return nil
 }
 
+// WriteByHand puts a line into the file of a VM's configuration, as somebody does
+// with an editor: nobody checks or respells it.
+func (w *World) WriteByHand(id int, key, value string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.vms[id].config[key] = value
+}
+
 // AddISO puts an ISO file on a storage; host matters where the storage is not shared.
 func (w *World) AddISO(storageID, host, name string, content []byte) error {
 	w.mu.Lock()
