@@ -272,38 +272,46 @@ func (b Builder) haveISO(ctx context.Context, name string) (string, error) {
 	return b.Published(ctx, name)
 }
 
-// fetchISO records the ISO if it is what the lock describes. One whose checksum is
-// recorded was verified before.
+// fetchISO records the ISO if it is what the lock describes.
 func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
 	note := b.noteFor(name, "fetch-iso")
-	var verify func(f *os.File, sizeBytes int64) error
-	if e.ISO.SHA256 == "" {
-		if m.boot == (Boot{}) { // the installer was verified in an earlier run
-			if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
-				return err
-			}
-		}
-		verify = func(f *os.File, sizeBytes int64) error {
-			return b.Verifier.ISO(ctx, lock, e, f, sizeBytes, m.boot, note)
-		}
-	}
 	body, size, err := b.Factory.ISO(ctx, RequestOf(lock, e), note)
 	if err != nil {
 		return fmt.Errorf("fetch the boot ISO: %w", err)
 	}
 	defer body.Close()
-	iso, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, e.ISO, verify)
-	if err != nil {
+	iso, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.ISO{Name: e.ISO.Name},
+		func(f *os.File, got schematics.ISO) error { return b.verifyISO(ctx, name, m, f, got, note) })
+	if err != nil || iso == e.ISO {
 		return err
 	}
-	if iso == e.ISO {
-		return nil
+	if e.ISO.SHA256 != "" {
+		note(fmt.Sprintf("it holds what is locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
+}
+
+// verifyISO compares what an ISO holds with the lock. The file whose checksum is locked was
+// verified before. Another one is what a factory has built anew, whose bytes always differ.
+func (b Builder) verifyISO(ctx context.Context, name string, m *making, f *os.File, got schematics.ISO, note func(string)) error {
+	lock, e, err := b.Ledger.entry(name)
+	if err != nil || got == e.ISO {
+		return err
+	}
+	if m.boot == (Boot{}) { // the installer was verified in an earlier run
+		if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
+			return err
+		}
+	}
+	err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
+	if _, differs := errors.AsType[*Mismatch](err); differs && e.ISO.SHA256 != "" {
+		return fmt.Errorf("the factory's ISO is another file than the lock's (SHA-256 %s, locked is %s), and it holds other content: %w", got.SHA256, e.ISO.SHA256, err)
+	}
+	return err
 }
 
 // noteFor tells the progress of a step of a schematic.

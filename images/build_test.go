@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -142,6 +144,43 @@ func TestBuildResumes(t *testing.T) {
 	}
 }
 
+// TestBuildTakesARebuiltISO: a factory whose cache is gone builds the ISO anew, which never gives
+// the same bytes. What holds the same as the lock is the lock's ISO.
+func TestBuildTakesARebuiltISO(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	was := b.saved
+	only("iso", func(img *artefact.Image) { img.SchematicAuthor += "rebuilt" })(b.factory)
+	b.cache = NewCache(t.TempDir())
+	b.again(b.saved)
+	if err := b.run(t, b.builder().Step()); err != nil {
+		t.Fatal(err)
+	}
+	want := was.Clone()
+	for name, e := range want.Schematics {
+		iso := b.factory.bytes(RequestOf(want, e))
+		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
+		if e.ISO == was.Schematics[name].ISO {
+			t.Fatalf("the factory has built the same bytes for %s", name)
+		}
+		want.Schematics[name] = e
+		note := fmt.Sprintf("build/%s/fetch-iso: it holds what is locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
+		if !slices.Contains(b.notes, note) {
+			t.Errorf("no note %q in %q", note, b.notes)
+		}
+	}
+	if diff := cmp.Diff(want, b.saved); diff != "" {
+		t.Errorf("saved lock (-want +got):\n%s", diff)
+	}
+	b.again(b.saved)
+	if err := b.run(t, b.builder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
+		t.Errorf("the third time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
+	}
+}
+
 // TestBuildTrustsPublished: on a fresh machine an ISO that is published is not fetched.
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
@@ -206,14 +245,17 @@ func spoiltBuilds() map[string]spoilt {
 			built: true, spoil: rebuilt, kind: fault.Refused,
 			want: []string{"is gone"}, hint: "the factory has built it anew",
 		},
-		"an ISO with other bytes": {
+		"a rebuilt ISO with an extension of other content": {
 			built: true, kind: fault.Refused,
 			spoil: func(b *bench) {
-				b.factory.sent = func(iso []byte) []byte { return flip(iso, len(iso)-1) }
+				only("iso", withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }))(b.factory)
 				b.cache = NewCache(b.cache.dir + "2")
 				b.again(b.saved)
 			},
-			want: []string{"build/default/fetch-iso: the ISO that was sent has SHA-256 ", ", but the lock has "}, hint: "the factory has built it anew",
+			want: []string{
+				"build/default/fetch-iso: the factory's ISO is another file than the lock's (SHA-256 ", ", locked is ", "), and it holds other content: ",
+				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
+			}, hint: builtOtherwise,
 		},
 		"a lock that can't be saved": {
 			spoil: func(b *bench) { b.saveErr = os.ErrPermission },

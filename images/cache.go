@@ -75,7 +75,7 @@ func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 // unless it is whole, where want is known exactly what is wanted, and verify, which
 // may be nil, finds nothing wrong with it. announced is the size that the sender
 // promised; -1 if it did not.
-func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, verify func(f *os.File, sizeBytes int64) error) (iso schematics.ISO, err error) {
+func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, verify func(f *os.File, got schematics.ISO) error) (iso schematics.ISO, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
@@ -94,7 +94,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	}()
 	iso, err = receive(f, &bounded{Reader: body, most: c.largest}, announced, want)
 	if err == nil && verify != nil {
-		err = verify(f, iso.SizeBytes)
+		err = verify(f, iso)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return schematics.ISO{}, err
@@ -141,9 +141,8 @@ func whole(got schematics.ISO, announced int64, want schematics.ISO) error {
 		return fmt.Errorf("the ISO was cut off: %d of %d bytes came", got.SizeBytes, announced)
 	case want.SHA256 != "" && got.SHA256 != want.SHA256:
 		return fault.WithHint(
-			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but the lock has %s", got.SHA256, want.SHA256),
-			"the factory has built it anew, or someone changed it. Put the ISO of the lock into the cache, "+
-				"or, to trust the new one, remove recast.lock and run `recast lock`")
+			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but %s was asked for", got.SHA256, want.SHA256),
+			"it was damaged on the way, or someone changed it: run it again")
 	}
 	return nil
 }

@@ -276,7 +276,7 @@ func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schemat
 
 // keep verifies an ISO and puts it into the cache.
 func (w *workplace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
-	var verify func(f *os.File, sizeBytes int64) error
+	var verify func(f *os.File, got schematics.ISO) error
 	if e.ISO.SHA256 == "" {
 		if w.boot == (Boot{}) { // the installer was verified in an earlier run
 			var err error
@@ -284,8 +284,8 @@ func (w *workplace) keep(ctx context.Context, lock schematics.Lock, e schematics
 				return schematics.ISO{}, err
 			}
 		}
-		verify = func(f *os.File, sizeBytes int64) error {
-			return w.Verifier.ISO(ctx, lock, e, f, sizeBytes, w.boot, w.note)
+		verify = func(f *os.File, got schematics.ISO) error {
+			return w.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, w.boot, w.note)
 		}
 	}
 	return w.Cache.store(body, want.SizeBytes, want, verify)
