@@ -20,7 +20,7 @@ import (
 var (
 	configAllowed = bundle.List{
 		"version", "cluster", "talos.version", "talos.config", "talos.machineConfigs", "kubernetes.version",
-		"images.builder", "images.factory", "images.extensions", "images.platform", "images.arch", "images.secureBoot", "images.signature",
+		"images.builder", "images.factory", "images.extensions", "images.caFile", "images.platform", "images.arch", "images.secureBoot", "images.signature",
 		"images.signingKey", "images.imager.image", "images.mirror", "images.iso.storage.*", "images.iso.delivery",
 		"schematics.*", "schematics.*.file", "schematics.*.extensions.*",
 		"proxmox.endpoints.*", "proxmox.fingerprint", "proxmox.caFile", "proxmox.vmids",

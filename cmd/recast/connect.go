@@ -52,9 +52,10 @@ func (c *closers) close() {
 func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images, error) {
 	s.telemetry.Cluster(p.Config.Cluster)
 	f, err := factory.New(factory.Options{
-		URL:  p.Config.Images.Factory,
-		Wrap: s.telemetry.HTTP("factory"),
-		Note: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+		URL:    p.Config.Images.Factory,
+		CAFile: p.Config.Images.CAFile,
+		Wrap:   s.telemetry.HTTP("factory"),
+		Note:   func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
 	})
 	if err != nil {
 		return pipeline.Images{}, err
@@ -73,7 +74,7 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 
 // connectRegistry makes the client of registries.
 func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Client, error) {
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Wrap: s.telemetry.HTTP("registry")})
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", CAFile: p.Config.Images.CAFile, Wrap: s.telemetry.HTTP("registry")})
 	if err != nil {
 		return nil, err
 	}

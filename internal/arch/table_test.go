@@ -73,6 +73,7 @@ var table = []row{
 	{pkg: "internal/fault"},
 	{pkg: "internal/foreign"},
 	{pkg: "internal/wait"},
+	{pkg: "internal/trust", allow: []string{"internal/fault"}},
 	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},
 	{pkg: "internal/etcddb", allow: []string{bbolt}},
@@ -113,11 +114,11 @@ var table = []row{
 	{pkg: "internal/kube", allow: []string{
 		"cluster", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
 	}},
-	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/wait", "internal/fault", "internal/foreign", factory, schematic}},
+	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/wait", "internal/fault", "internal/foreign", factory, schematic}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
-	{pkg: "internal/notify", allow: []string{"cluster", "internal/fault"}},
+	{pkg: "internal/notify", allow: []string{"cluster", "internal/trust", "internal/fault"}},
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault", "internal/foreign"}},
-	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/wait", "internal/fault", "internal/foreign", ggcr, yaml}},
+	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/trust", "internal/wait", "internal/fault", "internal/foreign", ggcr, yaml}},
 
 	// the lab knows nothing of recast, and no client of what it simulates
 	{pkg: "internal/sim", allow: []string{

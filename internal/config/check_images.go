@@ -26,6 +26,7 @@ func (k checker) images() {
 		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
 	}
 	k.imager()
+	k.notEmpty("images.caFile", im.CAFile)
 	k.notEmpty("images.signingKey", im.SigningKey)
 	if k.given("images.signingKey") && im.Signature == "off" {
 		k.add("images.signingKey", "is not used while images.signature is off (line %d): remove one of them", k.line("images.signature"))

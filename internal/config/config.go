@@ -70,6 +70,8 @@ type Images struct {
 	Factory string `yaml:"factory"`
 	// Extensions is the registry and organization where the official extensions are listed, as extensions:<Talos version>.
 	Extensions string `yaml:"extensions"`
+	// CAFile is a PEM file with the CAs of the Image Factory's and the registries' certificates, beside the system's. Proxmox hosts and nodes have their own: see docs/runbooks/tls.md.
+	CAFile string `yaml:"caFile,omitempty"`
 	// Platform of the images.
 	Platform string `yaml:"platform" jsonschema:"enum=nocloud,enum=metal"`
 	// Arch is the CPU architecture of the nodes.

@@ -69,6 +69,7 @@ func (c *Config) complete(o Options) {
 	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
 	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)
 	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)
+	c.Images.CAFile = o.resolve(c.Images.CAFile)
 	c.Images.SigningKey = o.resolve(c.Images.SigningKey)
 	c.Talos.Config = o.resolve(c.Talos.Config)
 	c.Talos.MachineConfigs = o.resolve(c.Talos.MachineConfigs)

@@ -29,6 +29,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 		check(spot{path: "schematics"}.entry(name).path, s.Path, "file")
 	}
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
+	check("images.caFile", c.Images.CAFile, "file")
 	check("images.signingKey", c.Images.SigningKey, "file")
 	program := func(path string, command []string) {
 		if len(command) > 0 && strings.ContainsRune(command[0], filepath.Separator) {

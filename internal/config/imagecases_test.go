@@ -48,6 +48,7 @@ func imageCases() map[string]problemCase {
 		"imager, image and command":  {withImages("imager: {image: ghcr.io/acme/imager, command: [x]}"), "6:40: images.imager.command: image is given too (line 6): keep one of them"},
 		"imager, an empty argument":  {withImages("imager: {command: [run, '']}"), "6:27: images.imager.command[1]: is empty: give it a value or remove it"},
 		"imager, command no list":    {withImages("imager: {command: docker}"), "6:12: images.imager.command: must be a list, not text"},
+		"CA, empty":                  {withImages("caFile: ''"), "6:3: images.caFile: is empty: give it a value or remove it"},
 		"signing key, empty":         {withImages("signingKey: ''"), "6:3: images.signingKey: is empty: give it a value or remove it"},
 		"signing key, for nothing":   {withImages("signature: off\n  signingKey: key.pem"), "7:3: images.signingKey: is not used while images.signature is off (line 6): remove one of them"},
 		"imager with Secure Boot":    {withImages("mirror: ghcr.io/acme/talos\n  builder: imager\n  secureBoot: true"), "7:3: images.builder: imager does not go with images.secureBoot (line 8): the imager has no key to sign with, only the Image Factory has"},
@@ -59,10 +60,10 @@ func imageParseCases(home map[string]string) map[string]parseCase {
 	return map[string]parseCase{
 		"images, all of it": {
 			data: strings.Replace(withExtensions("['ghcr.io/acme/frr:1.7.15@sha256:"+strings.Repeat("a", 64)+"', 'localhost:5000/x@sha256:"+strings.Repeat("b", 64)+"', '127.0.0.1:5000/a/b:v1']"),
-				"images:", "images:\n  signature: require\n  signingKey: key.pem\n  imager: {command: [./imager, '{out}']}", 1),
+				"images:", "images:\n  caFile: ca.pem\n  signature: require\n  signingKey: key.pem\n  imager: {command: [./imager, '{out}']}", 1),
 			env: home,
 			edit: func(c *config.Config) {
-				c.Images.Mirror, c.Images.Signature, c.Images.SigningKey = "ghcr.io/acme/talos", "require", "/etc/recast/key.pem"
+				c.Images.CAFile, c.Images.Mirror, c.Images.Signature, c.Images.SigningKey = "/etc/recast/ca.pem", "ghcr.io/acme/talos", "require", "/etc/recast/key.pem"
 				c.Images.Imager = config.Imager{Image: "ghcr.io/siderolabs/imager", Command: []string{"./imager", "{out}"}}
 				c.Schematics["default"] = config.Schematic{File: "base.yaml", Path: "/etc/recast/base.yaml", Extensions: []config.ImageRef{
 					{Repository: "ghcr.io/acme/frr", Tag: "1.7.15", Digest: "sha256:" + strings.Repeat("a", 64)},

@@ -106,16 +106,17 @@ func TestLoadChecksFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "recast.yaml")
 	data := change("  version: v1.13.9", "  version: v1.13.9\n  config: .\n  machineConfigs: recast.yaml") + ""
-	data = strings.Replace(data, "images:", "images:\n  signingKey: key.pem", 1)
+	data = strings.Replace(data, "images:", "images:\n  caFile: images-ca.pem\n  signingKey: key.pem", 1)
 	data = strings.Replace(data, "proxmox:", "proxmox:\n  caFile: ca.pem", 1) + "roll:\n  etcdSnapshot: recast.yaml\n"
 	write(t, path, data)
 	_, err := config.Load(path, config.Options{})
 	check(t, err, path+":5:3: talos.config: "+dir+" is not a file\n"+
 		path+":6:3: talos.machineConfigs: "+path+" is not a directory\n"+
-		path+":8:3: images.signingKey: no such file: "+filepath.Join(dir, "key.pem")+"\n"+
-		path+":12:3: schematics.default: no such file: "+filepath.Join(dir, "base.yaml")+"\n"+
-		path+":14:3: proxmox.caFile: no such file: "+filepath.Join(dir, "ca.pem")+"\n"+
-		path+":21:3: roll.etcdSnapshot: "+path+" is not a directory\n6 problems")
+		path+":8:3: images.caFile: no such file: "+filepath.Join(dir, "images-ca.pem")+"\n"+
+		path+":9:3: images.signingKey: no such file: "+filepath.Join(dir, "key.pem")+"\n"+
+		path+":13:3: schematics.default: no such file: "+filepath.Join(dir, "base.yaml")+"\n"+
+		path+":15:3: proxmox.caFile: no such file: "+filepath.Join(dir, "ca.pem")+"\n"+
+		path+":22:3: roll.etcdSnapshot: "+path+" is not a directory\n7 problems")
 }
 
 // Credentials of the cluster may be missing where only images are made.

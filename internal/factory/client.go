@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -24,6 +25,7 @@ type Options struct {
 	// Transport carries every request. Nil: one of the client's own, with the
 	// system's proxy and root certificates.
 	Transport http.RoundTripper
+	CAFile    string                                    // PEM file of CAs beside the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
 	// Note is told what is asked again and why, but for ISOs, whose caller is told. May be nil.
 	Note func(text string)
@@ -47,7 +49,9 @@ func New(o Options) (*Client, error) {
 	}
 	transport := o.Transport
 	if transport == nil {
-		transport = newTransport()
+		if transport, err = newTransport(o.CAFile); err != nil {
+			return nil, err
+		}
 	}
 	if o.Wrap != nil {
 		transport = o.Wrap(transport)
@@ -60,13 +64,16 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-func newTransport() *http.Transport {
-	t := http.DefaultTransport.(*http.Transport).Clone()
+func newTransport(caFile string) (*http.Transport, error) {
+	t, err := trust.Transport(caFile)
+	if err != nil {
+		return nil, err
+	}
 	t.DialContext = (&net.Dialer{Timeout: 15 * time.Second, KeepAlive: 15 * time.Second}).DialContext
 	t.TLSHandshakeTimeout = 15 * time.Second
 	// A build sends nothing for minutes; pings tell a slow factory from a connection that is dead.
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
-	return t
+	return t, nil
 }
 
 // Close closes idle connections. Requests under way end with their contexts.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/trust"
 )
 
 // Error is an answer that says no.
@@ -121,6 +122,9 @@ func (c *Client) unreachable(err error) error {
 	err = fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
+	}
+	if explained, ok := trust.Explain(err); ok {
+		return explained
 	}
 	return fault.WithHint(fault.Unreachable.Of(err), "see whether images.factory in recast.yaml is right and reachable from here")
 }

@@ -4,13 +4,10 @@ package notify
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/trust"
 )
 
 // Webhook is one URL that is told.
@@ -135,7 +133,7 @@ func newWebhook(w Webhook, o Options) (*webhook, error) {
 	transport := o.Transport
 	if transport == nil {
 		var err error
-		if transport, err = newTransport(w.CAFile); err != nil {
+		if transport, err = trust.Transport(w.CAFile); err != nil {
 			return nil, fault.Configf("webhook %s: %w", h.name, err)
 		}
 	}
@@ -170,24 +168,4 @@ func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 
 func (h *webhook) wants(e cluster.NoticeEvent) bool {
 	return slices.Contains(h.on, string(e)) || e == cluster.NoticeFailure && slices.Contains(h.on, string(cluster.NoticeEnd))
-}
-
-func newTransport(caFile string) (*http.Transport, error) {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	if caFile == "" {
-		return t, nil
-	}
-	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		return nil, err
-	}
-	roots, err := x509.SystemCertPool()
-	if err != nil {
-		roots = x509.NewCertPool()
-	}
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", caFile)
-	}
-	t.TLSClientConfig = &tls.Config{RootCAs: roots}
-	return t, nil
 }

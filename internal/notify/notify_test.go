@@ -376,7 +376,7 @@ func TestCertificates(t *testing.T) {
 	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
 		t.Errorf("%v; it got %q", err, r.requests())
 	}
-	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no certificate") {
+	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no PEM certificate") {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -41,6 +42,7 @@ type Options struct {
 	// Transport carries every request. Nil: one of the client's own, with the
 	// system's proxy and root certificates.
 	Transport http.RoundTripper
+	CAFile    string                                    // PEM file of CAs beside the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
 	// Keychain: nil: docker's and podman's login files with their credential
 	// helpers; for ghcr.io else GITHUB_TOKEN.
@@ -65,7 +67,9 @@ func New(o Options) (*Client, error) {
 	}
 	c := &Client{extensions: repository, transport: o.Transport, keychain: o.Keychain}
 	if c.transport == nil {
-		c.transport = http.DefaultTransport.(*http.Transport).Clone()
+		if c.transport, err = trust.Transport(o.CAFile); err != nil {
+			return nil, err
+		}
 	}
 	if o.Wrap != nil {
 		c.transport = o.Wrap(c.transport)
@@ -141,6 +145,9 @@ func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if _, ok := errors.AsType[*stalledError](err); ok {
 		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
+	}
+	if explained, ok := trust.Explain(err); ok {
+		return explained
 	}
 	e, ok := errors.AsType[*transport.Error](err)
 	_, unreachable := errors.AsType[*url.Error](err)

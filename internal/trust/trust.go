@@ -1,0 +1,52 @@
+// Package trust says whose certificates are trusted, and what to do about one that is not.
+package trust
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"os"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Transport is a copy of the default transport that trusts the system's certificate
+// authorities and those of a PEM file; "": the system's alone.
+func Transport(caFile string) (*http.Transport, error) {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	if caFile == "" {
+		return t, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fault.TLS.Configf("read certificates: %w", err)
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool()
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fault.TLS.Configf("%s holds no PEM certificate", caFile)
+	}
+	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
+	return t, nil
+}
+
+// Explain gives an error about the certificate of a factory or registry its code and its remedy; ok is false
+// for any other error. The words are crypto/x509's: "certificate signed by unknown authority".
+func Explain(err error) (explained error, ok bool) {
+	var hint string
+	if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
+		hint = "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	} else if _, is := errors.AsType[x509.HostnameError](err); is {
+		hint = "name the server in recast.yaml as its certificate does, or have a certificate made for that name"
+	} else if e, is := errors.AsType[x509.CertificateInvalidError](err); is && e.Reason == x509.Expired {
+		hint = "see whether this machine's clock is right; if it is, whoever runs the server has to renew its certificate"
+	} else if _, is := errors.AsType[*tls.CertificateVerificationError](err); is {
+		hint = "`openssl s_client -connect HOST:443` shows the certificate that is served"
+	} else {
+		return err, false
+	}
+	return fault.WithHint(fault.TLS.Of(err), "%s", hint), true
+}
