@@ -55,7 +55,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if diff := cmp.Diff(want, blank, ignore); diff != "" {
 			t.Errorf("blank machine (-want +got):\n%s", diff)
 		}
-		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
+		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:1e.0/0000:05:01.0/0000:06:0a.0/virtio2" {
 			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
 		}
 

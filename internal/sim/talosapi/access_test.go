@@ -269,12 +269,25 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 			}},
 			"LSI": {world.Hardware{}, []world.Drive{disk("scsi0", "sys", 10, nil), named(disk("scsi9", "", 10, nil))}, map[resource.ID]string{
 				"sda": `spi "" "" /pci0000:00/0000:00:05.0/host2/target2:0:0/2:0:0:0`,
-				"sdb": `spi "" "naa.3abcdef012345678" /pci0000:00/0000:00:05.1/host3/target3:0:2/3:0:2:0`,
+				"sdb": `spi "" "naa.3abcdef012345678" /pci0000:00/0000:00:06.0/host3/target3:0:2/3:0:2:0`,
 			}},
 			"ATA on q35": {world.Hardware{Q35: true}, []world.Drive{disk("ide0", "", 10, nil), disk("sata1", "data", 10, nil), named(disk("sata2", "x", 1, nil))}, map[resource.ID]string{
 				"sda": `sata "" "t10.ATA     QEMU HARDDISK                           QM00001" /pci0000:00/0000:00:01.1/ata1/host0/target0:0:0/0:0:0:0`,
 				"sdb": `sata "" "t10.ATA     QEMU HARDDISK                           data" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
 				"sdc": `sata "" "naa.3abcdef012345678" /pci0000:00/0000:00:01.1/ata3/host2/target2:0:0/2:0:0:0`,
+			}},
+			"without a serial on q35": {world.Hardware{Q35: true, SCSI: "virtio-scsi-single"}, []world.Drive{
+				disk("ide3", "", 1, nil), disk("sata0", "", 10, nil), disk("sata1", "", 10, nil), disk("scsi1", "", 1, nil), disk("virtio1", "", 1, nil), disk("virtio6", "", 1, nil),
+			}, map[resource.ID]string{
+				"sda": `sata "" "t10.ATA     QEMU HARDDISK                           QM00007" /pci0000:00/0000:00:01.1/ata4/host3/target3:0:0/3:0:0:0`,
+				"sdb": `sata "" "t10.ATA     QEMU HARDDISK                           QM00013" /pci0000:00/0000:00:01.1/ata1/host0/target0:0:0/0:0:0:0`,
+				"sdc": `sata "" "t10.ATA     QEMU HARDDISK                           QM00015" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
+				"sdd": `virtio "" "" /pci0000:00/0000:00:1e.0/0000:05:04.0/0000:09:02.0/virtio3/host3/target3:0:0/3:0:0:1`,
+				"vda": `virtio "" "" /pci0000:00/0000:00:1e.0/0000:05:01.0/0000:06:0b.0/virtio3`,
+				"vdb": `virtio "" "" /pci0000:00/0000:00:1e.0/0000:05:03.0/0000:08:01.0/virtio8`,
+			}},
+			"SATA on i440fx": {world.Hardware{}, []world.Drive{disk("sata1", "", 10, nil)}, map[resource.ID]string{
+				"sda": `sata "" "t10.ATA     QEMU HARDDISK                           QM00007" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
 			}},
 			"IDE on i440fx": {world.Hardware{}, []world.Drive{disk("ide0", "data", 10, nil), disk("ide1", "", 10, nil)}, map[resource.ID]string{
 				"sda": `ata "QEMU_HARDDISK_data" "t10.ATA     QEMU HARDDISK                           data" /pci0000:00/0000:00:01.1/ata1/host0/target0:0:0/0:0:0:0`,

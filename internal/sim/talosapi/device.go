@@ -21,6 +21,7 @@ type device struct {
 	busPath   string
 	serial    string // as Talos has it, which is not always what the drive was given
 	wwid      string
+	made      string        // serial that QEMU makes up for an ATA drive without one
 	disk      artefact.Disk // no partitions when blank or foreign
 	foreign   bool          // holds bytes that are no partition table of ours
 }
@@ -65,14 +66,31 @@ func (d device) symlinks() []string {
 // ATA drives (ide_init_drive), and for SCSI its device_id, for which Proxmox takes
 // the drive's name.
 func (d device) given() string {
-	switch bus, n, _ := splitKey(d.Key); {
+	switch bus, _, _ := splitKey(d.Key); {
 	case d.Serial != "" || bus == "virtio":
 		return d.Serial
 	case bus == "scsi":
 		return "drive-" + d.Key
 	default:
-		return fmt.Sprintf("QM%05d", n+1)
+		return d.made
 	}
+}
+
+// ataSerial is what QEMU calls an ATA drive without serial=: it counts the places
+// for drives that the controllers have (ide_init1 in hw/ide/core.c). PIIX3 has two
+// buses of two, AHCI two for each of its six ports, and SATA drives are on a
+// controller of their own behind the machine's (print_drivedevice_full).
+func ataSerial(bus string, n int, q35 bool) string {
+	place := n + 1
+	switch {
+	case bus == "sata" && q35:
+		place = 12 + 2*n + 1
+	case bus == "sata":
+		place = 4 + 2*n + 1
+	case q35: // ide1 is on port 2, ide3 on port 3
+		place = 2*(n/2+2*(n%2)) + 1
+	}
+	return fmt.Sprintf("QM%05d", place)
 }
 
 // devices are the machine's drives as they are now, in the order of the kernel's names.
@@ -144,12 +162,15 @@ func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	}
 	switch bus {
 	case "scsi":
-		d.describeSCSI(hw.SCSI, n)
+		d.describeSCSI(hw, n)
 	case "virtio":
 		d.model, d.transport, d.serial = "", "virtio", d.Serial
-		d.busPath = fmt.Sprintf("/pci0000:00/0000:00:%02x.0/virtio%d", n+10, n+2)
+		d.busPath = fmt.Sprintf("%s/virtio%d", pciPath(hw, 0, n+10), n+2)
+		if n > 5 {
+			d.busPath = fmt.Sprintf("%s/virtio%d", pciPath(hw, 2, n-5), n+2)
+		}
 	default:
-		d.transport = "sata"
+		d.transport, d.made = "sata", ataSerial(bus, n, hw.Q35)
 		if bus == "ide" && !hw.Q35 { // ata_piix
 			d.transport, d.serial = "ata", strings.ReplaceAll(d.model, " ", "_")+"_"+d.given()
 		}
@@ -163,26 +184,44 @@ func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	}
 }
 
+// pciPath is where a device is on the PCI bus that Proxmox puts it on (get_pci_addr_map
+// in PCI.pm): pci.0 is the root bus of i440fx, and behind two bridges of q35
+// (pve-q35-4.0.cfg), like the others.
+func pciPath(hw *world.Hardware, bus, addr int) string {
+	switch {
+	case hw.Q35:
+		return fmt.Sprintf("/pci0000:00/0000:00:1e.0/0000:05:%02x.0/0000:%02x:%02x.0", bus+1, bus+6, addr)
+	case bus == 0:
+		return fmt.Sprintf("/pci0000:00/0000:00:%02x.0", addr)
+	}
+	bridge := map[int]int{1: 0x1e, 2: 0x1f, 3: 0x05, 4: 0x1c}[bus]
+	return fmt.Sprintf("/pci0000:00/0000:00:%02x.0/0000:01:%02x.0", bridge, addr)
+}
+
 // describeSCSI is describe for the controllers of scsihw. QEMU's designator for a
 // disk without WWN is of a kind that the kernel passes over (designator_prio in scsi_lib.c).
-func (d *device) describeSCSI(scsihw string, n int) {
-	host, target, lun := 2, n%7, 0
-	slot := fmt.Sprintf("0000:00:05.%d", n/7)
-	switch {
+func (d *device) describeSCSI(hw *world.Hardware, n int) {
+	host, target, lun := 2, n, 0
+	slot := pciPath(hw, 0, 5)
+	switch scsihw := hw.SCSI; {
+	case scsihw == "virtio-scsi-single": // a controller for each disk
+		d.transport, target, lun, host = "virtio", 0, n, n+2
+		slot = fmt.Sprintf("%s/virtio%d", pciPath(hw, 3, n+1), n+2)
 	case strings.HasPrefix(scsihw, "virtio-scsi"):
 		d.transport, target, lun = "virtio", 0, n
-		slot = "0000:00:05.0/virtio3"
-		if scsihw == "virtio-scsi-single" { // a controller for each disk
-			host, slot = n+2, fmt.Sprintf("0000:00:05.0/0000:01:%02x.0/virtio%d", n+1, n+2)
-		}
+		slot += "/virtio3"
 	case scsihw == "megasas":
 		d.transport, target, lun = "megaraid_sas", 0, n
 	case scsihw == "pvscsi":
-		d.transport, target = "vmw_pvscsi", n
-	default:
-		d.transport, host = "spi", n/7+2
+		d.transport = "vmw_pvscsi"
+	default: // a controller for seven disks, from the third on behind pci.4
+		d.transport, host, target = "spi", n/7+2, n%7
+		slot = pciPath(hw, 0, 5+n/7)
+		if n/7 > 1 {
+			slot = pciPath(hw, 4, n/7-1)
+		}
 	}
-	d.busPath = fmt.Sprintf("/pci0000:00/%s/host%d/target%d:0:%d/%d:0:%d:%d", slot, host, host, target, host, target, lun)
+	d.busPath = fmt.Sprintf("%s/host%d/target%d:0:%d/%d:0:%d:%d", slot, host, host, target, host, target, lun)
 }
 
 // selectable is the device as disk selectors of a configuration see it.
