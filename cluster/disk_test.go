@@ -172,13 +172,13 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 		},
 		"an address with another WWID": {
 			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a"},
-			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", WWID: "naa.3abcdef000000001", BusPath: "/host0/target0:0:0/0:0:0:0"}}},
-			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /host0/target0:0:0/0:0:0:0)`,
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", WWID: "naa.3abcdef000000001", BusPath: "/virtio1/host0/target0:0:0/0:0:0:0"}}},
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /virtio1/host0/target0:0:0/0:0:0:0)`,
 		},
 		"an address with another serial": {
 			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a"},
-			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "b", BusPath: "/host0/target0:0:0/0:0:0:0"}}},
-			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /host0/target0:0:0/0:0:0:0)`,
+			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "b", BusPath: "/virtio1/host0/target0:0:0/0:0:0:0"}}},
+			err:     `VM 1 "" on : system disk can't be proven: no drive matches sda (address /virtio1/host0/target0:0:0/0:0:0:0)`,
 		},
 		"by the model and serial of SATA": {
 			config:  map[string]string{"sata0": "f:vm-1-disk-0,serial=a%20b", "sata1": "f:vm-1-disk-1,serial=b"},
@@ -189,6 +189,59 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 			config:  map[string]string{"ide0": "f:vm-1-disk-0,serial=a", "ide1": "f:vm-1-disk-1,serial=b"},
 			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sdb", Serial: "QEMU_HARDDISK_b"}}},
 			want:    "ide1",
+		},
+	})
+}
+
+// TestProveSystemDiskByAddress: what is on another bus, or on another machine's, is
+// not taken for the drive whose number its address has.
+func TestProveSystemDiskByAddress(t *testing.T) {
+	t.Parallel()
+	two := func(scsihw, a, b string) map[string]string {
+		return map[string]string{"scsihw": scsihw, a: "f:vm-1-disk-0,size=10G", b: "f:vm-1-disk-1,size=10G"}
+	}
+	on := func(paths ...string) Machine {
+		m := Machine{SystemDisk: "a"}
+		for i, path := range paths {
+			m.Disks = append(m.Disks, MachineDisk{Device: string(rune('a' + i)), BusPath: path, SizeBytes: 10 << 30})
+		}
+		return m
+	}
+	unproven := func(how string) string {
+		return `VM 1 "" on : system disk can't be proven: no drive matches a (` + how + ")"
+	}
+	const size = "no serial or WWID of a drive, and b has the same size"
+	const pci = "/pci0000:00/0000:00:"
+	prove(t, map[string]proof{
+		"a SATA disk is not scsi0": {
+			config:  map[string]string{"scsihw": "virtio-scsi-single", "scsi0": "f:vm-1-disk-0,size=20G", "sata0": "f:vm-1-disk-1,size=10G"},
+			machine: Machine{SystemDisk: "a", Disks: []MachineDisk{{Device: "a", SizeBytes: 10 << 30, BusPath: pci + "07.0/ata1/host0/target0:0:0/0:0:0:0"}, {Device: "b", SizeBytes: 20 << 30}}},
+			want:    "sata0",
+		},
+		"nor is a USB disk, nor one of the network": {
+			config: two("virtio-scsi-single", "scsi0", "sata0"), machine: on(pci+"1d.0/usb1/1-1/1-1:1.0/host3/target3:0:0/3:0:0:0", "/platform/host4/session1/target4:0:0/4:0:0:0"),
+			err: unproven(size),
+		},
+		"virtio-blk on i440fx":         {config: two("", "virtio0", "virtio1"), machine: on(pci+"0b.0/virtio3", pci+"0a.0/virtio2"), want: "virtio1"},
+		"virtio-blk on q35":            {config: two("", "virtio0", "virtio5"), machine: on(pci + "1e.0/0000:05:01.0/0000:06:0f.0/virtio3"), want: "virtio5"},
+		"virtio-blk on the second bus": {config: two("", "virtio6", "virtio7"), machine: on(pci + "1f.0/0000:01:02.0/virtio3"), want: "virtio7"},
+		"virtio0 has the slot of virtio15": {
+			config: two("", "virtio0", "virtio15"), machine: on(pci + "0a.0/virtio3"),
+			err: `VM 1 "" on : system disk can't be proven: 2 drives match a (address ` + pci + "0a.0/virtio3)",
+		},
+		"a network card's slot":          {config: two("", "virtio0", "virtio1"), machine: on(pci+"12.0/virtio3", pci+"0a.0/virtio2"), err: unproven("address " + pci + "12.0/virtio3")},
+		"LSI":                            {config: two("", "scsi1", "scsi3"), machine: on(pci + "05.0/host2/target2:0:3/2:0:3:0"), want: "scsi3"},
+		"the second LSI":                 {config: two("lsi53c810", "scsi3", "scsi10"), machine: on(pci + "1e.0/0000:05:01.0/0000:06:06.0/host3/target3:0:3/3:0:3:0"), want: "scsi10"},
+		"another controller":             {config: two("lsi", "scsi0", "scsi1"), machine: on(pci+"10.0/host2/target2:0:0/2:0:0:0", pci+"10.0/host2/target2:0:1/2:0:1:0"), err: unproven(size)},
+		"PVSCSI":                         {config: two("pvscsi", "scsi1", "scsi9"), machine: on(pci + "05.0/host2/target2:0:9/2:0:9:0"), want: "scsi9"},
+		"MegaRAID counts in its own way": {config: two("megasas", "scsi0", "scsi1"), machine: on(pci+"05.0/host2/target2:0:0/2:0:0:0", pci+"05.0/host2/target2:0:1/2:0:1:0"), err: unproven(size)},
+		"by a size that only another, known one has": {
+			config: map[string]string{"sata0": "f:vm-1-disk-0,size=10G", "sata1": "f:vm-1-disk-1,serial=known,size=10G"},
+			machine: Machine{SystemDisk: "a", Disks: []MachineDisk{
+				{Device: "a", SizeBytes: 10 << 30, WWID: "t10.ATA     QEMU HARDDISK                           QM00013"},
+				{Device: "b", SizeBytes: 10 << 30, WWID: "t10.ATA     QEMU HARDDISK                           known"},
+			}},
+			want: "sata0",
 		},
 	})
 }

@@ -99,11 +99,33 @@ func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 	return out, nil
 }
 
-// matchDisk finds the drives that can be the machine's disk, and says by what:
-// the name that both have, else the SCSI address, else a size that no other disk
-// has. Talos shows no serial of SCSI and SATA disks: it reads it from sysfs, where
-// only newer kernels have it (GetProperties in go-blockdevice, block/disks.go in machined).
+// matchDisk finds the drives that can be the machine's disk, and says by what: the
+// name or the bus address that both have, else a size that no other disk has. What
+// another of the machine's disks is by its name or address, this one is not.
 func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
+	if found, how := tellDisk(vm, drives, disk); how != "" {
+		return found, how
+	}
+	left := slices.Clone(drives)
+	for _, other := range m.Disks {
+		if other.Device == disk.Device {
+			continue
+		}
+		if told, _ := tellDisk(vm, drives, other); len(told) == 1 {
+			left = slices.DeleteFunc(left, func(d Disk) bool { return d.Key == told[0].Key })
+		} else if other.SizeBytes == disk.SizeBytes {
+			return nil, "no serial or WWID of a drive, and " + other.Device + " has the same size"
+		}
+	}
+	return slices.DeleteFunc(left, func(d Disk) bool {
+		return disk.SizeBytes == 0 || d.SizeBytes() != disk.SizeBytes || d.contradicts(disk)
+	}), fmt.Sprintf("size %d", disk.SizeBytes)
+}
+
+// tellDisk is matchDisk by what the disk alone shows; how is "" where that is nothing.
+// Talos shows no serial of SCSI and SATA disks: it reads it from sysfs, where
+// only newer kernels have it (GetProperties in go-blockdevice, block/disks.go in machined).
+func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk {
 		return slices.DeleteFunc(slices.Clone(drives), func(d Disk) bool { return !match(d) })
 	}
@@ -113,17 +135,10 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 	if found := keep(func(d Disk) bool { return disk.Serial != "" && slices.Contains(d.serials(), disk.Serial) }); len(found) > 0 {
 		return found, "serial " + disk.Serial
 	}
-	if key, ok := scsiKey(vm, disk.BusPath); ok {
-		return keep(func(d Disk) bool { return d.Key == key && !d.contradicts(disk) }), "address " + disk.BusPath
+	if keys, ok := addressed(vm.Config["scsihw"], disk.BusPath); ok {
+		return keep(func(d Disk) bool { return slices.Contains(keys, d.Key) && !d.contradicts(disk) }), "address " + disk.BusPath
 	}
-	for _, other := range m.Disks {
-		if other.Device != disk.Device && other.SizeBytes == disk.SizeBytes {
-			return nil, "no serial or WWID of a drive, and " + other.Device + " has the same size"
-		}
-	}
-	return keep(func(d Disk) bool {
-		return disk.SizeBytes > 0 && d.SizeBytes() == disk.SizeBytes && !d.contradicts(disk)
-	}), fmt.Sprintf("size %d", disk.SizeBytes)
+	return nil, ""
 }
 
 // serials are the forms in which Talos may show the drive's serial: as it is, or
@@ -174,18 +189,4 @@ func (d Disk) named(serial string) []string {
 func wwn(serial string) string {
 	sum := sha256.Sum256([]byte(serial))
 	return "0x3" + hex.EncodeToString(sum[:])[:15]
-}
-
-// scsiKey reads the drive's key off its SCSI address, host:channel:target:lun.
-// With the virtio controllers qemu-server puts scsiN at LUN N of target 0
-// (QemuServer.pm, print_drivedevice_full); others number differently.
-func scsiKey(vm VM, busPath string) (string, bool) {
-	if !strings.HasPrefix(vm.Config["scsihw"], "virtio-scsi") {
-		return "", false
-	}
-	address := strings.Split(busPath[strings.LastIndex(busPath, "/")+1:], ":")
-	if len(address) != 4 || address[1] != "0" || address[2] != "0" {
-		return "", false
-	}
-	return "scsi" + address[3], true
 }

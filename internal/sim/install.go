@@ -127,7 +127,7 @@ func (l *Lab) defineHolders() error {
 				"name": "data-" + n.Host, "memory": "16", "protection": "1", "description": "Holds disks of other VMs. Never runs.",
 			}
 		}
-		configs[n.Holder][holderKey(i)] = DiskStorage + ":20,serial=" + n.dataSerial()
+		configs[n.Holder][holderKey(i)] = DiskStorage + ":20" + n.serial(n.dataSerial())
 		hosts[n.Holder] = n.Host
 	}
 	for id, config := range configs {

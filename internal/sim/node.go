@@ -23,6 +23,8 @@ type Node struct {
 	bus          string // of its disks
 	data         int    // persistent disks
 	seabios      bool   // its firmware, instead of OVMF
+	noSerials    bool   // its drives have no serial=
+	scsi         string // its SCSI controller
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -46,6 +48,7 @@ func (o Options) nodes() []Node {
 				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
 				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data, seabios: layout.SeaBIOS,
+				noSerials: layout.NoSerials, scsi: cmp.Or(layout.SCSI, "virtio-scsi-single"),
 			})
 		}
 	}
@@ -80,7 +83,7 @@ func (o Options) firstHolder() int { return max(9201, firstWorkerID+o.Workers) }
 func (n Node) config(data string) map[string]string {
 	c := map[string]string{
 		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
-		"onboot": "1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=" + n.UUID, "tags": "talos",
+		"onboot": "1", "scsihw": n.scsi, "smbios1": "uuid=" + n.UUID, "tags": "talos",
 		"net0": "virtio=" + n.MAC + ",bridge=vmbr0", "ide2": "none,media=cdrom", "boot": "order=" + n.drive(0) + ";ide2",
 		"description": "Talos node " + n.Name + " of cluster " + ClusterName,
 		"efidisk0":    DiskStorage + ":1,efitype=4m,pre-enrolled-keys=0",
@@ -90,12 +93,12 @@ func (n Node) config(data string) map[string]string {
 		delete(c, "efidisk0")
 	}
 	options := map[string]string{"scsi": ",iothread=1,discard=on,ssd=1", "virtio": ",iothread=1,discard=on"}[n.bus]
-	c[n.drive(0)] = DiskStorage + ":10" + options + ",serial=sys-" + n.Name
+	c[n.drive(0)] = DiskStorage + ":10" + options + n.serial("sys-"+n.Name)
 	if n.Persistent {
-		c[n.drive(1)] = cmp.Or(data, DiskStorage+":20") + options + ",serial=" + n.dataSerial()
+		c[n.drive(1)] = cmp.Or(data, DiskStorage+":20") + options + n.serial(n.dataSerial())
 	}
 	for i := 2; i <= n.data; i++ {
-		c[n.drive(i)] = fmt.Sprintf("%s:%d%s,serial=%s", DiskStorage, firstDataGiB-1+i, options, n.moreSerial(i))
+		c[n.drive(i)] = fmt.Sprintf("%s:%d%s%s", DiskStorage, firstDataGiB-1+i, options, n.serial(n.moreSerial(i)))
 	}
 	return c
 }
@@ -105,6 +108,14 @@ const firstDataGiB = 20
 
 // drive is the key of the node's system disk, 0, or of a persistent one.
 func (n Node) drive(i int) string { return n.bus + strconv.Itoa(i) }
+
+// serial is the option that gives a drive that serial, where the node's drives have one.
+func (n Node) serial(name string) string {
+	if n.noSerials {
+		return ""
+	}
+	return ",serial=" + name
+}
 
 // moreSerial is the serial of a further persistent disk: 2, 3, …
 func (n Node) moreSerial(i int) string { return fmt.Sprintf("data%d-%s", i, n.Name) }

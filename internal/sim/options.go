@@ -57,6 +57,9 @@ type Layout struct {
 	Data int    // persistent disks of a worker
 	// SeaBIOS is firmware without UEFI.
 	SeaBIOS bool
+	// NoSerials leaves serial= out of its drives, as Proxmox' own dialogue and most Terraform modules do.
+	NoSerials bool
+	SCSI      string // scsihw; "" means "virtio-scsi-single"
 }
 
 const (
