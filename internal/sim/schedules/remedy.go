@@ -17,6 +17,7 @@ import (
 var (
 	waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`) // the error itself
 	isOff          = regexp.MustCompile(`start VM (\d+) "\S+" on \S+ in Proxmox`)
+	isOn           = regexp.MustCompile(`switch VM (\d+) off, then run`)
 	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
 	wasMoved       = regexp.MustCompile(`qm migrate (\d+) (\w+)`)
 	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
@@ -41,6 +42,11 @@ func (p *play) remedy(err error) {
 	}
 	for _, found := range isOff.FindAllStringSubmatch(hints, -1) {
 		p.startAgain(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] }))
+	}
+	for _, found := range isOn.FindAllStringSubmatch(hints, -1) {
+		if vm, err := p.vmOf(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] })); err == nil {
+			p.tell("switch VM %d off: %s", vm.ID, said(p.task(p.lab.World.Stop("root@pam", vm.Host, vm.ID))))
+		}
 	}
 	for _, found := range staysLearner.FindAllStringSubmatch(hints, -1) {
 		p.empty(p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] }), found[2])
