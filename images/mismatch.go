@@ -69,7 +69,7 @@ const anew = "`recast lock --rebuild SCHEMATIC` has the same content built under
 func (k MismatchKind) hint() string {
 	switch k {
 	case Damaged:
-		return "what was received is what the server has, byte by byte: run it again, and if that does not help, " + anew
+		return "an ISO may have been damaged on the way, an installer is what the registry has: run it again, and if that does not help, " + anew
 	case OtherArch, OtherTalos, OtherSchematic:
 		return "it is the image of something else: check images.factory, images.mirror and what answers there"
 	case ExtensionOrder:

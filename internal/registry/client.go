@@ -149,6 +149,9 @@ func explain(err error, r name.Repository) error {
 	if explained, ok := trust.Explain(err); ok {
 		return explained
 	}
+	if explained, ok := damaged(err); ok {
+		return explained
+	}
 	e, ok := errors.AsType[*transport.Error](err)
 	_, unreachable := errors.AsType[*url.Error](err)
 	switch {

@@ -168,7 +168,7 @@ func TestExtractRefuses(t *testing.T) {
 		"denied":            {instead("GET", "/manifests/", 403), index, "amd64", "registry " + host + ": GET ", fault.Failed, true, "log in with"},
 		"a layer is denied": {instead("GET", "/blobs/", 401), index, "amd64", "read " + index + ": registry " + host + ": ", fault.Failed, true, "log in with"},
 		"a layer is gone":   {instead("GET", "/blobs/", 404), index, "amd64", "read " + index + ": registry " + host + ": ", fault.Failed, false, ""},
-		"other content":     {instead("GET", "/blobs/", 0), index, "amd64", "error verifying sha256 checksum", fault.Failed, false, ""},
+		"other content":     {instead("GET", "/blobs/", 0), index, "amd64", "a blob was damaged on the way: sha256:", fault.Failed, false, "run it again"},
 		"another manifest":  {instead("GET", "/manifests/sha256", 0), index, "amd64", "does not match requested digest", fault.Failed, false, ""},
 	} {
 		t.Run(title, func(t *testing.T) {

@@ -68,11 +68,16 @@ type flattener struct {
 
 // add writes the files of a layer that no upper one has, hides or takes away.
 func (f *flattener) add(l v1.Layer) (err error) {
-	content, err := l.Uncompressed()
+	content, err := openLayer(l)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, content.Close()) }()
+	defer func() {
+		if err != nil {
+			err = content.why(err)
+		}
+		err = errors.Join(err, content.Close())
+	}()
 	here := layerNames{files: map[string]bool{}, gone: map[string]bool{}}
 	for in := tar.NewReader(content); ; {
 		h, err := in.Next()
