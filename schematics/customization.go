@@ -44,19 +44,15 @@ func (e Locked) Customization() (Customization, error) {
 	return c, nil
 }
 
-// BuildOrder lists the extensions in the order in which they are built in: the
-// official ones as the schematic names them, then the explicit ones.
+// BuildOrder lists the extensions in the order in which they are built in: those that
+// the schematic names in its order, then the other explicit ones.
 func (e Locked) BuildOrder() ([]Extension, error) {
 	s, err := Parse(e.File, []byte(e.Schematic))
 	if err != nil {
 		return nil, fmt.Errorf("read the locked schematic: %w", err)
 	}
-	var official, explicit []Extension
-	for _, x := range e.Extensions {
-		if x.Explicit {
-			explicit = append(explicit, x)
-		}
-	}
+	var order []Extension
+	named := map[int]bool{}
 	for _, name := range s.Extensions() {
 		i := e.official(name)
 		if i < 0 {
@@ -65,12 +61,22 @@ func (e Locked) BuildOrder() ([]Extension, error) {
 		if i < 0 {
 			return nil, fmt.Errorf("the locked schematic names extension %q, but the lock has no digest for it", name)
 		}
-		official = append(official, e.Extensions[i])
+		order, named[i] = append(order, e.Extensions[i]), true
 	}
-	return append(official, explicit...), nil
+	for i, x := range e.Extensions {
+		if x.Explicit && !named[i] {
+			order = append(order, x)
+		}
+	}
+	return order, nil
 }
 
-// official is the index of the extension that schematics and factories know by that name; -1 if there is none.
+// official is the index of the extension that schematics and factories know by that name: with
+// the digest of the list, or else with one that recast.yaml gives. -1 if there is none.
 func (e Locked) official(name string) int {
-	return slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
+	i := slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
+	if i >= 0 {
+		return i
+	}
+	return slices.IndexFunc(e.Extensions, func(x Extension) bool { return x.Official() == name })
 }

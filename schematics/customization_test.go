@@ -76,7 +76,11 @@ func TestBuildOrder(t *testing.T) {
 	if d := cmp.Diff([]string{"zfs", "i915", "agent", "frr", "bird"}, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	e.Extensions[0].Explicit = true // one of that name, but not the official one
+	e.Extensions[0].Explicit = true // pinned by recast.yaml
+	if list, err := e.BuildOrder(); err != nil || list[2].Name != "agent" {
+		t.Errorf("a pinned one: %v, %v", list, err)
+	}
+	e.Extensions[0].Ref = "ghcr.io/acme/agent" // one of that name, but not the official one
 	if list, err := e.BuildOrder(); err == nil {
 		t.Errorf("an extension that is not locked: %v", list)
 	}

@@ -49,9 +49,9 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 		return Extension{}, fault.As(fault.Config, fmt.Errorf("%s: %w", x.Place, fmt.Errorf(format, args...))), nil
 	}
 	for _, o := range r.known {
-		if o.Ref == x.Repository {
+		if o.Ref == x.Repository && x.Digest == "" {
 			_, problem, _ := bad("%s is the official extension %q", x.Repository, o.Name)
-			return Extension{}, fault.WithHint(problem, "name it in %s instead: recast.lock pins its digest, too", f.Path), nil
+			return Extension{}, fault.WithHint(problem, "name it in %s instead: recast.lock pins its digest, too. Or give the digest that is to be built in: %s@sha256:…", f.Path, x.Repository), nil
 		}
 	}
 	digest, found, err := r.digestOf(ctx, x)

@@ -156,7 +156,7 @@ func TestExplicitRefuses(t *testing.T) {
 		"official": {
 			"customization: {}\n", nil,
 			[]Explicit{{Repository: "ghcr.io/siderolabs/i915", Tag: "1.0"}},
-			`recast.yaml:9:1: ghcr.io/siderolabs/i915 is the official extension "siderolabs/i915"`, "name it in a.yaml instead: recast.lock pins its digest, too",
+			`recast.yaml:9:1: ghcr.io/siderolabs/i915 is the official extension "siderolabs/i915"`, "name it in a.yaml instead: recast.lock pins its digest, too. Or give the digest that is to be built in: ghcr.io/siderolabs/i915@sha256:…",
 		},
 		"no such tag": {"customization: {}\n", nil, []Explicit{{Repository: frr, Tag: "1.7"}}, "recast.yaml:9:1: the registry has no " + frr + ":1.7", ""},
 		"no such digest": {

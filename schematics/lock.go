@@ -54,7 +54,8 @@ type Extension struct {
 	Version string `yaml:"version" json:"version"`
 	Ref     string `yaml:"ref" json:"ref"` // repository: "ghcr.io/siderolabs/qemu-guest-agent"
 	Digest  string `yaml:"digest" json:"digest"`
-	// Explicit: its reference is given in recast.yaml, and no factory knows it.
+	// Explicit: its reference is given in recast.yaml, and no factory builds it: it is none of
+	// the official ones, or another digest than theirs.
 	Explicit bool `yaml:"explicit,omitempty" json:"explicit,omitempty"`
 	// Tag is the one that an explicit reference names; "" where it names a digest only.
 	Tag string `yaml:"tag,omitempty" json:"tag,omitempty"`

@@ -39,7 +39,7 @@ func pin(known map[string]OfficialExtension, req Request) {
 // extensions resolves the official extensions of a file, sorted by name, and those
 // that recast.yaml adds.
 func (r *resolver) extensions(ctx context.Context, s Schematic, f File) (resolved []Extension, problems []error, err error) {
-	resolved, problems, err = r.official(ctx, s)
+	resolved, problems, err = r.official(ctx, s, f)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -57,7 +57,7 @@ func (r *resolver) extensions(ctx context.Context, s Schematic, f File) (resolve
 	return resolved, problems, nil
 }
 
-func (r *resolver) official(ctx context.Context, s Schematic) (resolved []Extension, problems []error, err error) {
+func (r *resolver) official(ctx context.Context, s Schematic, f File) (resolved []Extension, problems []error, err error) {
 	resolved = []Extension{}
 	seen := map[string]bool{}
 	for i, name := range s.Extensions() {
@@ -72,6 +72,9 @@ func (r *resolver) official(ctx context.Context, s Schematic) (resolved []Extens
 			continue
 		case seen[x.Name]:
 			problems = append(problems, s.place.errorf(at, "extension %q is listed twice", name))
+			continue
+		case f.pins(x):
+			seen[x.Name] = true
 			continue
 		case !IsDigest(x.Digest):
 			problems = append(problems, s.place.errorf(at, "extension %q has no digest in the list of official ones, but %q", name, x.Digest))
@@ -95,6 +98,11 @@ func (r *resolver) official(ctx context.Context, s Schematic) (resolved []Extens
 	}
 	slices.SortFunc(resolved, func(a, b Extension) int { return strings.Compare(a.Ref, b.Ref) })
 	return resolved, problems, nil
+}
+
+// pins says whether recast.yaml gives the digest of an official extension itself.
+func (f File) pins(o OfficialExtension) bool {
+	return slices.ContainsFunc(f.Extensions, func(x Explicit) bool { return x.Repository == o.Ref && x.Digest != "" })
 }
 
 func (s Schematic) unknownExtension(at []any, name, talos string, known map[string]OfficialExtension) error {

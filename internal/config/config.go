@@ -112,8 +112,8 @@ type ISO struct {
 type Schematic struct {
 	// File in the Image Factory's own schematic format.
 	File string `yaml:"file" jsonschema:"required"`
-	// Extensions are images of extensions that no Image Factory knows, after the
-	// official ones that the file names.
+	// Extensions are images of extensions that no Image Factory builds, after the
+	// official ones that the file names: your own, and official ones by a digest of your choice.
 	Extensions []ImageRef `yaml:"extensions,omitempty"`
 	// Path is File resolved against the directory of recast.yaml; File stays as
 	// written, so that it means the same on every machine.
