@@ -146,12 +146,14 @@ func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err
 		}
 	}
 	got.kernel, got.talos = kernel, got.initrd.BaseSHA256
-	return got, append(mismatches, w.content(p.name, p.uname, got.initrd)...), nil
+	// The UKI's own word is a constant of imager's where imager is of the wanted Talos version.
+	release := cmp.Or(bootimage.KernelRelease(p.kernel), p.uname)
+	return got, append(mismatches, w.content(p.name, release, got.initrd)...), nil
 }
 
 // content compares an initramfs with the locked extensions.
-func (w *wanted) content(name, uname string, got bootimage.Initrd) []error {
-	list, errs := w.generated(name, uname, got.Extensions)
+func (w *wanted) content(name, release string, got bootimage.Initrd) []error {
+	list, errs := w.generated(name, release, got.Extensions)
 	byName := map[string]bootimage.Extension{}
 	var names []string
 	for _, x := range list {
@@ -247,7 +249,7 @@ func (e wantedEntry) embedded(name string, got bootimage.Extension) []error {
 
 // generated checks what depmod made of the extensions' kernel modules, and
 // returns the other extensions. It is the last of them.
-func (w *wanted) generated(name, uname string, list []bootimage.Extension) ([]bootimage.Extension, []error) {
+func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]bootimage.Extension, []error) {
 	last := len(list) - 1
 	if last < 0 || list[last].Name != modulesEntry {
 		if w.modules {
@@ -271,8 +273,8 @@ func (w *wanted) generated(name, uname string, list []bootimage.Extension) ([]bo
 		slices.Sort(odd)
 		errs = append(errs, mismatch(OtherModules, "%s: %s holds what depmod does not make for kernel %s: %s", name, modulesEntry, x.Version, some(odd)))
 	}
-	if uname != "" && x.Version != uname {
-		errs = append(errs, mismatch(OtherModules, "%s: %s is for kernel %s, but it boots %s", name, modulesEntry, x.Version, uname))
+	if release != "" && x.Version != release {
+		errs = append(errs, mismatch(OtherModules, "%s: %s is for kernel %s, but it boots %s", name, modulesEntry, x.Version, release))
 	}
 	return list[:last], errs
 }

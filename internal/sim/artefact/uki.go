@@ -3,6 +3,7 @@ package artefact
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"io/fs"
@@ -21,6 +22,20 @@ const labKernel = "6.18.0-talos"
 
 func (img Image) kernel() string { return cmp.Or(img.Kernel, labKernel) }
 
+// linux is a kernel as far as it tells its release. An x86 kernel does, in its boot header:
+// Documentation/arch/x86/boot.rst of Linux.
+func (img Image) linux() []byte {
+	name := fmt.Appendf(nil, "%s (lab@recast) #1 SMP %s\x00", img.kernel(), img.Arch)
+	if img.Arch != "amd64" {
+		return name
+	}
+	const magic, version, setup, at = 0x202, 0x20e, 0x200, 0x100
+	b := make([]byte, setup+at)
+	copy(b[magic:], "HdrS")
+	binary.LittleEndian.PutUint16(b[version:], at)
+	return append(b, name...)
+}
+
 // UKI makes a unified kernel image: kernel, command line and initramfs with the
 // extensions in one file. What was made lately is kept; the bytes are the caller's to read only.
 func UKI(img Image) ([]byte, error) {
@@ -36,7 +51,7 @@ func UKI(img Image) ([]byte, error) {
 			{".osrel", osRelease(img.TalosVersion)},
 			{".cmdline", []byte(img.Cmdline)},
 			{".uname", []byte(img.kernel())},
-			{".linux", fmt.Appendf(nil, "Linux %s %s\n", img.kernel(), img.Arch)},
+			{".linux", img.linux()},
 			{".initrd", initrd},
 		})
 	})
