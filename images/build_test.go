@@ -49,7 +49,7 @@ func TestBuild(t *testing.T) {
 	if err := b.verifier.Close(); err != nil {
 		t.Error(err)
 	}
-	left, err := filepath.Glob(b.cache.path("*"))
+	left, err := filepath.Glob(b.cache.path("*.iso"))
 	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
 	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
 		t.Errorf("cache: %v %v %v", left, hidden, err)

@@ -23,25 +23,18 @@ type Cache struct {
 	free    func(dir string) (int64, error) // bytes that may be written there
 
 	mu   sync.Mutex
-	sums map[string]hashed
-}
-
-// hashed is what a file was when it was hashed.
-type hashed struct {
-	size    int64
-	changed time.Time
-	sha256  string
+	sums map[string]hashed // nil: not read yet
 }
 
 // NewCache uses a directory, which is created when something is stored.
 func NewCache(dir string) *Cache {
-	return &Cache{dir: dir, largest: largestImage, free: freeSpace, sums: map[string]hashed{}}
+	return &Cache{dir: dir, largest: largestImage, free: freeSpace}
 }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
 // look returns the ISO of that name as it is on disk; found is false if it is
-// not there. A file is hashed again only after it has changed.
+// not there. A file is hashed again only after its size or time has changed.
 func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 	f, err := os.Open(c.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,20 +48,18 @@ func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 	if err != nil {
 		return schematics.ISO{}, false, fmt.Errorf("look into the ISO cache: %w", err)
 	}
-	c.mu.Lock()
-	known, ok := c.sums[name]
-	c.mu.Unlock()
-	if !ok || known.size != info.Size() || !known.changed.Equal(info.ModTime()) {
-		sum := sha256.New()
-		if _, err := io.Copy(sum, f); err != nil {
-			return schematics.ISO{}, false, fmt.Errorf("read the cached ISO: %w", err)
-		}
-		known = hashed{size: info.Size(), changed: info.ModTime(), sha256: hex.EncodeToString(sum.Sum(nil))}
-		c.mu.Lock()
-		c.sums[name] = known
-		c.mu.Unlock()
+	iso = schematics.ISO{Name: name, SizeBytes: info.Size()}
+	var known bool
+	if iso.SHA256, known = c.known(name, info); known {
+		return iso, true, nil
 	}
-	return schematics.ISO{Name: name, SHA256: known.sha256, SizeBytes: known.size}, true, nil
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return schematics.ISO{}, false, fmt.Errorf("read the cached ISO: %w", err)
+	}
+	iso.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	c.remember(name, info, iso.SHA256)
+	return iso, true, nil
 }
 
 // store streams an ISO into the cache and returns what it is. Nothing is kept
@@ -101,6 +92,9 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	}
 	if err := os.Rename(f.Name(), c.path(want.Name)); err != nil {
 		return schematics.ISO{}, fmt.Errorf("keep the ISO: %w", err)
+	}
+	if info, err := os.Stat(c.path(want.Name)); err == nil {
+		c.remember(want.Name, info, iso.SHA256)
 	}
 	return iso, syncDir(c.dir)
 }
