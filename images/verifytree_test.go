@@ -1,6 +1,7 @@
 package images
 
 import (
+	"io/fs"
 	"testing"
 
 	"github.com/recast-sh/recast/internal/bootimage"
@@ -12,12 +13,16 @@ func TestHardLinks(t *testing.T) {
 	t.Parallel()
 	file, empty, other := content("x"), content(""), content("y")
 	hard := file
-	hard.HardLink = true
+	hard.HardLink, hard.LinkMode = true, 0o755
+	as := func(f bootimage.File, mode fs.FileMode) bootimage.File { f.Mode = mode; return f }
 	for name, tc := range map[string]struct {
 		want, got bootimage.File
 		same      bool
 	}{
-		"left empty":      {hard, empty, true},
+		"left empty":      {hard, as(empty, 0o755), true},
+		"with its mode":   {hard, as(empty, 0o644), false}, // the file's, not the link's own
+		"with another":    {hard, as(empty, 0o755|fs.ModeSetuid), false},
+		"followed, mode":  {hard, as(file, 0o755), false},
 		"followed":        {hard, file, true},
 		"something else":  {hard, other, false},
 		"a file, emptied": {file, empty, false},

@@ -112,7 +112,7 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	}
 	files := map[string]cluster.LockedFile{}
 	for name, f := range extension.Files {
-		files[name] = cluster.LockedFile(f)
+		files[name] = cluster.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
 	}
 	return files, nil
 }

@@ -113,7 +113,9 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 		if !ok {
 			return fmt.Errorf("a hard link to %s, which does not come before it", target)
 		}
-		f.HardLink = f.Mode.IsRegular()
+		if f.HardLink = f.Mode.IsRegular(); f.HardLink {
+			f.LinkMode = permissions(uint32(h.Mode))
+		}
 		return files.add(inner, f)
 	}
 	return errors.New("neither a file, a directory nor a link")

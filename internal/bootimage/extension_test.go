@@ -57,7 +57,7 @@ func TestReadExtension(t *testing.T) {
 		t.Fatal(err)
 	}
 	hard := file(0o755|fs.ModeSetuid, "tool")
-	hard.HardLink = true
+	hard.HardLink, hard.LinkMode = true, 0o644
 	want := bootimage.Extension{
 		Name: "tools", Version: "v1.0.0", Author: "Somebody", Description: "Some tools.", ExtraInfo: "more",
 		Files: bootimage.Tree{

@@ -20,6 +20,7 @@ type File struct {
 	// HardLink says that an image's archive has it as a hard link to an earlier file,
 	// whose content is told here. imager makes an empty file of it (Untar in pkg/archiver of Talos).
 	HardLink bool
+	LinkMode fs.FileMode // of a hard link's own entry: the empty file has these permissions
 }
 
 // Tree is the files of a file system by absolute path on the node, without its directories.
