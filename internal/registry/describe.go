@@ -8,6 +8,7 @@ import (
 	"io"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -41,6 +42,9 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 		return x, err
 	}
 	data, err := topFile(img, extensionManifest)
+	if fault.KindOf(err) == fault.Config {
+		return x, fault.Configf("%s is no extension image: %w", at, err)
+	}
 	if err != nil {
 		return x, fmt.Errorf("read %s: %w", at, explain(err, at.Context()))
 	}
@@ -124,6 +128,19 @@ func topFile(img v1.Image, file string) ([]byte, error) {
 	return nil, nil
 }
 
+// leavesRoot says whether a path in an extension image leads out of the image, or out of the
+// directory of what is to be on a node.
+func leavesRoot(name string) bool {
+	name = strings.TrimLeft(name, "/")
+	clean := path.Clean(name)
+	if clean == ".." || strings.HasPrefix(clean, "../") {
+		return true
+	}
+	const rootfs = "rootfs"
+	first, _, _ := strings.Cut(strings.TrimPrefix(name, "./"), "/")
+	return first == rootfs && clean != rootfs && !strings.HasPrefix(clean, rootfs+"/")
+}
+
 // fileOf looks for a file of the root directory in one layer, and reads that to its
 // end: until then its digest is not checked. decided: the layers below don't matter,
 // for the file is there, or hidden by this one.
@@ -140,6 +157,9 @@ func fileOf(layer v1.Layer, file string) (data []byte, decided bool, err error) 
 		}
 		if err != nil {
 			return nil, false, err
+		}
+		if leavesRoot(header.Name) { // nothing would unpack it when images are built
+			return nil, false, fault.Configf("%q leads out of its root", header.Name)
 		}
 		switch path.Clean("/" + header.Name) {
 		case "/" + file:

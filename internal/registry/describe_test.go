@@ -71,6 +71,18 @@ func TestDescribe(t *testing.T) {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml={")}, arch: []string{"amd64"}, ask: "amd64",
 			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: manifest.yaml: ",
 		},
+		"a path out of the image": {
+			layers: []v1.Layer{tarOf(t, frrManifest, "rootfs/../../etc/cron.d/frr=x")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is no extension image: "rootfs/../../etc/cron.d/frr" leads out of its root`,
+		},
+		"a path out of rootfs, in a layer above": {
+			layers: []v1.Layer{tarOf(t, frrManifest), tarOf(t, "./rootfs/a/../../init=x")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is no extension image: "./rootfs/a/../../init" leads out of its root`,
+		},
+		"a way round within rootfs": {
+			layers: []v1.Layer{tarOf(t, frrManifest, "rootfs/a/../b=x")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}, Name: "frr", Version: "1.7.15"},
+		},
 		"not there": {ask: "amd64", err: "registry " + host + " has no "},
 	} {
 		t.Run(title, func(t *testing.T) {
