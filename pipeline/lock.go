@@ -22,6 +22,8 @@ type LockOptions struct {
 	Check  bool // write nothing, only say what would change
 	// Rebuild names schematics to have built anew, of what is locked, under another name.
 	Rebuild []string
+	// Say is told what is looked at next. May be nil.
+	Say func(text string)
 }
 
 // LockResult is what resolving came to.
@@ -51,7 +53,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	if err := rebuild(req.Files, o.Rebuild); err != nil {
 		return LockResult{}, err
 	}
-	req.Update = o.Update || o.Check
+	req.Update, req.Note = o.Update || o.Check, o.Say
 	old, err := schematics.ReadLock(p.LockFile())
 	switch {
 	case err == nil:

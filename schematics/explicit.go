@@ -90,6 +90,7 @@ func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, fou
 		return x.Digest, true, nil
 	}
 	tagged := x.Repository + ":" + x.Tag
+	r.req.note("the tag %s", tagged)
 	now, found, err := r.from.Images.Digest(ctx, tagged)
 	if err != nil {
 		return "", false, fmt.Errorf("look up %s: %w", tagged, err)

@@ -61,6 +61,7 @@ func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) 
 	if !overlays {
 		return nil
 	}
+	r.req.note("the Image Factory's list of overlays for Talos %s", r.req.Talos)
 	var err error
 	if r.served.overlays, err = r.from.Factory.Overlays(ctx, r.req.Talos); err != nil {
 		return fmt.Errorf("list the factory's overlays for Talos %s: %w", r.req.Talos, err)
@@ -83,6 +84,7 @@ func (r *resolver) withoutFactory(overlays bool) error {
 // marked as broken: siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (r *resolver) askExtensions(ctx context.Context) error {
 	talos := r.req.Talos
+	r.req.note("the Image Factory's list of extensions for Talos %s", talos)
 	broken, err := r.from.Factory.Broken(ctx)
 	if err != nil {
 		return fmt.Errorf("ask the factory which Talos versions are marked broken: %w", err)
@@ -111,6 +113,7 @@ func (r *resolver) askExtensions(ctx context.Context) error {
 
 // askSecureBoot pins the certificate by which the factory signs.
 func (r *resolver) askSecureBoot(ctx context.Context) error {
+	r.req.note("the Image Factory's certificate for Secure Boot")
 	text, err := r.from.Factory.SecureBootCertificate(ctx)
 	if err != nil {
 		return fmt.Errorf("ask for the factory's Secure Boot certificate: %w", err)
@@ -148,6 +151,25 @@ func secureBootKey(certificate []byte) (string, error) {
 		return "", fmt.Errorf("the factory's Secure Boot certificate is none, in PEM")
 	}
 	return sum(string(block.Bytes)), nil
+}
+
+// compareWithList warns of official extensions that were published anew since they were
+// locked, unless the factory builds those already, which was warned of.
+func (r *resolver) compareWithList(official map[string]OfficialExtension) {
+	for _, name := range r.lock.Names() {
+		for _, x := range r.lock.Schematics[name].Extensions {
+			now, listed := official[x.Official()]
+			said := func(w Warning) bool { return w.Subject == x.Official() && w.Found == now.Digest }
+			if x.Explicit || !listed || now.Digest == x.Digest || slices.ContainsFunc(r.warnings, said) {
+				continue
+			}
+			r.warnings.add(Warning{
+				Kind: Republished, Subject: x.Official(), Locked: x.Digest, Found: now.Digest,
+				Text: fmt.Sprintf("extension %s %s was published anew: the registry lists %s, locked is %s", x.Official(), now.Version, now.Digest, x.Digest),
+				Hint: "`recast lock --update` takes it; until then the locked one is built in",
+			})
+		}
+	}
 }
 
 // compareWithFactory warns of what the factory would build otherwise.

@@ -119,6 +119,7 @@ func (r *resolver) describe(ctx context.Context, repository, digest string) (ima
 	ref := repository + "@" + digest
 	image, ok := r.described[ref]
 	if !ok {
+		r.req.note("extension %s", ref)
 		if image, err = r.from.Images.Describe(ctx, ref, r.req.Arch); fault.KindOf(err) == fault.Config {
 			return ExtensionImage{}, err, nil
 		}

@@ -46,7 +46,7 @@ func (e Locked) behind(served []OfficialExtension, official map[string]OfficialE
 	for i, w := range list {
 		switch official[w.Subject].Digest {
 		case w.Found:
-			list[i].Hint = "the registry has it too: run `recast lock --update`"
+			list[i].Hint = "it was published anew, and the registry has it too: run `recast lock --update`"
 		case w.Locked:
 			list[i].Hint = "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"
 		}

@@ -54,6 +54,8 @@ type Request struct {
 	// asks for what registry and factory have now.
 	Old    *Lock
 	Update bool
+	// Note is told what is looked at next: a server may take minutes to answer. May be nil.
+	Note func(text string)
 }
 
 // File is a schematic file's content. Path is as the config names it.
@@ -65,12 +67,19 @@ type File struct {
 	Rebuild    bool       // another image of the same content is wanted, under another name
 }
 
+func (r Request) note(format string, args ...any) {
+	if r.Note != nil {
+		r.Note(fmt.Sprintf(format, args...))
+	}
+}
+
 // Resolve makes a lock. Every problem in the files is reported at once, with kind Config.
 func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, error) {
 	parsed, err := parseAll(req.Files)
 	if err != nil {
 		return Lock{}, nil, err
 	}
+	req.note("the registry's list of official extensions for Talos %s", req.Talos)
 	official, err := from.Catalog.Official(ctx, req.Talos)
 	if err != nil {
 		return Lock{}, nil, fmt.Errorf("list the official extensions for Talos %s: %w", req.Talos, err)
@@ -97,6 +106,7 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	r.lock.Checksum = r.lock.checksum()
 	r.compareWithFactory(index(official))
+	r.compareWithList(index(official))
 	return r.lock, r.warnings, nil
 }
 

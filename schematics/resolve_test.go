@@ -227,6 +227,11 @@ func TestResolveWarns(t *testing.T) {
 		return []Warning{{Kind: FactoryDiffers, Subject: name, Locked: locked, Found: found, Text: text, Hint: hint}}
 	}
 	other := digestOf("other")
+	anew := Warning{
+		Kind: Republished, Subject: name, Locked: old, Found: patched,
+		Text: "extension " + name + " 1.0 was published anew: the registry lists " + patched + ", locked is " + old,
+		Hint: "`recast lock --update` takes it; until then the locked one is built in",
+	}
 	for title, tc := range map[string]struct {
 		old      *Lock
 		registry list
@@ -235,11 +240,12 @@ func TestResolveWarns(t *testing.T) {
 	}{
 		"the same":             {nil, catalog(), catalog(), nil},
 		"a stale factory":      {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
-		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "the registry has it too: run `recast lock --update`")},
+		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was published anew, and the registry has it too: run `recast lock --update`")},
 		"the factory lacks it": {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
+		"published anew, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
 		"all three differ": {
 			&locked, catalog().with(name, patched), catalog().with(name, other),
-			differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"),
+			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), anew),
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -274,7 +280,10 @@ func TestResolveAgainstOld(t *testing.T) {
 	req := request(map[string]string{"a": agent, "plain": "customization: {}\n"})
 	req.Old = &built
 
-	kept := resolve(t, req, patched)
+	kept, warnings, err := Resolve(t.Context(), req, Sources{Catalog: patched, Images: newShelf(patched), Factory: &maker{extensions: patched}})
+	if err != nil || len(warnings) != 1 || warnings[0].Kind != FactoryDiffers {
+		t.Fatal(warnings, err)
+	}
 	built.Checksum = built.checksum()
 	if diff := cmp.Diff(built, kept); diff != "" {
 		t.Errorf("nothing was asked for, yet the lock changes (-want +got):\n%s", diff)

@@ -8,6 +8,7 @@ type WarningKind string
 // The kinds of warning.
 const (
 	FactoryDiffers       WarningKind = "factory-differs"         // it would build an extension or overlay from another digest
+	Republished          WarningKind = "republished"             // an official extension has another digest in the registry's list than locked
 	TagMoved             WarningKind = "tag-moved"               // away from the digest that is given with it, or it is gone
 	Renamed              WarningKind = "renamed"                 // an official extension has another name by now
 	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken

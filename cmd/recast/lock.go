@@ -67,7 +67,10 @@ func (g *globals) lock(ctx context.Context, s *streams, o pipeline.LockOptions, 
 	if err != nil {
 		return err
 	}
+	var progress slow
+	o.Say = func(text string) { progress.say(s, "looking at "+text) }
 	res, err := pipeline.Lock(ctx, p, images, o)
+	progress.end()
 	if err != nil {
 		return err
 	}
