@@ -92,11 +92,11 @@ func unpublishables() map[string]unpublishable {
 		},
 		"unknown storage": {
 			func(b *bench) { b.pub.Storages = []string{"cefs"} }, fault.Config,
-			`no storage "cefs" on ["pve1" "pve2"]`, "`pvesm status --content iso` lists what images.iso.storage can name",
+			`storage "cefs" is unknown: there is none of that name on pve1, pve2`, "`pvesm status --content iso` lists what images.iso.storage can name",
 		},
 		"all that is wrong with storages": {
 			func(b *bench) { b.pub.Storages = []string{"fast", "cefs"} }, fault.Config,
-			"storage \"fast\" does not take ISOs: its content is [\"images\"]\nno storage \"cefs\" on [\"pve1\" \"pve2\"]",
+			"storage \"fast\" does not take ISOs: its content is [\"images\"]\nstorage \"cefs\" is unknown: there is none of that name on pve1, pve2",
 			"allow the content type with `pvesm set fast --content …,iso`, or name another storage in images.iso.storage; " +
 				"`pvesm status --content iso` lists what images.iso.storage can name",
 		},

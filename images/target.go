@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -86,7 +87,7 @@ func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([
 		list = append(list, target{host: host, storage: storage, info: info})
 	}
 	if len(list) == 0 {
-		return nil, fault.WithHint(fault.StorageUnusable.Configf("no storage %q on %q", storage, hosts),
+		return nil, fault.WithHint(fault.StorageUnusable.Configf("storage %q is unknown: there is none of that name on %s", storage, strings.Join(hosts, ", ")),
 			"`pvesm status --content iso` lists what images.iso.storage can name")
 	}
 	return list, nil

@@ -2,6 +2,9 @@ package pipeline
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/schematics"
@@ -39,9 +42,25 @@ func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock,
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
 	}
+	plan.Warn = append(plan.Warn, p.unknownISOStorages(o)...)
 	plan.Gates, plan.Hooks = p.gates(), p.hooks()
 	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, o, err
+}
+
+// unknownISOStorages says which storages for boot ISOs nobody knows: publish refuses them, and so does a roll.
+func (p Project) unknownISOStorages(o cluster.Observation) []string {
+	var known, list []string
+	for _, s := range o.Storages {
+		known = append(known, s.Name)
+	}
+	for _, name := range p.Config.Images.ISO.Storage {
+		if !slices.Contains(known, name) {
+			list = append(list, fmt.Sprintf("images.iso.storage: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
+				"recast publish and recast roll would refuse it; there are: %s", name, name, strings.Join(known, ", ")))
+		}
+	}
+	return list
 }
 
 // policy completes what was asked for on the command line with the configuration.
