@@ -153,8 +153,12 @@ func (o Observation) hidden(vm VM) []string {
 }
 
 // local says whether each host has its own volumes on a storage. What Proxmox
-// does not list is taken for shared.
+// does not list is taken for shared. A device's path is each host's own, but for
+// the names by which a LUN is known on every host that has it.
 func (o Observation) local(storage string) bool {
+	if strings.HasPrefix(storage, "/dev/") {
+		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
+	}
 	return slices.ContainsFunc(o.Storages, func(s Storage) bool { return s.Name == storage && !s.Shared })
 }
 

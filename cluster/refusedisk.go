@@ -49,9 +49,10 @@ func (c candidate) entangled() []Obstacle {
 				add("%s", why)
 			}
 			continue
-		case strings.HasPrefix(d.Volid, "/"):
-			add("%s is a device of the host (%s), which only root@pam can attach: give the node a volume instead", d.Key, d.Volid)
+		case d.ofHost() && d.Key == c.system.Key:
+			add("the system disk %s is a device of the host (%s), which can't be parked: give the node a volume for it, or use in-place", d.Key, d.Volid)
 			continue
+		case d.ofHost(): // stays with a VM that stays
 		case d.Owner == 0:
 			add("%s (%s) carries no VM's number, so nobody can say whose it is: give the node a volume instead", d.Key, d.Volid)
 		case d.Owner == c.vm.ID:
@@ -81,7 +82,7 @@ func (c candidate) entangled() []Obstacle {
 // leaves CD media alone (PVE/QemuServer.pm, destroy_vm).
 func (c candidate) strangeMedium(d Disk) string {
 	switch {
-	case d.Volid == "cdrom" || strings.HasPrefix(d.Volid, "/"):
+	case d.Volid == "cdrom" || d.ofHost():
 		return fmt.Sprintf("%s is a CD drive of the host (%s), which recast can't give back: take it out of the VM", d.Key, d.Volid)
 	case d.Owner != 0:
 		return fmt.Sprintf("%s has a disk image for a CD (%s): attach it as a disk, or take it out of the VM", d.Key, d.Volid)
@@ -159,6 +160,20 @@ func (c candidate) untellable() []string {
 		return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 	}
 	return nil
+}
+
+// ofHost says whether the drive is a device or a file of the host, by its path.
+func (d Disk) ofHost() bool { return strings.HasPrefix(d.Volid, "/") }
+
+// rawDevices are drives that a token can't give to a new VM (API2/Qemu.pm, check_storage_access).
+func (c candidate) rawDevices() []Obstacle {
+	var out []Obstacle
+	for _, d := range c.disks {
+		if d.ofHost() && !d.CDROM && d.Key != c.system.Key {
+			out = append(out, Obstacle{Text: fmt.Sprintf("%s is a device of the host (%s), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage", d.Key, d.Volid)})
+		}
+	}
+	return out
 }
 
 // unnamable are persistent disks that a new VM could not be proven to have got back.

@@ -89,9 +89,9 @@ func requireRemakeable(vm VM) error {
 // has another machine.
 var spared = []string{"affinity", "cipassword", "hookscript"}
 
-// unwritable are settings that a new VM could not be given.
+// unwritable are settings and drives that a new VM could not be given.
 func (c candidate) unwritable() []Obstacle {
-	var out []Obstacle
+	out := c.rawDevices()
 	add := func(key, format string, args ...any) {
 		o := Obstacle{Text: fmt.Sprintf(format, args...)}
 		if slices.Contains(spared, key) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // TestRecreateOnEveryBus: whatever Talos shows of a disk on that bus, a recreated
@@ -72,4 +73,23 @@ func TestDrivesWrittenByHand(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestReimageLeavesADeviceOfTheHost: a token can't attach one, and needs not where the VM stays.
+func TestReimageLeavesADeviceOfTheHost(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.AddDevice("pve1", rawDisk, 1<<30, world.NewMedia(nil))
+		change("scsi2=" + rawDisk + ",serial=nvme-1")(lab)
+		lab.Patch(sim.PatchedExtension)
+		n := planOf(t, lab, "wk1")
+		rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		if err != nil || rep.Outcome != "done" || n.Strategy != cluster.Reimage {
+			t.Fatalf("%s: %s, %v", n.Strategy, rep.Outcome, err)
+		}
+		if drive := lab.vm(wk1).Config["scsi2"]; drive != rawDisk+",serial=nvme-1" && !strings.HasPrefix(drive, rawDisk+",serial=nvme-1,size=") {
+			t.Errorf("scsi2 is %s", drive)
+		}
+		lab.RequireIntact()
+	})
 }

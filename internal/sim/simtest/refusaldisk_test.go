@@ -6,7 +6,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-const wk1SystemDrive = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1"
+const (
+	wk1SystemDrive = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1"
+	rawDisk        = "/dev/disk/by-id/nvme-1"
+)
 
 // diskRefusals are drives that can't be taken along, or could be the wrong ones.
 func diskRefusals() []refusal {
@@ -21,10 +24,13 @@ func diskRefusals() []refusal {
 			}
 			change("scsi2=san:0.0.1.scsi-36001405a,serial=lun-1")(l)
 		}, remove("scsi2"), "scsi2 (san:0.0.1.scsi-36001405a) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
-		entangled("device of the host", func(l *Lab) {
-			l.World.AddDevice("pve1", "/dev/disk/by-id/nvme-1", 1<<30, world.NewMedia(nil))
-			change("scsi2=/dev/disk/by-id/nvme-1,serial=nvme-1")(l)
-		}, remove("scsi2"), "scsi2 is a device of the host (/dev/disk/by-id/nvme-1), which only root@pam can attach: give the node a volume instead"),
+		{
+			name: "device of the host", bring: func(l *Lab) {
+				l.World.AddDevice("pve1", rawDisk, 1<<30, world.NewMedia(nil))
+				change("scsi2=" + rawDisk + ",serial=nvme-1")(l)
+			}, lift: remove("scsi2"),
+			also: []string{"scsi2 is a device of the host (" + rawDisk + "), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage"},
+		},
 		entangled("data disk in two VMs", func(l *Lab) { l.DefineVM(9050, map[string]string{"name": "copy", "scsi0": wk1Data}) },
 			func(l *Lab) { l.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}}) },
 			"scsi1 ("+wk1Data+") is used in more than one place: detach it from scsi0 of VM 9050"),
