@@ -20,7 +20,7 @@ func (p Plan) outline(ctx context.Context, n NodePlan, o Observation, t Timing) 
 		Roller: &Roller{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}},
 		plan:   n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: StepPath(n.Phase, n.Node),
 	}
-	roll.plan.controlPlanes = p.controlPlanes
+	roll.plan.controlPlanes, roll.plan.heed = p.controlPlanes, p.heed
 	drawn, err := n.exchange()
 	if err != nil {
 		return nil // told where the record is opened, before anything is touched

@@ -258,23 +258,3 @@ func (o *outNodes) has(name string) bool {
 	defer o.mu.Unlock()
 	return o.names[name]
 }
-
-// requireOthersReady refuses to take a node out while another one is down that
-// this roll has not taken out itself. From here on this one counts as out.
-func (n *nodeRoll) requireOthersReady(ctx context.Context) error {
-	nodes, err := n.Kube.Nodes(ctx)
-	if err != nil {
-		return fmt.Errorf("list Kubernetes nodes: %w", err)
-	}
-	var down []string
-	for _, k := range nodes {
-		if k.Name != n.plan.Node && !k.Ready && !n.out.has(k.Name) {
-			down = append(down, k.Name)
-		}
-	}
-	if len(down) > 0 {
-		slices.Sort(down)
-		return fault.WithHint(fault.GateClosed.Refusedf("other nodes are not Ready: %s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
-	}
-	return nil
-}

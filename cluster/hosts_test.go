@@ -211,7 +211,7 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 	t.Parallel()
 	wanted, o := world()
 	o.VMs, o.Away = o.VMs[:2], &HostsAway{Hosts: []AwayHost{{"pve2", "is offline"}}, VMs: []VM{{ID: 9003, Host: "pve2"}}}
-	o.Nodes = []KubeNode{{Name: "wk2", UUID: "u-wk2"}}
+	o.Nodes = []KubeNode{{Name: "wk2", UUID: "u-wk2", Ready: true}}
 	for name, tc := range map[string]struct {
 		vmid  VMID
 		where string

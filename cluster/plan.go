@@ -43,6 +43,7 @@ type Plan struct {
 	Trials []Trial `json:"trials,omitempty"`
 
 	controlPlanes []endpoint
+	heed          Heed
 }
 
 // NodePlan is what happens to one node.
@@ -83,6 +84,7 @@ type NodePlan struct {
 	wanted        Wanted
 	found         Found
 	controlPlanes []endpoint // of the whole cluster
+	heed          Heed
 	etcdKept      bool       // its etcd data outlives the system disk
 	restore       *KeptDisk  // of a rollback
 	space         *NewDisk   // the blank system disk
@@ -118,6 +120,7 @@ type Policy struct {
 	Labels         Selector // of their Nodes
 	BootFailure    BootFailure
 	DrainDeletes   bool       // pods that are refused until the end of a drain
+	IgnoreNodes    []string   // whose Nodes may stay not Ready
 	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
 	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 }
@@ -145,7 +148,7 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes(), heed: p.heed(wanted)}
 	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
@@ -173,6 +176,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	plan.order(p)
 	plan.arrange()
 	plan.tellShared()
+	plan.awaitOthers(o)
 	plan.space(o)
 	plan.numbers(o)
 	plan.warn(o)

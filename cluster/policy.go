@@ -12,6 +12,14 @@ func (p Policy) selects(node string) bool {
 	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
 }
 
+func (p Policy) heed(wanted []Wanted) Heed {
+	h := Heed{Ignore: p.IgnoreNodes}
+	for _, w := range wanted {
+		h.Known = append(h.Known, w.Name)
+	}
+	return h
+}
+
 // Selector chooses nodes by the labels of their Node objects.
 type Selector struct {
 	Text    string // as it was asked for; "": every node
@@ -58,10 +66,7 @@ func (p Policy) maxUnavailable(o Observation) int {
 // check refuses names of nodes that do not exist: a typing error must not look
 // like a roll with nothing to do.
 func (p Policy) check(wanted []Wanted) error {
-	var names []string
-	for _, w := range wanted {
-		names = append(names, w.Name)
-	}
+	names := p.heed(wanted).Known
 	var problems []error
 	for _, name := range slices.Concat(p.Only, p.Exclude) {
 		if !slices.Contains(names, name) {

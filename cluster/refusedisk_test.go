@@ -27,28 +27,6 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		"a disk of a pod": {change: set("scsi4", "csi:vm-9999-pvc-1a2b")},
 		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
 			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
-		"a device of the host": {
-			change:   set("scsi4", "/dev/disk/by-id/ata-x,serial=x"),
-			recreate: "scsi4 is a device of the host (/dev/disk/by-id/ata-x), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
-		},
-		"a device of another host's name": {
-			change: func(_ *Wanted, f *Found, o *Observation) {
-				f.VM.Config["scsi4"] = "/dev/sdb,serial=x"
-				o.VMs = append(o.VMs, VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/sdb"}})
-			},
-			recreate: "scsi4 is a device of the host (/dev/sdb), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
-		},
-		"a LUN of two hosts": {
-			change: func(_ *Wanted, f *Found, o *Observation) {
-				f.VM.Config["scsi4"] = "/dev/disk/by-id/wwn-0x1,serial=x"
-				o.VMs = append(o.VMs, VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/disk/by-id/wwn-0x1"}})
-			},
-			recreate: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300\n" +
-				"scsi4 is a device of the host (/dev/disk/by-id/wwn-0x1), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
-			reimage: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300",
-		},
-		"the system disk is a device of the host": both(set("scsi0", "/dev/disk/by-id/ata-x,serial=sys,size=10G"),
-			"the system disk scsi0 is a device of the host (/dev/disk/by-id/ata-x), which can't be parked: give the node a volume for it, or use in-place"),
 		"no such holder": both(func(w *Wanted, _ *Found, _ *Observation) { w.Holder = 201 },
 			"its holder, VM 201, does not exist: correct nodes[].holder"),
 		"the system disk is a holder's": both(func(w *Wanted, f *Found, _ *Observation) {
@@ -92,6 +70,34 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 			change:   set("scsi9", "serial=x"),
 			recreate: unreadDrive, reimage: unreadDrive,
 		},
+	})
+}
+
+func TestReplacingWithADeviceOfTheHost(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]refusalCase{
+		"a device of the host": {
+			change:   set("scsi4", "/dev/disk/by-id/ata-x,serial=x"),
+			recreate: "scsi4 is a device of the host (/dev/disk/by-id/ata-x), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
+		},
+		"a device of another host's name": {
+			change: func(_ *Wanted, f *Found, o *Observation) {
+				f.VM.Config["scsi4"] = "/dev/sdb,serial=x"
+				o.VMs = append(o.VMs, VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/sdb"}})
+			},
+			recreate: "scsi4 is a device of the host (/dev/sdb), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
+		},
+		"a LUN of two hosts": {
+			change: func(_ *Wanted, f *Found, o *Observation) {
+				f.VM.Config["scsi4"] = "/dev/disk/by-id/wwn-0x1,serial=x"
+				o.VMs = append(o.VMs, VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/disk/by-id/wwn-0x1"}})
+			},
+			recreate: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300\n" +
+				"scsi4 is a device of the host (/dev/disk/by-id/wwn-0x1), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
+			reimage: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300",
+		},
+		"the system disk is a device of the host": both(set("scsi0", "/dev/disk/by-id/ata-x,serial=sys,size=10G"),
+			"the system disk scsi0 is a device of the host (/dev/disk/by-id/ata-x), which can't be parked: give the node a volume for it, or use in-place"),
 	})
 }
 

@@ -119,7 +119,7 @@ func (r *Roller) phase(p Plan, b Batch) (step.Step, error) {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
 		roll := &nodeRoll{Roller: r, plan: n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: StepPath(b.Phase, n.Node)}
-		roll.plan.controlPlanes = p.controlPlanes
+		roll.plan.controlPlanes, roll.plan.heed = p.controlPlanes, p.heed
 		branch := roll.step()
 		steps = append(steps, branch)
 		if i < ahead && len(branch.Ahead) > 0 {

@@ -62,7 +62,7 @@ func (f *Found) keptElsewhere(kept KeptDisk, on VM) string {
 // named) from the system disk that it had before. Where that is not possible,
 // the way back is a roll to the previous lock; each refusal says so.
 func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observation, talos Talos, m Maintenance, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: 1, PerHost: 1, controlPlanes: o.controlPlanes()}
+	plan := Plan{Cluster: cluster, MaxUnavailable: 1, PerHost: 1, controlPlanes: o.controlPlanes(), heed: p.heed(wanted)}
 	if err := p.check(wanted); err != nil {
 		return Plan{}, err
 	}
@@ -91,6 +91,7 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 	}
 	plan.order(p)
 	plan.arrange()
+	plan.awaitOthers(o)
 	return plan, nil
 }
 

@@ -108,11 +108,19 @@ func (d *checkup) kubernetes() {
 		d.fail(GroupKubernetes, "API", d.survey.Kubernetes)
 		return
 	}
+	heed := cluster.Heed{Ignore: d.Config.Roll.IgnoreNodes}
+	for _, n := range d.Config.Nodes {
+		heed.Known = append(heed.Known, n.Name)
+	}
 	versions := map[string]int{}
 	for _, n := range d.survey.Observation.Nodes {
 		versions[n.KubeletVersion]++
-		if !n.Ready {
+		switch why := heed.Excuse(n); {
+		case n.Ready:
+		case why == "":
 			d.warn(GroupKubernetes, n.Name, "a roll starts only while the others are healthy", "is not Ready")
+		default:
+			d.warn(GroupKubernetes, n.Name, "no worker waits for it", "is not Ready (%s)", why)
 		}
 	}
 	var seen []string

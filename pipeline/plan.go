@@ -69,6 +69,7 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
 	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
+	asked.IgnoreNodes = r.IgnoreNodes
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked

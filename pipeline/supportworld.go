@@ -27,7 +27,7 @@ var (
 		"nodes.*.name", "nodes.*.schematic", "nodes.*.vmid", "nodes.*.strategy", "nodes.*.holder", "nodes.*.acceptLoss.*",
 		"nodes.*.systemDisk.slot", "nodes.*.systemDisk.sizeGiB",
 		"roll.strategy", "roll.order", "roll.maxUnavailable.*", "roll.workersBeside", "roll.canary", "roll.drain.*", "roll.settle", "roll.poll",
-		"roll.timeouts.*", "roll.bootFailure", "roll.keepDisks", "roll.etcdSnapshot", "roll.rehearse.enabled", "roll.rehearse.addresses.*", "roll.rehearse.gateway",
+		"roll.timeouts.*", "roll.bootFailure", "roll.keepDisks", "roll.ignoreNodes.*", "roll.etcdSnapshot", "roll.rehearse.enabled", "roll.rehearse.addresses.*", "roll.rehearse.gateway",
 		"roll.gates.*.kind", "roll.gates.*.apiVersion", "roll.gates.*.timeout", "roll.hooks.*.*.timeout", "notify.*.on.*",
 	}
 	// Not the schematics themselves: kernel arguments may carry a token, and an embedded configuration is one.

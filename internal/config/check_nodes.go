@@ -36,7 +36,7 @@ func (k checker) node(path string, n Node) {
 		k.add(path+".vmid", "%d is out of bounds: Proxmox allows %d-%d", n.VMID, minVMID, maxVMID)
 	}
 	k.holder(path+".holder", n)
-	k.acceptLoss(path+".acceptLoss", n.AcceptLoss)
+	k.names(path+".acceptLoss", "that the plan shows", n.AcceptLoss)
 	if _, ok := k.c.Schematics[n.Schematic]; !ok && k.given(path+".schematic") && !k.bad["schematics"] {
 		names := slices.Sorted(maps.Keys(k.c.Schematics))
 		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), suggest(n.Schematic, names))
@@ -63,11 +63,12 @@ func (k checker) holder(path string, n Node) {
 	}
 }
 
-func (k checker) acceptLoss(list string, names []string) {
+// names checks a list of names: none is empty or there twice.
+func (k checker) names(list, of string, names []string) {
 	for i, name := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
 		if strings.TrimSpace(name) == "" {
-			k.add(path, "is empty: give the name that the plan shows, or remove it")
+			k.add(path, "is empty: give the name %s, or remove it", of)
 		}
 		if first := slices.Index(names, name); first < i {
 			k.add(path, "%s is listed already (line %d)", quote(name), k.line(fmt.Sprintf("%s[%d]", list, first)))
@@ -86,6 +87,7 @@ func (k checker) roll() {
 	if r.KeepDisks < 1 {
 		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too")
 	}
+	k.names("roll.ignoreNodes", "of a node", r.IgnoreNodes)
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
 	k.hooks()

@@ -189,6 +189,8 @@ type Roll struct {
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
 	// KeepDisks is how many old system disks of a node stay parked: the ways back. A roll of the node that has succeeded frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
+	// IgnoreNodes are nodes that may be not Ready while others are taken out, such as one whose hardware is being repaired. A node that is not in this file, or that somebody has cordoned, is ignored as well. A control plane that is not Ready still keeps other control planes in, and what etcd needs is asked of etcd.
+	IgnoreNodes []string `yaml:"ignoreNodes,omitempty"`
 	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
 	Gates []Gate `yaml:"gates,omitempty"`
 	// Hooks are programs of your own that run before and after the run, each batch of nodes, and each node.

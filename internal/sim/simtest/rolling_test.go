@@ -271,32 +271,67 @@ func TestAForeignCordonStays(t *testing.T) {
 	}
 }
 
-// TestAnotherNodeIsDown refuses to take one more out.
+// TestAnotherNodeIsDown: one more out would be one too many. A Node that is
+// somebody else's, or that somebody has taken out, is none of that.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
-	cases := map[string]func(t *testing.T, lab *Lab) string{
-		"one of ours": func(t *testing.T, lab *Lab) string {
-			if err := lab.World.PowerOff(9032); err != nil {
-				t.Fatal(err)
+	off := func(node string) func(*Lab) {
+		return func(l *Lab) {
+			if err := l.World.PowerOff(l.node(node).VMID); err != nil {
+				l.t.Error(err)
 			}
-			return "wk2"
-		},
-		"one that recast does not know": func(_ *testing.T, lab *Lab) string {
-			lab.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
-			time.Sleep(time.Minute)
-			lab.Kube.NodeDown("5ec0ffee-0000-4000-8000-0000000000aa")
-			return "gpu1"
-		},
+		}
 	}
-	for name, breakOne := range cases {
+	foreign := func(l *Lab) {
+		l.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
+		time.Sleep(time.Minute)
+		l.Kube.NodeDown("5ec0ffee-0000-4000-8000-0000000000aa")
+	}
+	cordoned := func(l *Lab) {
+		l.Cordon("wk2", true)
+		off("wk2")(l)
+	}
+	ignored := func(node string) func(*Lab) {
+		return func(l *Lab) {
+			l.Replace("recast.yaml", "roll:\n", "roll:\n  ignoreNodes: ["+node+"]\n")
+			off(node)(l)
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil  func(*Lab)
+		only   string
+		refuse string // "": it goes
+		warns  string
+	}{
+		"one of ours":                                          {off("wk2"), "wk1", "other nodes are not Ready: wk2", ""},
+		"one that recast does not know":                        {foreign, "wk1", "", "gpu1 (not in recast.yaml)"},
+		"the same, for a control plane":                        {foreign, "cp1", "", "gpu1 (not in recast.yaml)"},
+		"one that somebody cordoned":                           {cordoned, "wk1", "", "wk2 (cordoned)"},
+		"one that is ignored":                                  {ignored("wk2"), "wk1", "", "wk2 (in roll.ignoreNodes)"},
+		"a control plane that is ignored, for a worker":        {ignored("cp2"), "wk1", "", "cp2 (in roll.ignoreNodes)"},
+		"a control plane that is ignored, for a control plane": {ignored("cp2"), "cp1", "other nodes are not Ready: cp2", "cp2 (in roll.ignoreNodes)"},
+	} {
 		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				down := breakOne(t, lab)
+			inLab(t, sim.Options{ControlPlanes: 3, Workers: 3}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				c.spoil(lab)
 				time.Sleep(2 * time.Minute) // until Kubernetes says so
+				only := cluster.Policy{Only: []string{c.only}}
+				plan, err := lab.Client().Plan(t.Context(), only)
+				must(t, err)
+				if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
+					t.Errorf("the plan refuses %q", refused)
+				}
+				if !strings.Contains(strings.Join(plan.Warn, "\n"), c.warns) {
+					t.Errorf("the plan warns of %q", plan.Warn)
+				}
 				before := len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "other nodes are not Ready: "+down) {
+				_, err = lab.Client().Roll(t.Context(), only)
+				if c.refuse == "" {
+					must(t, err)
+					return
+				}
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.refuse) {
 					t.Errorf("err = %v", err)
 				}
 				for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
@@ -305,6 +340,24 @@ func TestAnotherNodeIsDown(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAnotherNodeGoesDownAfterThePlan: the gate asks again.
+func TestAnotherNodeGoesDownAfterThePlan(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		user := lab.Client()
+		user.Confirm = func(cluster.Plan) (bool, error) {
+			must(t, lab.World.PowerOff(9032))
+			time.Sleep(2 * time.Minute)
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "other nodes are not Ready: wk2") {
+			t.Errorf("err = %v", err)
+		}
+	})
 }
 
 // TestSettle keeps a node under watch for as long as configured, from the
