@@ -85,13 +85,13 @@ type NodePlan struct {
 	found         Found
 	controlPlanes []endpoint // of the whole cluster
 	heed          Heed
-	etcdKept      bool       // its etcd data outlives the system disk
-	restore       *KeptDisk  // of a rollback
-	space         *NewDisk   // the blank system disk
-	previous      *Build     // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
-	fallbackKept  bool       // etcd's data outlives that
-	isWayBack     bool       // the build that it is to get will be what a later upgrade's failure reimages it to
-	run           string     // whose unfinished work this is
+	etcdKept      bool      // its etcd data outlives the system disk
+	restore       *KeptDisk // of a rollback
+	space         *NewDisk  // the blank system disk
+	previous      *Build    // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
+	fallbackKept  bool      // etcd's data outlives that
+	isWayBack     bool      // the build that it is to get will be what a later upgrade's failure reimages it to
+	run           string    // whose unfinished work this is
 }
 
 // DiskPlan is one drive in a plan.
