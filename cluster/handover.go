@@ -12,13 +12,13 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// handOver gives a volume of one VM to the other, and is safe to run again
-// after it was cut off anywhere. Proxmox renames the volume, then writes the
+// handOverOnce gives a volume of one VM to the other, and is safe to run again
+// after it was cut off anywhere, or has failed. Proxmox renames the volume, then writes the
 // source's configuration, then the target's (qemu-server, API2/Qemu.pm): a crash
 // of the host, or a loss of quorum, in between leaves a volume that nobody names.
 // So the intent is durable before, with every volume that had no name then: at
 // most one can be new afterwards, and that is the one.
-func (r *Replace) handOver(ctx context.Context, in Intent) error {
+func (r *Replace) handOverOnce(ctx context.Context, in Intent) error {
 	from, to, err := r.both(ctx, in)
 	if err != nil {
 		return err

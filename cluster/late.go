@@ -271,13 +271,16 @@ func (r *Replace) awaitDelete(ctx context.Context) error {
 	})
 }
 
+// parkStep begins the ID of a step that parks a disk.
+const parkStep = "park/"
+
 // saying tells what happens in a step of the exchange.
 func (r *Replace) saying(id string) func(string) {
 	branch := "bring-up/"
 	switch {
 	case r.Strategy == PutBack:
 		branch = "put-back/"
-	case id == "delete-vm":
+	case id == "delete-vm" || strings.HasPrefix(id, parkStep):
 		branch = "take-down/"
 	}
 	return func(text string) {

@@ -19,6 +19,10 @@ var ErrChanged = errors.New("changed by someone else")
 // lock of somebody's task.
 var ErrLocked = errors.New("locked by somebody's task")
 
+// ErrStorageBusy says that a volume could not be renamed because something had it in
+// use, or that it took too long: it may have its new name all the same, or get it.
+var ErrStorageBusy = errors.New("its storage is busy with the volume")
+
 // ErrExists says that a VM with that VMID exists already somewhere in the Proxmox cluster.
 var ErrExists = errors.New("exists already")
 

@@ -35,6 +35,7 @@ const (
 	RehearsalFailed   Code = "rehearsal-failed"
 	StorageFull       Code = "storage-full"
 	StorageUnusable   Code = "storage-unusable"
+	StorageBusy       Code = "storage-busy"
 	PlanRefused       Code = "plan-refused"
 	PlanMoved         Code = "plan-moved"
 	GateClosed        Code = "gate-closed"
@@ -78,7 +79,7 @@ func AllCodes() []Code {
 		BuildFailed, ClaimHeld, ClaimLost, ConfigInvalid, Credentials, Differs, DiskMismatch, DoctorFound, DrainBlocked,
 		EtcdSnapshot, EtcdUnhealthy, ExtensionUnknown, FailedCode, GateClosed, HookFailed, HostAway, ImageDiffers, NotPullable,
 		InterruptedCode, ISODiffers, KubernetesUpgrade, LockStale, MachineConfig, NoBoot, NoJoin, NoQuorum, NoWayBack, NotConfirmed, PruneRefused,
-		ParkedHalf, PlanMoved, PlanRefused, RefusedCode, RehearsalFailed, RolledBackByItself, StorageFull, StorageUnusable,
+		ParkedHalf, PlanMoved, PlanRefused, RefusedCode, RehearsalFailed, RolledBackByItself, StorageBusy, StorageFull, StorageUnusable,
 		SystemDiskUnproven, TaskFailed, TLS, TokenPrivileges, Unreachable, Unread, UpgradeStuck, UUIDMismatch, VMChanged, VMLocked, VolumeAmbiguous,
 	}
 	slices.Sort(all)

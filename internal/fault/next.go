@@ -22,6 +22,7 @@ var next = map[Code]string{
 	NotPullable:        "talosctl image pull, on that node, says why; recast doctor checks the registry from here",
 	RehearsalFailed:    "recast roll --rehearse tries it again; recast roll --rehearse=false does without",
 	StorageFull:        "recast prune frees what nothing needs any more; recast doctor shows the room of each storage",
+	StorageBusy:        "end what uses the volume, then run the same command again: it looks first at whether the volume was renamed",
 	StorageUnusable:    "pvesm status on that Proxmox node; recast doctor shows what each storage takes",
 	PlanRefused:        "recast plan says of every node what is in the way",
 	PlanMoved:          "recast plan shows what would be done now",

@@ -118,6 +118,7 @@ var wordings = []struct {
 	{regexp.MustCompile(`storage '[^']+' (?:does not exist|is disabled|is not available on node '[^']*')`), images.ErrNoStorage},
 	// The worker is at work; only the list of tasks could not be written (RESTEnvironment.pm, fork_worker).
 	{regexp.MustCompile(`can't lock file '/var/log/pve/tasks/\.active\.lock'`), cluster.ErrLostAnswer},
+	{busyRename, cluster.ErrStorageBusy},
 	{regexp.MustCompile(`(?i)no space left|not enough (?:free )?space|insufficient free space|out of space|disk quota exceeded`), ErrNoSpace},
 }
 

@@ -70,7 +70,7 @@ func TestParseError(t *testing.T) {
 
 func TestSentinels(t *testing.T) {
 	t.Parallel()
-	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, ErrNoSpace, images.ErrNoStorage}
+	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, cluster.ErrStorageBusy, ErrNoSpace, images.ErrNoStorage}
 	cases := map[string]struct {
 		err  error
 		want []error
@@ -95,6 +95,15 @@ func TestSentinels(t *testing.T) {
 		"unknown storage":      {&Error{Method: "GET", Status: 500, Reason: "storage 'nosuch' does not exist"}, []error{images.ErrNoStorage}},
 		"another host's":       {&Error{Method: "GET", Status: 500, Reason: "storage 'only2' is not available on node 'pve1'"}, []error{images.ErrNoStorage}},
 		"disabled storage":     {&Error{Method: "GET", Status: 500, Reason: "storage 'old' is disabled"}, []error{images.ErrNoStorage}},
+		"zfs is busy":          {&TaskError{Exit: "zfs error: cannot rename 'rpool/data/vm-101-disk-0': dataset is busy"}, []error{cluster.ErrStorageBusy}},
+		"zfs is slow":          {&TaskError{Exit: "command 'zfs rename rpool/data/vm-101-disk-0 rpool/data/vm-9001-disk-0' failed: got timeout"}, []error{cluster.ErrStorageBusy}},
+		"zfs destroys nothing": {&TaskError{Exit: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy"}, nil},
+		"zfs has no such":      {&TaskError{Exit: "zfs error: cannot open 'rpool/data/vm-101-disk-0': dataset does not exist"}, nil},
+		"ceph is busy":         {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (16) Device or resource busy"}, []error{cluster.ErrStorageBusy}},
+		"ceph does not answer": {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (110) Connection timed out"}, []error{cluster.ErrStorageBusy}},
+		"ceph has no such":     {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (2) No such file or directory"}, nil},
+		"a file is busy":       {&TaskError{Exit: "rename '/mnt/pve/nfs/images/101/vm-101-disk-0.raw' to '/mnt/pve/nfs/images/9001/vm-9001-disk-0.raw' failed - Device or resource busy"}, []error{cluster.ErrStorageBusy}},
+		"a file is elsewhere":  {&TaskError{Exit: "rename '/a/images/101/x.raw' to '/a/images/9001/x.raw' failed - Invalid cross-device link"}, nil},
 		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: activeLock}, []error{cluster.ErrLostAnswer}},
 		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
 		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},

@@ -71,6 +71,10 @@ func serverKinds() []kind {
 			return func() { p.lab.World.BootHost(host) }, nil
 		}},
 		full("full", sim.DiskStorage), full("full-isos", sim.ISOStorage),
+		{name: "busy", weight: 2, lasts: true, act: func(p *play, _ *struck) (func(), error) {
+			p.lab.World.BusyStorage(sim.DiskStorage, -1, world.RenameBusy)
+			return func() { p.lab.World.BusyStorage(sim.DiskStorage, 0, 0) }, nil
+		}},
 		{name: "token", weight: 2, lasts: true, act: func(p *play, _ *struck) (func(), error) {
 			id, _, _ := strings.Cut(p.lab.Token(), "=")
 			p.lab.World.ExpireToken(id, true)

@@ -27,12 +27,15 @@ func (w *World) WarnNext(taskType, message string) {
 	w.failures = append(w.failures, failure{match: taskType, message: message, warns: true})
 }
 
-// NoMoreFailures takes back what FailNext, WarnNext and StopNextMove have switched
-// on and what has not happened yet.
+// NoMoreFailures takes back what FailNext, WarnNext, StopNextMove and BusyStorage
+// have switched on and what has not happened yet.
 func (w *World) NoMoreFailures() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures, w.moveStops = nil, nil
+	for _, s := range w.storages {
+		s.busy = 0
+	}
 }
 
 // FailRequest is the error switched on for this request, once; nil if there is none.

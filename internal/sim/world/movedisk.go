@@ -185,10 +185,9 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 		return err
 	}
 	w.violateRename(d.volid, vol)
-	name := basePath(vol.name) + s.freeName(source.host, target.id, vol.format)
-	delete(s.at(source.host), vol.name)
-	vol.name = name
-	s.at(source.host)[vol.name] = vol
+	if err := s.rename(source.host, vol, basePath(vol.name)+s.freeName(source.host, target.id, vol.format)); err != nil {
+		return err
+	}
 	d.volid = s.ID + ":" + vol.name
 	if w.stopsMove(t, AfterRename) {
 		return errInterrupted

@@ -55,6 +55,8 @@ type storage struct {
 	full    bool
 	offline map[string]bool // hosts that can't reach it
 	pools   map[string]ThinPool
+	busy    int // how many of its next renames fail; < 0: all
+	busyAs  RenameFault
 }
 
 type volume struct {
