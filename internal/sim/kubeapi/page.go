@@ -27,20 +27,27 @@ type kept struct {
 // pageToken is what "continue" holds (apiserver, pkg/storage/continue.go).
 type pageToken struct {
 	APIVersion string `json:"v"`
-	Revision   string `json:"rv"`
+	Revision   int64  `json:"rv"`
 	Start      string `json:"start"` // key after which the next page begins
 }
+
+// latest is the revision of a token that goes on with what there is now.
+const latest = -1
 
 func keyOf(o store.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
 // page cuts a list as "limit" and "continue" ask. The first page is of now, the
-// others are of the same revision.
+// others are of the same revision. How many are left is told of lists without a
+// selector only (apiserver, pkg/storage/etcd3/store.go, GetList).
 func (s *Server) page(t target, q url.Values, match func(store.Object) bool, objects []store.Object, revision string) ([]store.Object, metav1.ListMeta, error) {
 	now := kept{objects: objects, revision: revision, until: time.Now().Add(pageLife)}
 	start := ""
 	if token := q.Get("continue"); token != "" {
+		if rv := q.Get("resourceVersion"); rv != "" && rv != "0" {
+			return nil, metav1.ListMeta{}, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
+		}
 		var err error
-		if start, now, err = s.resume(t, token); err != nil {
+		if start, now, err = s.resume(t, token, now); err != nil {
 			return nil, metav1.ListMeta{}, err
 		}
 	}
@@ -50,16 +57,25 @@ func (s *Server) page(t target, q url.Values, match func(store.Object) bool, obj
 	}
 	var page []store.Object
 	last := ""
-	for _, o := range now.objects {
+	for i, o := range now.objects {
 		switch {
 		case start != "" && keyOf(o) <= start || !match(o):
 		case limit > 0 && len(page) == limit:
-			return page, metav1.ListMeta{ResourceVersion: now.revision, Continue: s.keep(t, now, last)}, nil
+			listed := metav1.ListMeta{ResourceVersion: now.revision, Continue: s.keep(t, now, last)}
+			if q.Get("labelSelector") == "" && q.Get("fieldSelector") == "" {
+				listed.RemainingItemCount = new(int64(len(now.objects) - i))
+			}
+			return page, listed, nil
 		default:
 			page, last = append(page, o), keyOf(o)
 		}
 	}
 	return page, metav1.ListMeta{ResourceVersion: now.revision}, nil
+}
+
+// pagesOf names what is kept of a collection at a revision.
+func pagesOf(t target, revision string) string {
+	return t.resource.GroupVersionResource.String() + " of " + t.namespace + "@" + revision
 }
 
 func (s *Server) keep(t target, k kept, last string) string {
@@ -70,23 +86,38 @@ func (s *Server) keep(t target, k kept, last string) string {
 			delete(s.pages, key)
 		}
 	}
-	s.pages[t.resource.GroupVersionResource.String()+"@"+k.revision] = k
-	b, _ := json.Marshal(pageToken{APIVersion: "meta.k8s.io/v1", Revision: k.revision, Start: last}) // three strings
+	s.pages[pagesOf(t, k.revision)] = k
+	revision, _ := strconv.ParseInt(k.revision, 10, 64) // the store's are numbers
+	return encodeToken(revision, last)
+}
+
+func encodeToken(revision int64, start string) string {
+	b, _ := json.Marshal(pageToken{APIVersion: "meta.k8s.io/v1", Revision: revision, Start: start}) // no error: strings and a number
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-func (s *Server) resume(t target, token string) (start string, k kept, err error) {
+// resume finds the list that a token goes on with. One of a revision that etcd has dropped is
+// answered with a token for the rest as it is now (apiserver,
+// pkg/storage/etcd3/errors.go, handleCompactedErrorForPaging).
+func (s *Server) resume(t target, token string, now kept) (start string, k kept, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	var at pageToken
-	if err != nil || json.Unmarshal(b, &at) != nil || at.Start == "" {
+	if err != nil || json.Unmarshal(b, &at) != nil || at.Start == "" || at.Revision == 0 {
 		return "", k, apierrors.NewBadRequest("continue key is not valid")
+	}
+	if at.Revision == latest {
+		return at.Start, now, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k, found := s.pages[t.resource.GroupVersionResource.String()+"@"+at.Revision]
+	k, found := s.pages[pagesOf(t, strconv.FormatInt(at.Revision, 10))]
 	if !found || time.Now().After(k.until) {
-		return "", k, apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result. " +
-			"You can start a new list without the continue parameter.")
+		expired := apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result. " +
+			"You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder " +
+			"of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or " +
+			"deleted between the time the first chunk was returned and now may show up in the list.")
+		expired.ErrStatus.Continue = encodeToken(latest, at.Start)
+		return "", k, expired
 	}
 	return at.Start, k, nil
 }

@@ -2,6 +2,7 @@ package kubeapi_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,7 +28,7 @@ func TestListsComeInPages(t *testing.T) {
 		for i := range 5 {
 			make(fmt.Sprintf("w%d", i))
 		}
-		var got []string
+		var got, revisions []string
 		o := metav1.ListOptions{Limit: 2}
 		for {
 			list, err := c.List(t.Context(), o)
@@ -37,22 +38,42 @@ func TestListsComeInPages(t *testing.T) {
 			for _, w := range list.Items {
 				got = append(got, w.GetName())
 			}
-			got = append(got, "|")
+			left := int64(0)
+			if n := list.GetRemainingItemCount(); n != nil {
+				left = *n
+			}
+			got, revisions = append(got, fmt.Sprintf("|%d", left)), append(revisions, list.GetResourceVersion())
 			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is younger
 			if o.Continue = list.GetContinue(); o.Continue == "" {
 				break
 			}
 		}
-		if diff := cmp.Diff([]string{"w0", "w1", "|", "w2", "w3", "|", "w4", "|"}, got); diff != "" {
+		if diff := cmp.Diff([]string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got); diff != "" {
 			t.Error(diff)
+		}
+		if revisions = slices.Compact(revisions); len(revisions) != 1 {
+			t.Errorf("pages of the revisions %v", revisions)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(6 * time.Minute)
-		if _, err := c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()}); !apierrors.IsResourceExpired(err) {
-			t.Errorf("an old token: %v", err)
+		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
+		status, is := err.(apierrors.APIStatus)
+		if !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "" {
+			t.Fatalf("an old token: %v", err)
+		}
+		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
+		if err != nil || len(rest.Items) != 6 { // of now, with what is younger
+			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", Continue: list.GetContinue()}); !apierrors.IsBadRequest(err) {
+			t.Errorf("a token and a revision: %v", err)
+		}
+		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
+		if err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil {
+			t.Errorf("a list with a selector tells how many are left: %v, %v", selected, err)
 		}
 		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
 			t.Errorf("no token at all: %v", err)

@@ -112,6 +112,7 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	if l, ok := list.(metav1.ListInterface); ok {
 		l.SetResourceVersion(listed.ResourceVersion)
 		l.SetContinue(listed.Continue)
+		l.SetRemainingItemCount(listed.RemainingItemCount)
 	}
 	gvk := t.resource.GVK()
 	gvk.Kind += "List"
