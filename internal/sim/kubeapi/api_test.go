@@ -265,9 +265,12 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			t.Error("the after hook ran before the server acted")
 		}
 		calls := l.calls.Calls()
+		if calls[len(calls)-1].Bytes == 0 {
+			t.Error("the bytes of the answer are not counted")
+		}
 		want := record.Call{
 			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
-			User: "admin", Mutation: true,
+			User: "admin", Mutation: true, Bytes: calls[len(calls)-1].Bytes,
 		}
 		if diff := cmp.Diff(want, calls[len(calls)-1]); diff != "" {
 			t.Errorf("call (-want +got):\n%s", diff)

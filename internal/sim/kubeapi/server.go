@@ -262,6 +262,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a := s.answer(r, user, t)
 	if s.o.Recorder != nil {
 		s.o.Recorder.End(call)
+		if a.watch == nil {
+			w = s.o.Recorder.Counted(w, call)
+		}
 	}
 	s.write(w, r, a)
 }

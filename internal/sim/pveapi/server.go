@@ -124,7 +124,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		q.drop()
 	}
-	s.answer(rw, q, s.carryOut(r, user, q, seen, err))
+	s.answer(s.recorder.Counted(rw, seen), q, s.carryOut(r, user, q, seen, err))
 }
 
 // outcome is what came of a request.

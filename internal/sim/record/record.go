@@ -17,6 +17,7 @@ type Call struct {
 	Mutation bool              // a non-GET request or a gRPC method that changes something
 	Status   int               // what a Proxmox server answered with; 0 while it has not, and of other protocols
 	Late     bool              // it was held, and is carried out now: see Held
+	Bytes    int64             // of the answer's body so far, where its server counts them: proxmox, and kubernetes but for watches
 }
 
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.

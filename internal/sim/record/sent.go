@@ -1,0 +1,29 @@
+package record
+
+import "net/http"
+
+// counted tells the recorder what an answer's body takes.
+type counted struct {
+	http.ResponseWriter
+	recorder *Recorder
+	call     Call
+}
+
+// Counted is w with the bytes of the body noted as those of c's answer.
+func (r *Recorder) Counted(w http.ResponseWriter, c Call) http.ResponseWriter {
+	return counted{w, r, c}
+}
+
+func (w counted) Write(b []byte) (int, error) {
+	w.recorder.sent(w.call, len(b))
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (w counted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (r *Recorder) sent(c Call, bytes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls[c.Seq-1].Bytes += int64(bytes)
+}
