@@ -58,19 +58,36 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 		s.Found[i], s.Unread[i] = s.match(w, members)
 	}
 	s.Shared = shared(s.Found)
-	g.SetLimit(observeLimit)
+	nodes, vms := matching(s.Found, func(f Found) bool { return f.Node != nil }), matching(s.Found, func(f Found) bool { return f.VM != nil })
+	var errLocal error
+	var errTies []error
+	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
+	g.Go(func() error { errLocal = readLocalData(ctx, src.Kube, nodes); return nil })
+	g.Go(func() error { errTies = readTies(ctx, src.Proxmox, vms); return nil })
+	_ = g.Wait() // the same
+	why := map[*Found]error{}
+	for i, f := range vms {
+		why[f] = errTies[i]
+	}
+	for _, f := range nodes {
+		why[f] = errors.Join(why[f], errLocal)
+	}
 	for i := range s.Found {
-		g.Go(func() error {
-			f := &s.Found[i]
-			if src.Talos != nil {
-				readMachine(ctx, src, src.Talos.Machine, wanted[i], f)
-			}
-			s.Unread[i] = errors.Join(s.Unread[i], readTies(ctx, src, f))
-			return nil
-		})
+		s.Unread[i] = errors.Join(s.Unread[i], why[&s.Found[i]])
+	}
+	return s
+}
+
+func (s *Survey) readMachines(ctx context.Context, src Sources, wanted []Wanted) {
+	if src.Talos == nil {
+		return
+	}
+	g := errgroup.Group{}
+	g.SetLimit(machinesAtOnce)
+	for i := range s.Found {
+		g.Go(func() error { readMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
 	}
 	_ = g.Wait() // the same
-	return s
 }
 
 func (s *Survey) readProxmox(ctx context.Context, px Inventory) error {
@@ -122,22 +139,6 @@ func (s *Survey) match(w Wanted, members []Member) (Found, error) {
 		return f, fmt.Errorf("node %s: which VM it is can't be told without Kubernetes", w.Name)
 	}
 	return f, nil
-}
-
-func readTies(ctx context.Context, src Sources, f *Found) (err error) {
-	if f.VM != nil {
-		if f.Ties, err = src.Proxmox.Ties(ctx, *f.VM); err != nil {
-			return fmt.Errorf("node %s: %w", f.Name, err)
-		}
-	}
-	if f.Node != nil {
-		local, err := src.Kube.LocalData(ctx, f.Name)
-		if err != nil {
-			return err
-		}
-		f.Local = local[f.Name]
-	}
-	return nil
 }
 
 // Assessment is what could be done to one node if it were stale.

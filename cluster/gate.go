@@ -198,9 +198,12 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	c := candidate{Wanted: n.plan.wanted, vm: *n.plan.found.VM, found: n.plan.found}
 	var errTies, errLocal, errMachine error
 	c.found.Ties, errTies = n.Proxmox.Ties(ctx, c.vm)
-	c.found.Local, errLocal = n.localData(ctx)
+	k, errNode := n.Kube.Node(ctx, n.plan.Node)
+	if errNode == nil {
+		c.found.Local, errLocal = n.localData(ctx, k)
+	}
 	c.m, errMachine = n.Talos.Machine(ctx, n.plan.Addr)
-	if err := errors.Join(errTies, errLocal, errMachine); err != nil {
+	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
 		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
 	}
 	against := slices.Concat(texts(c.occupied()), c.irreplaceable())

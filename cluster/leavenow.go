@@ -107,7 +107,7 @@ func (n *nodeRoll) bindings(ctx context.Context, f *Found) error {
 		return nil
 	case err == nil:
 		f.Node = &k
-		f.Local, err = n.localData(ctx)
+		f.Local, err = n.localData(ctx, k)
 	}
 	if err != nil && n.plan.found.Node == nil && n.plan.Resume {
 		f.Node = nil // it was away when the plan was made, too
@@ -116,8 +116,8 @@ func (n *nodeRoll) bindings(ctx context.Context, f *Found) error {
 	return err
 }
 
-func (n *nodeRoll) localData(ctx context.Context) ([]LocalData, error) {
-	local, err := n.Kube.LocalData(ctx, n.plan.Node)
+func (n *nodeRoll) localData(ctx context.Context, k KubeNode) ([]LocalData, error) {
+	local, err := n.Kube.LocalData(ctx, k)
 	return local[n.plan.Node], err
 }
 

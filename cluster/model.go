@@ -62,6 +62,12 @@ type Ties struct {
 	Tags []string
 }
 
+// TiesRead is a VM's Ties, or why they could not be read.
+type TiesRead struct {
+	Ties
+	Err error
+}
+
 // BusyWithin is how far ahead a backup that is due counts as one that runs.
 const BusyWithin = 30 * time.Minute
 

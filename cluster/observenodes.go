@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -58,27 +59,54 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted
 // observeTies reads what decides about what would be lost with each node: not to
 // know it is an error.
 func observeTies(ctx context.Context, src Sources, found []Found) error {
-	var nodes []*Found
-	var names []string
+	nodes := matching(found, func(f Found) bool { return !f.away && f.VM != nil && f.Node != nil })
+	g := errgroup.Group{}
+	g.Go(func() error { return readLocalData(ctx, src.Kube, nodes) })
+	g.Go(func() error {
+		errs := readTies(ctx, src.Proxmox, nodes)
+		i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+		if i < 0 {
+			return nil
+		}
+		return errs[i] // the others' may be the same
+	})
+	return g.Wait()
+}
+
+func matching(found []Found, of func(Found) bool) (nodes []*Found) {
 	for i := range found {
-		if f := &found[i]; !f.away && f.VM != nil && f.Node != nil {
-			nodes, names = append(nodes, f), append(names, f.Name)
+		if of(found[i]) {
+			nodes = append(nodes, &found[i])
 		}
 	}
-	var local map[string][]LocalData
-	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
-	g.Go(func() (err error) {
-		local, err = src.Kube.LocalData(ctx, names...)
-		return err
-	})
-	for _, f := range nodes {
-		g.Go(func() (err error) {
-			f.Ties, err = src.Proxmox.Ties(ctx, *f.VM)
-			return prefix("node "+f.Name, err)
-		})
+	return nodes
+}
+
+// readTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
+func readTies(ctx context.Context, px Inventory, nodes []*Found) []error {
+	if len(nodes) == 0 {
+		return nil
 	}
-	err := g.Wait()
+	vms, errs := make([]VM, len(nodes)), make([]error, len(nodes))
+	for i, f := range nodes {
+		vms[i] = *f.VM
+	}
+	for i, of := range px.TiesOf(ctx, vms) {
+		nodes[i].Ties, errs[i] = of.Ties, prefix("node "+nodes[i].Name, of.Err)
+	}
+	return errs
+}
+
+// readLocalData reads what is on nodes alone, in one look.
+func readLocalData(ctx context.Context, kube KubeReader, nodes []*Found) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	known := make([]KubeNode, len(nodes))
+	for i, f := range nodes {
+		known[i] = *f.Node
+	}
+	local, err := kube.LocalData(ctx, known...)
 	for _, f := range nodes {
 		f.Local = local[f.Name]
 	}

@@ -76,6 +76,9 @@ type Inventory interface {
 	Quorate(ctx context.Context) (bool, error)
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
+	// TiesOf is Ties of each of the VMs, in their order. What is kept in one place for
+	// all of them is read once, afresh.
+	TiesOf(ctx context.Context, vms []VM) []TiesRead
 	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Storages lists the storages of the Proxmox cluster, by name.
@@ -319,8 +322,8 @@ type KubeReader interface {
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// LocalData lists, for each of the nodes, what is bound to be on that very node: local
 	// and hostPath PersistentVolumes in use with affinity to it, what its pods write to
-	// it, directories of Longhorn and Rook, pools of LINSTOR.
-	LocalData(ctx context.Context, nodes ...string) (map[string][]LocalData, error)
+	// it, directories of Longhorn and Rook, pools of LINSTOR. It reads everything once, afresh.
+	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
 	// PendingCertificates lists the certificate requests of the node's kubelet
 	// that wait for somebody's approval, by name.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)

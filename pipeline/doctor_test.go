@@ -69,7 +69,9 @@ func (s *site) Room(context.Context, string) (cluster.Room, error) {
 	return room, nil
 }
 
-func (*site) Ties(context.Context, cluster.VM) (cluster.Ties, error) { return cluster.Ties{}, nil }
+func (*site) TiesOf(_ context.Context, vms []cluster.VM) []cluster.TiesRead {
+	return make([]cluster.TiesRead, len(vms))
+}
 
 func (s *site) Storage(_ context.Context, _, storage string) (images.StorageInfo, error) {
 	info, found := s.seen[storage]

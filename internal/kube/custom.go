@@ -2,13 +2,14 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/internal/foreign"
 )
@@ -64,28 +65,19 @@ func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
 }
 
-// listCustom lists custom resources of all namespaces.
-func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, fieldSelector string) ([]T, error) {
-	request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
-	if fieldSelector != "" {
-		request = request.Param("fieldSelector", fieldSelector)
+// listCustom lists custom resources of all namespaces; named restricts it to those of
+// that name, "" does not.
+func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) (all []T, err error) {
+	request := func() *rest.Request {
+		request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
+		if named != "" {
+			request = request.Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
+		}
+		return request
 	}
-	result := request.Do(ctx)
-	if err := result.Error(); err != nil {
-		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), c.translate(err))
-	}
-	body, err := result.Raw()
+	err = eachJSON(ctx, c, request, func() { all = nil }, func(object T) { all = append(all, object) })
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), c.translate(err))
+		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), err)
 	}
-	var list struct {
-		Items *[]T `json:"items"`
-	}
-	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("list %s: read the answer: %w", r.GroupResource(), err)
-	}
-	if list.Items == nil {
-		return nil, fmt.Errorf("list %s: the answer is no list", r.GroupResource())
-	}
-	return *list.Items, nil
+	return all, nil
 }

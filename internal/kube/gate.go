@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/cluster"
@@ -21,9 +17,6 @@ import (
 )
 
 var _ cluster.ObjectJudge = (*Client)(nil)
-
-// gatePage is how many objects are asked for at a time.
-const gatePage = 500
 
 // Judge evaluates a gate's expression on every object that it selects, as they
 // are now. That the kind is not served is no error.
@@ -37,7 +30,7 @@ func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judge
 		return cluster.Judged{Unserved: foreign.Line(unserved)}, err
 	}
 	j := judge{expr: expr}
-	err = c.eachObject(ctx, g, resource, j.see)
+	err = c.eachObject(ctx, g, resource, func() { j.Judged = cluster.Judged{} }, func(object map[string]any) { j.see(ctx, object) })
 	if err == nil {
 		err = ctx.Err() // an evaluation that was cut short says nothing about its object
 	}
@@ -126,8 +119,8 @@ func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (str
 	return "", nil
 }
 
-// eachObject shows every selected object to see. A named one that is not there is none.
-func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, see func(context.Context, map[string]any)) error {
+// eachObject shows every selected object to see, from begin on. A named one that is not there is none.
+func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, begin func(), see func(map[string]any)) error {
 	what := "read " + r.Name
 	path := collectionPath(g, r)
 	if g.Name != "" {
@@ -139,34 +132,20 @@ func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", what, g.Name, err)
 		}
-		see(ctx, object)
+		see(object)
 		return nil
 	}
-	for more := ""; ; {
-		request := c.api.Discovery().RESTClient().Get().AbsPath(path...).Param("limit", strconv.Itoa(gatePage))
+	request := func() *rest.Request {
+		request := c.api.Discovery().RESTClient().Get().AbsPath(path...)
 		if g.Labels != "" {
 			request = request.Param("labelSelector", g.Labels)
 		}
-		if more != "" {
-			request = request.Param("continue", more)
-		}
-		var page struct {
-			Metadata metav1.ListMeta   `json:"metadata"`
-			Items    *[]map[string]any `json:"items"`
-		}
-		if err := c.getJSON(ctx, request, &page); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		if page.Items == nil {
-			return fmt.Errorf("%s: the answer is no list", what)
-		}
-		for _, object := range *page.Items {
-			see(ctx, object)
-		}
-		if more = page.Metadata.Continue; more == "" {
-			return nil
-		}
+		return request
 	}
+	if err := eachJSON(ctx, c, request, begin, see); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 func collectionPath(g cluster.ObjectGate, r metav1.APIResource) []string {
@@ -178,24 +157,4 @@ func collectionPath(g cluster.ObjectGate, r metav1.APIResource) []string {
 		path = append(path, "namespaces", g.Namespace)
 	}
 	return append(path, r.Name)
-}
-
-// getJSON reads an answer with whole numbers as such: an expression compares them.
-func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
-	result := request.SetHeader("Accept", "application/json").Do(ctx)
-	err := result.Error()
-	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && status.ErrStatus.Code == http.StatusGone {
-		return fmt.Errorf("the list went out of date while it was read: %w", foreign.Error(err))
-	}
-	if err != nil {
-		return c.translate(err)
-	}
-	body, err := result.Raw()
-	if err != nil {
-		return c.translate(err)
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
-	}
-	return nil
 }

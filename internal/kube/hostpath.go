@@ -23,39 +23,61 @@ type managed struct {
 	dir       string
 }
 
-// hostPaths lists the directories and files of the node that its pods write to, by
-// hostPath volumes. A pod that has ended, or is gone, is not there to tell.
-func (c *Client) hostPaths(ctx context.Context, n *corev1.Node, others []managed) ([]cluster.LocalData, error) {
-	selector := fields.OneTermEqualSelector("spec.nodeName", n.Name).String()
-	pods, err := c.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: selector})
+// hostPaths finds the directories and files of each node that its pods write to, by
+// hostPath volumes. A pod that has ended, or is gone, is not there to tell. Of one node
+// alone the API server picks the pods.
+func (l *localLook) hostPaths(ctx context.Context) error {
+	err := inPages(func(o metav1.ListOptions) (string, error) {
+		if node := l.only(); node != "" {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+		}
+		pods, err := l.api.CoreV1().Pods("").List(ctx, o)
+		if err != nil {
+			return "", l.translate(err)
+		}
+		if o.Continue == "" {
+			for _, n := range l.nodes {
+				clear(n.writers)
+			}
+		}
+		for i := range pods.Items {
+			if n := l.byName(pods.Items[i].Spec.NodeName); n != nil {
+				n.addWriter(&pods.Items[i])
+			}
+		}
+		return pods.Continue, nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", c.translate(err))
+		return fmt.Errorf("list pods: %w", err)
 	}
-	writers := map[string]map[string]bool{} // by path
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if finished(p) {
+	return nil
+}
+
+func (n *localNode) addWriter(p *corev1.Pod) {
+	if finished(p) {
+		return
+	}
+	for _, at := range writes(&p.Spec) {
+		told := func(m managed) bool {
+			return m.namespace == p.Namespace && strings.HasPrefix(p.Labels["app"], m.app) && within(at, m.dir)
+		}
+		if madeAnew(p, at) || slices.ContainsFunc(n.managed, told) {
 			continue
 		}
-		for _, at := range writes(&p.Spec) {
-			told := func(m managed) bool {
-				return m.namespace == p.Namespace && strings.HasPrefix(p.Labels["app"], m.app) && within(at, m.dir)
-			}
-			if madeAnew(p, at) || slices.ContainsFunc(others, told) {
-				continue
-			}
-			if writers[at] == nil {
-				writers[at] = map[string]bool{}
-			}
-			writers[at][workload(p)] = true
+		if n.writers[at] == nil {
+			n.writers[at] = map[string]bool{}
 		}
+		n.writers[at][workload(p)] = true
 	}
-	var data []cluster.LocalData
-	for _, at := range slices.Sorted(maps.Keys(writers)) {
-		by := slices.Sorted(maps.Keys(writers[at]))
+}
+
+// paths are those that pods write to.
+func (n *localNode) paths() (data []cluster.LocalData) {
+	for _, at := range slices.Sorted(maps.Keys(n.writers)) {
+		by := slices.Sorted(maps.Keys(n.writers[at]))
 		data = append(data, cluster.LocalData{Name: "hostpath" + at, What: fmt.Sprintf("hostPath %s (%s)", at, strings.Join(by, ", ")), Path: at})
 	}
-	return data, nil
+	return data
 }
 
 // writes lists the paths on the node that lasting data can be at and that a

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"path"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
@@ -20,7 +18,8 @@ var piraeusVersion = schema.GroupVersion{Group: "piraeus.io", Version: "v1"}
 // is named as its node and has what every LinstorSatelliteConfiguration gives it
 // (piraeus-operator, api/v1/linstorsatellite_types.go, storagepool.go).
 type linstorSatellite struct {
-	Spec struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
 		StoragePools []linstorPool `json:"storagePools"`
 	} `json:"spec"`
 }
@@ -42,24 +41,26 @@ type linstorKind struct {
 	Directory   string `json:"directory"`
 }
 
-// linstorPools lists the storage pools that LINSTOR has on the node. Nothing in
+// linstorPools finds the storage pools that LINSTOR has on each node. Nothing in
 // Kubernetes says which volumes are in one.
-func (c *Client) linstorPools(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) ([]cluster.LocalData, error) {
+func (l *localLook) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := understood(groups, piraeusVersion); !installed {
-		return nil, err
+		return err
 	}
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()
-	satellites, err := listCustom[linstorSatellite](ctx, c, piraeusVersion.WithResource("linstorsatellites"), selector)
+	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.only())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var data []cluster.LocalData
 	for _, s := range satellites {
+		n := l.byName(s.Metadata.Name)
+		if n == nil {
+			continue
+		}
 		for _, p := range s.Spec.StoragePools {
-			data = append(data, p.local())
+			n.pools = append(n.pools, p.local())
 		}
 	}
-	return data, nil
+	return nil
 }
 
 // local says where a pool is. What is not given has the defaults of PoolName and

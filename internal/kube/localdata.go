@@ -7,101 +7,144 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"sync"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// nodesAtOnce bounds how many nodes are asked for at once.
-const nodesAtOnce = 8
-
 // LocalData lists, for each of the nodes, what is on that very node and nowhere else,
 // by name. Storage systems that are not installed have none; one that can't be read is
-// an error.
-func (c *Client) LocalData(ctx context.Context, nodes ...string) (map[string][]cluster.LocalData, error) {
-	all, of := c.storage(ctx), make([][]cluster.LocalData, len(nodes))
-	g := errgroup.Group{}
-	g.SetLimit(nodesAtOnce)
-	for i, node := range nodes {
-		g.Go(func() error {
-			n, err := c.node(ctx, node)
-			if err == nil {
-				of[i], err = c.localData(ctx, n, all)
-			}
-			if err != nil {
-				return fmt.Errorf("local data of node %s: %w", node, err)
-			}
-			return nil
-		})
+// an error. Everything is listed once, whatever the number of nodes, and afresh each time.
+func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
+	l := newLocalLook(c, nodes)
+	groups, errGroups := c.groups(ctx)
+	var errPools, errVolumes, errLonghorn, errRook, errPaths error
+	var g sync.WaitGroup
+	g.Go(func() {
+		if errGroups == nil {
+			errPools = l.linstorPools(ctx, groups)
+		}
+		errVolumes = l.localVolumes(ctx)
+	})
+	g.Go(func() {
+		if errGroups == nil {
+			errLonghorn, errRook = l.longhornDisks(ctx, groups), l.rookDirectories(ctx, groups)
+			errPaths = l.hostPaths(ctx)
+		}
+	})
+	g.Wait()
+	if err := errors.Join(errGroups, errPools, errVolumes, errLonghorn, errRook, errPaths); err != nil {
+		return nil, fmt.Errorf("look for data on nodes: %w", err)
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	data := map[string][]cluster.LocalData{}
-	for i, node := range nodes {
-		slices.SortStableFunc(of[i], func(a, b cluster.LocalData) int { return cmp.Compare(a.Name, b.Name) })
-		data[node] = of[i]
+	data := make(map[string][]cluster.LocalData, len(nodes))
+	for _, n := range l.nodes {
+		data[n.name] = n.data()
 	}
 	return data, nil
 }
 
-// storage is what is the same for every node. What could not be read is an error of each.
-type storage struct {
-	groups     []metav1.APIGroup
-	volumes    []corev1.PersistentVolume
-	errGroups  error
-	errVolumes error
+// localLook is one look at what is on some nodes.
+type localLook struct {
+	*Client
+	nodes []*localNode
+	named map[string][]*localNode // by name and by hostname label
 }
 
-func (c *Client) storage(ctx context.Context) (s storage) {
-	s.groups, s.errGroups = c.groups(ctx)
-	list, err := c.api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		s.errVolumes = fmt.Errorf("list persistent volumes: %w", c.translate(err))
-		return s
-	}
-	s.volumes = list.Items
-	return s
+// localNode is one of them, with what was found there.
+type localNode struct {
+	name   string
+	labels labels.Set
+
+	pools, volumes, disks, directories []cluster.LocalData // of LINSTOR, PersistentVolumes, Longhorn, Rook
+	managed                            []managed
+	writers                            map[string]map[string]bool // what writes to a path by hostPath
 }
 
-func (c *Client) localData(ctx context.Context, n *corev1.Node, all storage) ([]cluster.LocalData, error) {
-	if all.errGroups != nil {
-		return nil, errors.Join(all.errVolumes, all.errGroups)
+func newLocalLook(c *Client, nodes []cluster.KubeNode) *localLook {
+	l := &localLook{Client: c, named: map[string][]*localNode{}}
+	for _, k := range nodes {
+		n := &localNode{name: k.Name, labels: k.Metadata.Labels, writers: map[string]map[string]bool{}}
+		l.nodes = append(l.nodes, n)
+		l.named[n.name] = append(l.named[n.name], n)
+		if hostname := n.hostname(); hostname != n.name {
+			l.named[hostname] = append(l.named[hostname], n)
+		}
 	}
-	pools, errPools := c.linstorPools(ctx, n, all.groups)
-	longhorn, ofLonghorn, errLonghorn := c.longhornDisks(ctx, n, all.groups)
-	rook, ofRook, errRook := c.rookDirectories(ctx, n, all.groups)
-	paths, errPaths := c.hostPaths(ctx, n, slices.Concat(ofLonghorn, ofRook))
-	data := slices.Concat(localVolumes(n, all.volumes, pools), pools, longhorn, rook)
-	for _, p := range paths {
+	return l
+}
+
+// hostname is that of the node's label, by which volumes and pods are tied to it.
+func (n *localNode) hostname() string { return cmp.Or(n.labels[corev1.LabelHostname], n.name) }
+
+// only is the name of the one node that is looked at; "" where there are several.
+func (l *localLook) only() string {
+	if len(l.nodes) == 1 {
+		return l.nodes[0].name
+	}
+	return ""
+}
+
+// byName is the node of that name; nil for one that is not looked at.
+func (l *localLook) byName(name string) *localNode {
+	i := slices.IndexFunc(l.named[name], func(n *localNode) bool { return n.name == name })
+	if i < 0 {
+		return nil
+	}
+	return l.named[name][i]
+}
+
+// data is all that was found, by name.
+func (n *localNode) data() []cluster.LocalData {
+	data := slices.Concat(n.volumes, n.pools, n.disks, n.directories)
+	for _, p := range n.paths() {
 		if !slices.ContainsFunc(data, func(d cluster.LocalData) bool { return d.Path != "" && path.Clean(d.Path) == p.Path }) {
 			data = append(data, p)
 		}
 	}
-	return data, errors.Join(errPools, all.errVolumes, errLonghorn, errRook, errPaths)
+	slices.SortStableFunc(data, func(a, b cluster.LocalData) int { return cmp.Compare(a.Name, b.Name) })
+	return data
 }
 
-// localVolumes are those of the volumes that are on the node; pools are those that
-// LINSTOR has there.
-func localVolumes(n *corev1.Node, volumes []corev1.PersistentVolume, pools []cluster.LocalData) (data []cluster.LocalData) {
-	for i := range volumes {
-		pv := &volumes[i]
-		path, local := localTo(n, pv)
-		if !local || !holdsData(pv) {
-			continue
+// localVolumes finds the volumes that are on each node. Those of LINSTOR are in the
+// pools that it has there.
+func (l *localLook) localVolumes(ctx context.Context) error {
+	err := inPages(func(o metav1.ListOptions) (string, error) {
+		list, err := l.api.CoreV1().PersistentVolumes().List(ctx, o)
+		if err != nil {
+			return "", l.translate(err)
 		}
-		for _, place := range places(pv, path, pools) {
+		if o.Continue == "" {
+			for _, n := range l.nodes {
+				n.volumes = nil
+			}
+		}
+		for i := range list.Items {
+			l.addVolume(&list.Items[i])
+		}
+		return list.Continue, nil
+	})
+	if err != nil {
+		return fmt.Errorf("list persistent volumes: %w", err)
+	}
+	return nil
+}
+
+func (l *localLook) addVolume(pv *corev1.PersistentVolume) {
+	if !holdsData(pv) {
+		return
+	}
+	path, at := l.localTo(pv)
+	for _, n := range at {
+		for _, place := range places(pv, path, n.pools) {
 			place.Name, place.What = "pv/"+pv.Name, foreign.Line(describe(pv))
-			data = append(data, place)
+			n.volumes = append(n.volumes, place)
 		}
 	}
-	return data
 }
 
 // holdsData says whether somebody's data is on the volume: a claim has it, or
@@ -116,21 +159,21 @@ func holdsData(pv *corev1.PersistentVolume) bool {
 	return false
 }
 
-// localTo says whether the volume is, or may be, on this node only, and where.
+// localTo lists the nodes that the volume is on, or may be, and nowhere else, and its path there.
 // A hostPath volume without affinity is wherever its pod happened to run. Local
 // CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin theirs to the node by its name.
-func localTo(n *corev1.Node, pv *corev1.PersistentVolume) (path string, local bool) {
+func (l *localLook) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
 	var required *corev1.NodeSelector
 	if pv.Spec.NodeAffinity != nil {
 		required = pv.Spec.NodeAffinity.Required
 	}
 	switch source := pv.Spec.PersistentVolumeSource; {
 	case source.Local != nil:
-		return source.Local.Path, allows(required, n)
+		return source.Local.Path, l.allowed(required)
 	case source.HostPath != nil:
-		return source.HostPath.Path, allows(required, n)
+		return source.HostPath.Path, l.allowed(required)
 	}
-	return "", pins(required, n)
+	return "", l.pinned(required)
 }
 
 // pooled are the CSI drivers whose volumes are in LVM or ZFS: what of it, and the
@@ -172,50 +215,4 @@ func describe(pv *corev1.PersistentVolume) string {
 		claim += ", on any node"
 	}
 	return fmt.Sprintf("PersistentVolume %s (%s)", pv.Name, claim)
-}
-
-// allows says whether the volume may be used on the node: one term must match,
-// as for the scheduler. No selector allows all.
-func allows(s *corev1.NodeSelector, n *corev1.Node) bool {
-	if s == nil {
-		return true
-	}
-	byName := labels.Set{metav1.ObjectNameField: n.Name}
-	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
-		if len(t.MatchExpressions)+len(t.MatchFields) == 0 {
-			return false
-		}
-		differs := func(set labels.Set) func(corev1.NodeSelectorRequirement) bool {
-			return func(r corev1.NodeSelectorRequirement) bool { return !meets(set, r) }
-		}
-		return !slices.ContainsFunc(t.MatchExpressions, differs(n.Labels)) && !slices.ContainsFunc(t.MatchFields, differs(byName))
-	})
-}
-
-// meets says whether the labels meet a requirement. One that can't be read is
-// met: it might be.
-func meets(set labels.Set, r corev1.NodeSelectorRequirement) bool {
-	operators := map[corev1.NodeSelectorOperator]selection.Operator{
-		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
-		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
-		corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
-	}
-	requirement, err := labels.NewRequirement(r.Key, operators[r.Operator], r.Values)
-	return err != nil || requirement.Matches(set)
-}
-
-// pins says whether the volume can be used on this node and no other: each term
-// has a requirement that is for the node's own name. Labels that several nodes
-// may share, such as a zone, pin nothing.
-func pins(s *corev1.NodeSelector, n *corev1.Node) bool {
-	if s == nil || len(s.NodeSelectorTerms) == 0 {
-		return false
-	}
-	names := []string{n.Name, cmp.Or(n.Labels[corev1.LabelHostname], n.Name)}
-	itself := func(r corev1.NodeSelectorRequirement) bool {
-		return r.Operator == corev1.NodeSelectorOpIn && len(r.Values) == 1 && slices.Contains(names, r.Values[0])
-	}
-	return !slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
-		return !slices.ContainsFunc(t.MatchExpressions, itself) && !slices.ContainsFunc(t.MatchFields, itself)
-	})
 }

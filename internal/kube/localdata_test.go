@@ -59,7 +59,11 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
-	data, err := c.LocalData(t.Context(), node)
+	n, err := c.Node(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := c.LocalData(t.Context(), n)
 	if err != nil {
 		t.Fatal(err)
 	}

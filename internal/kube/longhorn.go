@@ -6,9 +6,7 @@ import (
 	"path"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
@@ -54,33 +52,36 @@ func (d *longhornDisk) empty() bool {
 	return ready && len(d.Replicas)+len(d.BackingImages) == 0
 }
 
-// longhornDisks lists the directories of the node in which Longhorn has
+// longhornDisks finds the directories of each node in which Longhorn has
 // replicas, or may have, and all that it looks after. Its other disks are whole
 // block devices.
-func (c *Client) longhornDisks(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) (data []cluster.LocalData, all []managed, err error) {
+func (l *localLook) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := understood(groups, longhornVersion); !installed {
-		return nil, nil, err
+		return err
 	}
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String()
-	nodes, err := listCustom[longhornNode](ctx, c, longhornVersion.WithResource("nodes"), selector)
+	nodes, err := listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.only())
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	for _, ln := range nodes {
+		n := l.byName(ln.Metadata.Name)
+		if n == nil {
+			continue
+		}
 		for id, disk := range ln.Spec.Disks {
 			if disk.Type == "block" || disk.Type == "lvm" {
 				continue
 			}
 			dir := path.Clean("/" + disk.Path) // Longhorn's default ends in a slash
-			all = append(all, managed{namespace: ln.Metadata.Namespace, dir: dir})
+			n.managed = append(n.managed, managed{namespace: ln.Metadata.Namespace, dir: dir})
 			if ln.Status.Disks[id].empty() {
 				continue
 			}
 			what := foreign.Line(fmt.Sprintf("Longhorn disk %s (%s)", id, contents(ln.Status.Disks[id])))
-			data = append(data, cluster.LocalData{Name: "longhorn" + dir, What: what, Path: dir})
+			n.disks = append(n.disks, cluster.LocalData{Name: "longhorn" + dir, What: what, Path: dir})
 		}
 	}
-	return data, all, nil
+	return nil
 }
 
 func contents(d *longhornDisk) string {

@@ -272,7 +272,6 @@ func TestMarksOfAMissingNode(t *testing.T) {
 		"uncordon":     func(c *kube.Client, t *testing.T) error { return c.Uncordon(t.Context(), "wk9") },
 		"failed build": func(c *kube.Client, t *testing.T) error { return c.SetFailedBuild(t.Context(), "wk9", "b") },
 		"booted":       func(c *kube.Client, t *testing.T) error { return c.SetBooted(t.Context(), "wk9", cluster.Booted{}) },
-		"local data":   func(c *kube.Client, t *testing.T) error { _, err := c.LocalData(t.Context(), "wk9"); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -15,16 +15,24 @@ import (
 )
 
 // Nodes lists the Node objects.
-func (c *Client) Nodes(ctx context.Context) ([]cluster.KubeNode, error) {
-	list, err := c.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", c.translate(err))
-	}
-	nodes := make([]cluster.KubeNode, 0, len(list.Items))
+func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
-	for i := range list.Items {
-		node, err := kubeNode(&list.Items[i])
-		nodes, unreadable = append(nodes, node), append(unreadable, err)
+	err = inPages(func(o metav1.ListOptions) (string, error) {
+		list, err := c.api.CoreV1().Nodes().List(ctx, o)
+		if err != nil {
+			return "", c.translate(err)
+		}
+		if o.Continue == "" {
+			nodes, unreadable = nil, nil
+		}
+		for i := range list.Items {
+			node, err := kubeNode(&list.Items[i])
+			nodes, unreadable = append(nodes, node), append(unreadable, err)
+		}
+		return list.Continue, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
 	}
 	if err := errors.Join(unreadable...); err != nil {
 		return nil, err

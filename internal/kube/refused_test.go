@@ -28,8 +28,17 @@ type page struct {
 // where nothing is served.
 func serve(t *testing.T, pages map[string]page) *kube.Client {
 	t.Helper()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return serveEach(t, func(r *http.Request) (page, bool) {
 		p, ok := pages[r.URL.Path]
+		return p, ok
+	})
+}
+
+// serveEach is serve with an answer to each request.
+func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Client {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p, ok := answer(r)
 		if !ok {
 			http.NotFound(w, r)
 			return
@@ -96,7 +105,10 @@ func finePages() map[string]page {
 func TestReadsFailClosed(t *testing.T) {
 	t.Parallel()
 	fine := finePages()
-	data := func(c *kube.Client, t *testing.T) error { _, err := c.LocalData(t.Context(), "wk1"); return err }
+	data := func(c *kube.Client, t *testing.T) error {
+		_, err := c.LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
+		return err
+	}
 	owners := func(c *kube.Client, t *testing.T) error { _, err := c.OtherOwners(t.Context()); return err }
 	certificates := func(c *kube.Client, t *testing.T) error {
 		_, err := c.PendingCertificates(t.Context(), "wk1")

@@ -26,64 +26,88 @@ type cephCluster struct {
 	} `json:"spec"`
 }
 
-// rookDirectories lists the directories in which monitors and OSDs of Rook have
-// their state on the node, and those of every CephCluster.
-func (c *Client) rookDirectories(ctx context.Context, n *corev1.Node, groups []metav1.APIGroup) (data []cluster.LocalData, all []managed, err error) {
+// rookDirectories finds the directories in which monitors and OSDs of Rook have
+// their state on each node, and those of every CephCluster.
+func (l *localLook) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := understood(groups, rookVersion); !installed {
-		return nil, nil, err
+		return err
 	}
-	clusters, err := listCustom[cephCluster](ctx, c, rookVersion.WithResource("cephclusters"), "")
+	clusters, err := listCustom[cephCluster](ctx, l.Client, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	for _, ceph := range clusters {
 		if ceph.Spec.DataDir == "" {
 			continue // an external Ceph
 		}
 		dir := path.Clean("/" + ceph.Spec.DataDir)
-		all = append(all, managed{ceph.Metadata.Namespace, "rook-ceph-", dir})
-		daemons, err := c.rookDaemons(ctx, n, ceph.Metadata.Namespace, dir)
+		daemons, err := l.rookDaemons(ctx, ceph.Metadata.Namespace, dir)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		if len(daemons) > 0 {
-			what := fmt.Sprintf("Rook's directory of CephCluster %s/%s (%s)", ceph.Metadata.Namespace, ceph.Metadata.Name, strings.Join(daemons, ", "))
-			data = append(data, cluster.LocalData{Name: "rook" + dir, What: what, Path: dir})
+		for _, n := range l.nodes {
+			n.managed = append(n.managed, managed{ceph.Metadata.Namespace, "rook-ceph-", dir})
+			if kinds := slices.Sorted(maps.Keys(daemons[n])); len(kinds) > 0 {
+				what := fmt.Sprintf("Rook's directory of CephCluster %s/%s (%s)", ceph.Metadata.Namespace, ceph.Metadata.Name, strings.Join(kinds, ", "))
+				n.directories = append(n.directories, cluster.LocalData{Name: "rook" + dir, What: what, Path: dir})
+			}
 		}
 	}
-	return data, all, nil
+	return nil
 }
 
 // rookDaemons lists the kinds of daemons of a Ceph cluster that keep state
-// below dir on the node. Deployments count beside pods: Rook ties a daemon to
+// below dir on each node. Deployments count beside pods: Rook ties a daemon to
 // its node there, and no pod is left on a drained node.
-func (c *Client) rookDaemons(ctx context.Context, n *corev1.Node, namespace, dir string) ([]string, error) {
-	here := map[string]bool{}
-	look := func(app map[string]string, spec *corev1.PodSpec) {
-		hostname := spec.NodeSelector[corev1.LabelHostname]
-		tied := hostname != "" && hostname == n.Labels[corev1.LabelHostname]
-		if (tied || spec.NodeName == n.Name) && keepsState(spec, dir) {
-			here[app["app"]] = true
+func (l *localLook) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
+	kinds := map[*localNode]map[string]bool{}
+	note := func(app map[string]string, spec *corev1.PodSpec) {
+		if !keepsState(spec, dir) {
+			return
+		}
+		for _, n := range slices.Concat(l.named[spec.NodeName], l.named[spec.NodeSelector[corev1.LabelHostname]]) {
+			hostname := spec.NodeSelector[corev1.LabelHostname]
+			tied := hostname != "" && hostname == n.labels[corev1.LabelHostname]
+			if !tied && spec.NodeName != n.name {
+				continue
+			}
+			if kinds[n] == nil {
+				kinds[n] = map[string]bool{}
+			}
+			kinds[n][app["app"]] = true
 		}
 	}
-	o := metav1.ListOptions{LabelSelector: rookDaemons}
-	deployments, err := c.api.AppsV1().Deployments(namespace).List(ctx, o)
-	if err != nil {
-		return nil, fmt.Errorf("list deployments: %w", c.translate(err))
-	}
-	for i := range deployments.Items {
-		look(deployments.Items[i].Labels, &deployments.Items[i].Spec.Template.Spec)
-	}
-	pods, err := c.api.CoreV1().Pods(namespace).List(ctx, o)
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", c.translate(err))
-	}
-	for i := range pods.Items {
-		if !finished(&pods.Items[i]) {
-			look(pods.Items[i].Labels, &pods.Items[i].Spec)
+	err := inPages(func(o metav1.ListOptions) (string, error) {
+		o.LabelSelector = rookDaemons
+		deployments, err := l.api.AppsV1().Deployments(namespace).List(ctx, o)
+		if err != nil {
+			return "", l.translate(err)
 		}
+		for i := range deployments.Items {
+			note(deployments.Items[i].Labels, &deployments.Items[i].Spec.Template.Spec)
+		}
+		return deployments.Continue, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list deployments: %w", err)
 	}
-	return slices.Sorted(maps.Keys(here)), nil
+	err = inPages(func(o metav1.ListOptions) (string, error) {
+		o.LabelSelector = rookDaemons
+		pods, err := l.api.CoreV1().Pods(namespace).List(ctx, o)
+		if err != nil {
+			return "", l.translate(err)
+		}
+		for i := range pods.Items {
+			if !finished(&pods.Items[i]) {
+				note(pods.Items[i].Labels, &pods.Items[i].Spec)
+			}
+		}
+		return pods.Continue, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods: %w", err)
+	}
+	return kinds, nil
 }
 
 // keepsState says whether the pod has a directory at or below dir. Every daemon

@@ -115,7 +115,7 @@ func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 		l := newLab(t, "wk1")
 		time.Sleep(10 * time.Second)
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
-		_, err := l.client(t, "system:masters").LocalData(t.Context(), "wk1")
+		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
 		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
 			t.Errorf("err = %v", err)
 		}

@@ -35,6 +35,10 @@ func (c *Client) OtherOwners(ctx context.Context) ([]string, error) {
 	return slices.Concat(upgrades, plans), nil
 }
 
+type tupprTarget struct {
+	Version string `json:"version"`
+}
+
 func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
 	gv, ok := preferred(groups, tuppr)
 	if !ok {
@@ -47,9 +51,8 @@ func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([
 	type upgrade struct {
 		Metadata metav1.ObjectMeta `json:"metadata"`
 		Spec     struct {
-			Talos, Kubernetes struct {
-				Version string `json:"version"`
-			}
+			Talos      tupprTarget `json:"talos"`
+			Kubernetes tupprTarget `json:"kubernetes"`
 		} `json:"spec"`
 	}
 	var owners []string

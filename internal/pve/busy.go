@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
@@ -15,17 +14,20 @@ import (
 )
 
 // backups says, in words, which backups of the VM run or are due.
-func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
-	tasks, errTasks := c.activeTasks(ctx, vm.Host)
-	var jobs []backupJob
-	// Whoever answers has reckoned it by the clock that is in the answer's header.
-	now, errJobs := c.getSharedDated(ctx, "/cluster/backup", &jobs)
+func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
+	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]UPID, error) { return l.activeTasks(ctx, vm.Host) })
+	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
+		s.asOf, err = l.getDated(ctx, "/cluster/backup", &s.jobs)
+		return s, err
+	})
 	if err := errors.Join(errTasks, errJobs); err != nil {
 		return nil, err
 	}
+	// Whoever answered has reckoned it by the clock that is in the answer's header.
+	jobs, now := schedule.jobs, schedule.asOf
 	if now.IsZero() && len(jobs) > 0 { // a proxy in front has taken it away
 		var err error
-		if now, err = c.clock(ctx, vm.Host); err != nil {
+		if now, err = l.clockOf(ctx, vm.Host); err != nil {
 			return nil, err
 		}
 	}
@@ -45,8 +47,11 @@ func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
-		var err error
-		if vm.Pool, err = c.Pool(ctx, vm.ID); err != nil {
+		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
+		if err == nil {
+			vm.Pool, err = poolOf(rows, vm.ID)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -59,6 +64,12 @@ func (c *Client) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	return busy, nil
+}
+
+// backupSchedule is that of the cluster.
+type backupSchedule struct {
+	jobs []backupJob
+	asOf time.Time // by the clock of the host that has reckoned it; zero where that is not told
 }
 
 // backupJob is an entry of the cluster's backup schedule.
@@ -108,43 +119,53 @@ func due(unix int64, now time.Time) string {
 
 // replicationJobs lists the VM's replication jobs by ID, disabled ones too: each
 // makes Proxmox refuse to delete the VM (Qemu.pm, destroy_vm).
-func (c *Client) replicationJobs(ctx context.Context, id cluster.VMID) ([]string, error) {
-	var rows []struct {
-		ID    string
-		Guest flexInt
-	}
-	if err := c.getShared(ctx, "/cluster/replication", &rows); err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, r := range rows {
-		if int(r.Guest) == int(id) {
-			ids = append(ids, r.ID)
+func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]string, error) {
+	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]string, error) {
+		var rows []struct {
+			ID    string
+			Guest flexInt
 		}
-	}
-	return ids, nil
+		err := l.get(ctx, "/cluster/replication", &rows)
+		ids := map[cluster.VMID][]string{}
+		for _, r := range rows {
+			ids[cluster.VMID(r.Guest)] = append(ids[cluster.VMID(r.Guest)], r.ID)
+		}
+		return ids, err
+	})
+	return byGuest[id], err
+}
+
+// replication is a job as the host of its guest knows it.
+type replication struct {
+	ID    string
+	Guest flexInt
+	PID   flexInt // of the running worker
 }
 
 // replications says, in words, which of the VM's replication jobs run. One that is
 // due is no hindrance: most are, every few minutes. Only the host that the VM is
 // on knows.
-func (c *Client) replications(ctx context.Context, vm cluster.VM, jobs []string) ([]string, error) {
+func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []string) ([]string, error) {
 	if len(jobs) == 0 {
 		return nil, nil
 	}
-	var rows []struct {
-		ID  string
-		PID flexInt // of the running worker
-	}
-	path := fmt.Sprintf("/nodes/%s/replication?guest=%d", url.PathEscape(vm.Host), vm.ID)
-	if err := c.get(ctx, path, &rows); err != nil {
+	rows, err := once(ctx, l, "replications/"+vm.Host, func() (rows []replication, err error) {
+		err = l.get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
+		return rows, err
+	})
+	if err != nil {
 		return nil, err
 	}
 	var busy []string
 	for _, r := range rows {
-		if r.PID != 0 {
+		if cluster.VMID(r.Guest) == vm.ID && r.PID != 0 {
 			busy = append(busy, "replication job "+r.ID+" runs")
 		}
 	}
 	return busy, nil
+}
+
+// clockOf is what time it is on a host.
+func (l *look) clockOf(ctx context.Context, host string) (time.Time, error) {
+	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.clock(ctx, host) })
 }

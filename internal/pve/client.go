@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/luthermonson/go-proxmox"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
@@ -54,8 +53,8 @@ type Client struct {
 	workers   knownTasks
 	lasted    durations
 	seen      lastSeen
-	shared    singleflight.Group
 	slots     slots
+	memory    *memory // nil: see Remember
 }
 
 var (
@@ -136,7 +135,11 @@ func parseEndpoints(list []string) ([]*url.URL, error) {
 }
 
 func (c *Client) get(ctx context.Context, path string, out any) error {
-	return c.clean(http.MethodGet, path, c.px.Get(ctx, path, out))
+	ask := func(out any) error { return c.clean(http.MethodGet, path, c.px.Get(ctx, path, out)) }
+	if c.memory != nil && lasting(path) {
+		return c.memory.get(ctx, path, out, ask)
+	}
+	return ask(out)
 }
 
 // change sends a change. Its error wraps cluster.ErrLostAnswer where the change

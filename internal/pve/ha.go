@@ -39,6 +39,10 @@ func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HARe
 		}
 		return nil, err
 	}
+	return haResource(id, raw)
+}
+
+func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 	settings, _, err := raw.normalise()
 	if err != nil {
 		return nil, fmt.Errorf("HA resource %s: %w", sid(id), err)
@@ -49,6 +53,25 @@ func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HARe
 		delete(settings, key)
 	}
 	return r, nil
+}
+
+// haResource finds the VM's resource in the list of all. What is wrong with a resource is
+// beside its settings there (API2/HA/Resources.pm, index).
+func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
+	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
+		var rows []rawConfig
+		err := l.get(ctx, haResources+"?type=vm", &rows)
+		bySID := make(map[string]rawConfig, len(rows))
+		for _, r := range rows {
+			delete(r, "errors")
+			bySID[scalar(r["sid"])] = r
+		}
+		return bySID, err
+	})
+	if raw, managed := bySID[sid(id)]; managed && err == nil {
+		return haResource(id, raw)
+	}
+	return nil, err
 }
 
 // RemoveHA implements cluster.HA. It returns when the cluster's resource manager

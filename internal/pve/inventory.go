@@ -200,6 +200,10 @@ func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return poolOf(rows, id)
+}
+
+func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 	if i < 0 {
 		return "", fmt.Errorf("find the pool of VM %d: %w", id, cluster.ErrNotFound)

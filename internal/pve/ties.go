@@ -8,21 +8,44 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Ties implements cluster.Inventory. It fails if anything cannot be read, with
+// Ties implements cluster.Inventory.
+func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
+	return of.Ties, of.Err
+}
+
+// TiesOf implements cluster.Inventory. A VM's error is that something cannot be read, with
 // every privilege that is missing; lists that Proxmox shortens for a token
 // without rights are short without an error.
-func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
-	firewall, errFirewall := c.firewall(ctx, vm)
-	acl, errACL := c.aclEntries(ctx, vm.ID)
-	jobs, errJobs := c.replicationJobs(ctx, vm.ID)
-	snapshots, errSnapshots := c.snapshots(ctx, vm)
-	backups, errBackups := c.backups(ctx, vm)
-	replications, errReplications := c.replications(ctx, vm, jobs)
-	ha, errHA := c.HAResource(ctx, vm.ID)
-	tags, errTags := c.restrictedTags(ctx, vm)
+func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
+	l := &look{Client: c}
+	of := make([]cluster.TiesRead, len(vms))
+	g := errgroup.Group{}
+	g.SetLimit(readsAtOnce)
+	for i, vm := range vms {
+		g.Go(func() error {
+			of[i].Ties, of[i].Err = l.ties(ctx, vm)
+			return nil
+		})
+	}
+	_ = g.Wait() // each error is kept with its VM
+	return of
+}
+
+func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+	firewall, errFirewall := l.firewall(ctx, vm)
+	acl, errACL := l.aclEntries(ctx, vm.ID)
+	jobs, errJobs := l.replicationJobs(ctx, vm.ID)
+	snapshots, errSnapshots := l.snapshots(ctx, vm)
+	backups, errBackups := l.backups(ctx, vm)
+	replications, errReplications := l.replications(ctx, vm, jobs)
+	ha, errHA := l.haResource(ctx, vm.ID)
+	tags, errTags := l.restrictedTags(ctx, vm)
 	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags)
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
@@ -61,18 +84,20 @@ func (c *Client) firewall(ctx context.Context, vm cluster.VM) ([]string, error) 
 }
 
 // aclEntries names the ACL entries of the VM itself, as far as our token sees them.
-func (c *Client) aclEntries(ctx context.Context, id cluster.VMID) ([]string, error) {
-	var acls []struct{ Path string }
-	if err := c.getShared(ctx, "/access/acl", &acls); err != nil {
-		return nil, err
-	}
-	path := fmt.Sprintf("/vms/%d", id)
-	for _, a := range acls {
-		if a.Path == path {
-			return []string{"an ACL entry at " + path}, nil
+func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]string, error) {
+	paths, err := once(ctx, l, "acl", func() (map[string]bool, error) {
+		var acls []struct{ Path string }
+		err := l.get(ctx, "/access/acl", &acls)
+		paths := map[string]bool{}
+		for _, a := range acls {
+			paths[a.Path] = true
 		}
+		return paths, err
+	})
+	if path := fmt.Sprintf("/vms/%d", id); err == nil && paths[path] {
+		return []string{"an ACL entry at " + path}, nil
 	}
-	return nil, nil
+	return nil, err
 }
 
 // snapshots lists the VM's snapshots by name. Proxmox's list ends with the
@@ -94,16 +119,20 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 // restrictedTags are those of the VM's tags that Proxmox lists as allowed to
 // others only: registered ones, and those beyond the cluster's user-tag-access
 // (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
-func (c *Client) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
+func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
 	mine := strings.FieldsFunc(vm.Config["tags"], func(r rune) bool { return strings.ContainsRune(";, ", r) })
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	var options struct {
-		Allowed []string `json:"allowed-tags"`
-	}
-	if err := c.getShared(ctx, "/cluster/options", &options); err != nil {
+	allowed, err := once(ctx, l, "tags", func() ([]string, error) {
+		var options struct {
+			Allowed []string `json:"allowed-tags"`
+		}
+		err := l.get(ctx, "/cluster/options", &options)
+		return options.Allowed, err
+	})
+	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(options.Allowed, tag) }), nil
+	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
 }

@@ -11,7 +11,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-const onVM101 = "GET /nodes/pve1/qemu/101"
+const (
+	onVM101 = "GET /nodes/pve1/qemu/101"
+	haList  = "GET /cluster/ha/resources?type=vm"
+)
 
 // tied101 is VM 101 as the cases below have it.
 var tied101 = cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Pool: "talos"}
@@ -30,10 +33,10 @@ func untied(pve1 *fake) {
 		listPath:                                        `[{"type":"qemu","vmid":101,"node":"pve1","pool":"talos"},{"type":"qemu","vmid":102,"node":"pve1","pool":"other"}]`,
 		"GET /nodes/pve1/tasks?source=active&limit=500": `[]`,
 		"GET /nodes/pve1/time":                          `{"time":946684800}`,
+		haList:                                          `[{"sid":"vm:102","type":"vm","new":{"a":1}}]`,
 	} {
 		pve1.on(path, data(list))
 	}
-	pve1.on("GET /cluster/ha/resources/vm:101", raw("500 no such resource 'vm:101'", ""))
 }
 
 // tie is one thing tied to VM 101: an answer that differs from untied's.
@@ -95,19 +98,23 @@ func TestTies(t *testing.T) {
 			want: cluster.Ties{Snapshots: []string{"before", "after"}},
 		},
 		"HA": {
-			path: "GET /cluster/ha/resources/vm:101",
-			answer: data(`{"sid":"vm:101","type":"vm","digest":"d","state":"stopped","max_restart":3,"max_relocate":"0","group":"rack1",
-				"comment":"two words","failback":0}`),
+			path: haList,
+			answer: data(`[{"sid":"vm:101","type":"vm","digest":"d","state":"stopped","max_restart":3,"max_relocate":"0","group":"rack1",
+				"comment":"two words","failback":0}]`),
 			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "stopped", Settings: map[string]string{
 				"max_restart": "3", "max_relocate": "0", "group": "rack1", "comment": "two words", "failback": "0",
 			}}},
 		},
 		"HA without a state": {
-			path: "GET /cluster/ha/resources/vm:101", answer: data(`{"sid":"vm:101","type":"vm","digest":"d"}`),
+			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d"}]`),
 			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{}}},
 		},
+		"HA with a group that is gone": {
+			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d","group":"rack9","errors":{"group":"group 'rack9' does not exist"}}]`),
+			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{"group": "rack9"}}},
+		},
 		"HA setting of an unknown kind": {
-			path: "GET /cluster/ha/resources/vm:101", answer: data(`{"sid":"vm:101","new":{"a":1}}`),
+			path: haList, answer: data(`[{"sid":"vm:101","new":{"a":1}}]`),
 			err: `read what belongs to VM 101 "wk1" on pve1: HA resource vm:101: new is neither a text nor a number: {"a":1}`,
 		},
 	})
@@ -118,22 +125,18 @@ func TestTiesFailClosed(t *testing.T) {
 	const read = `read what belongs to VM 101 "wk1" on pve1: `
 	cases := map[string]tie{
 		"privileges are missing": {
-			path: "GET /cluster/ha/resources/vm:101", answer: raw("403 Permission check failed (/, Sys.Audit)", ""),
+			path: haList, answer: raw("403 Permission check failed (/, Sys.Audit)", ""),
 			path2: onVM101 + "/snapshot", answer2: raw("403 Permission check failed (/vms/101, VM.Audit)", ""),
 			err: read + "GET /nodes/pve1/qemu/101/snapshot: 403 Permission check failed (/vms/101, VM.Audit)\n" +
-				"GET /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Audit)",
+				"GET /cluster/ha/resources: 403 Permission check failed (/, Sys.Audit)",
 		},
 		"VM is gone": {
 			path: onVM101 + "/firewall/rules", answer: raw(noVM101, ""),
 			err: read + "GET /nodes/pve1/qemu/101/firewall/rules: " + noVM101,
 		},
 		"HA is broken": {
-			path: "GET /cluster/ha/resources/vm:101", answer: raw("500 unable to read file 'ha/resources.cfg'", ""),
-			err: read + "GET /cluster/ha/resources/vm:101: 500 unable to read file 'ha/resources.cfg'",
-		},
-		"not there, said with another status": {
-			path: "GET /cluster/ha/resources/vm:101", answer: raw("400 no such resource 'vm:101'", ""),
-			err: read + "GET /cluster/ha/resources/vm:101: 400 no such resource 'vm:101'",
+			path: haList, answer: raw("500 unable to read file 'ha/resources.cfg'", ""),
+			err: read + "GET /cluster/ha/resources: 500 unable to read file 'ha/resources.cfg'",
 		},
 		"task that cannot be read": {
 			path: "GET /nodes/pve1/tasks?source=active&limit=500", answer: data(`[{"upid":"nonsense"}]`),
@@ -195,7 +198,7 @@ func TestBackups(t *testing.T) {
 
 func TestReplications(t *testing.T) {
 	t.Parallel()
-	const list, status = "GET /cluster/replication", "GET /nodes/pve1/replication?guest=101"
+	const list, status = "GET /cluster/replication", "GET /nodes/pve1/replication"
 	mine := data(`[{"id":"101-0","guest":"101","schedule":"*/15"},{"id":"102-0","guest":102}]`)
 	with := func(busy ...string) cluster.Ties {
 		return cluster.Ties{Dropped: []string{"replication job 101-0"}, Busy: busy}

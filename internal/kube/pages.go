@@ -1,0 +1,92 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// pageSize is how many objects are asked for at a time.
+	pageSize = 500
+	// listBegins bounds how often a list is begun that goes out of date while it is read.
+	listBegins = 3
+)
+
+// inPages reads a list page by page: read asks for one with these options and returns
+// the token of the next. All pages are of one revision, which etcd drops after some minutes
+// (kube-apiserver's --etcd-compaction-interval). Then the list is begun again: read drops
+// what it has wherever o.Continue is "".
+func inPages(read func(o metav1.ListOptions) (next string, err error)) error {
+	for begun := 1; ; begun++ {
+		err := pagesOnce(read)
+		switch {
+		case !apierrors.IsResourceExpired(err):
+			return err
+		case begun == listBegins:
+			return fmt.Errorf("the list went out of date while it was read, %d times in a row: %w", begun, err)
+		}
+	}
+}
+
+func pagesOnce(read func(o metav1.ListOptions) (next string, err error)) error {
+	o := metav1.ListOptions{Limit: pageSize}
+	for {
+		next, err := read(o)
+		if err != nil || next == "" {
+			return err
+		}
+		o.Continue = next
+	}
+}
+
+// eachJSON shows every object of a list to see, read as JSON. begin comes before the
+// first of them, and again where the list is begun again.
+func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, begin func(), see func(T)) error {
+	return inPages(func(o metav1.ListOptions) (string, error) {
+		request := list().Param("limit", strconv.FormatInt(o.Limit, 10))
+		if o.Continue != "" {
+			request = request.Param("continue", o.Continue)
+		}
+		var page struct {
+			Metadata metav1.ListMeta `json:"metadata"`
+			Items    *[]T            `json:"items"`
+		}
+		if err := c.getJSON(ctx, request, &page); err != nil {
+			return "", err
+		}
+		if page.Items == nil {
+			return "", errors.New("the answer is no list")
+		}
+		if o.Continue == "" {
+			begin()
+		}
+		for _, object := range *page.Items {
+			see(object)
+		}
+		return page.Metadata.Continue, nil
+	})
+}
+
+// getJSON reads an answer with whole numbers as such: an expression compares them.
+// Names of fields have to be written as they are in the answer.
+func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
+	result := request.SetHeader("Accept", "application/json").Do(ctx)
+	if err := result.Error(); err != nil {
+		return c.translate(err)
+	}
+	body, err := result.Raw()
+	if err != nil {
+		return c.translate(err)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	return nil
+}

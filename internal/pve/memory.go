@@ -1,0 +1,69 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+)
+
+// Remember has the client read only once what the token may do, which hosts there are and
+// what storages have: for a command that changes nothing. VMs and tasks it reads
+// afresh. It is called before the client is used.
+func (c *Client) Remember() { c.memory = &memory{answers: map[string]*onceRead{}} }
+
+// lasting says whether an answer holds for as long as such a command runs.
+func lasting(path string) bool {
+	switch path {
+	case "/cluster/status", "/nodes", "/storage":
+		return true
+	}
+	if strings.HasPrefix(path, "/access/") {
+		return true
+	}
+	host, ok := strings.CutPrefix(path, "/nodes/")
+	_, what, below := strings.Cut(host, "/")
+	return ok && below && (strings.HasPrefix(what, "storage") || strings.HasPrefix(what, "disks/"))
+}
+
+// memory has answers by path. An error is not kept: each who waited asks again.
+type memory struct {
+	mu      sync.Mutex
+	answers map[string]*onceRead
+}
+
+func (m *memory) get(ctx context.Context, path string, out any, ask func(out any) error) error {
+	for {
+		m.mu.Lock()
+		a, begun := m.answers[path]
+		if !begun {
+			a = &onceRead{done: make(chan struct{})}
+			m.answers[path] = a
+		}
+		m.mu.Unlock()
+		if !begun {
+			return m.ask(path, a, out, ask)
+		}
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if a.err == nil {
+			return json.Unmarshal(a.answer.(json.RawMessage), out)
+		}
+	}
+}
+
+func (m *memory) ask(path string, a *onceRead, out any, ask func(out any) error) error {
+	defer close(a.done)
+	var raw json.RawMessage
+	if a.err = ask(&raw); a.err != nil {
+		m.mu.Lock()
+		delete(m.answers, path)
+		m.mu.Unlock()
+		return a.err
+	}
+	a.answer = raw
+	return json.Unmarshal(raw, out)
+}

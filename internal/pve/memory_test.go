@@ -1,0 +1,51 @@
+package pve
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestRemember: a client that remembers asks once for what lasts as long as a diagnosis, however
+// many want to know at the same time. An error is not kept, and VMs are read afresh.
+func TestRemember(t *testing.T) {
+	t.Parallel()
+	const path = "GET /access/permissions?path=%2Fvms"
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.node(t, "pve1")
+		pve1.on(path, after(10*time.Millisecond, raw("403 Permission check failed", "")), after(10*time.Millisecond, data(`{"/vms":{"VM.Audit":1}}`)), data(`{}`))
+		pve1.on(listPath, data(`[]`))
+		asked := func(path string, want int) {
+			t.Helper()
+			if got := len(slices.DeleteFunc(pve1.requests(), func(r string) bool { return r != path })); got != want {
+				t.Errorf("%s: asked %d times, want %d", path, got, want)
+			}
+		}
+		c := s.client(t, "pve1")
+		c.Remember()
+		if e, is := errors.AsType[*Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
+			t.Errorf("error is %v", e)
+		}
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				held, err := c.Permissions(t.Context(), "/vms")
+				if err != nil || !held["VM.Audit"] {
+					t.Errorf("%v, %v", held, err)
+				}
+			})
+		}
+		all.Wait()
+		asked(path, 2)
+		for range 2 {
+			if _, err := c.Listed(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		asked(listPath, 2)
+	})
+}
