@@ -105,7 +105,8 @@ type DoctorSources struct {
 
 // Endpoint is one of the configured API addresses by itself.
 type Endpoint struct {
-	URL   string
+	URL string
+	// Hosts lists which there are and which of them answers; what they say of themselves is not needed.
 	Hosts func(ctx context.Context) ([]cluster.Host, error)
 }
 
@@ -135,7 +136,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d := &checkup{Project: p, src: src, res: DoctorResult{Cluster: p.Config.Cluster, Nodes: []cluster.Assessment{}, Needs: []NeedStatus{}}}
 	errLock := d.readLock()
 	d.say("the Proxmox API")
-	reached := d.endpoints(ctx)
+	reached := d.endpoints(ctx) && d.readHosts(ctx)
 	d.say("Proxmox, Talos and Kubernetes")
 	d.lookAround(ctx, reached)
 	if reached {
@@ -272,7 +273,7 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 			d.fail(GroupProxmox, e.URL, a.err)
 			continue
 		case first == nil:
-			first, d.hosts = names, a.hosts
+			first = names
 		case !slices.Equal(first, names):
 			d.add(Check{
 				Group: GroupProxmox, What: e.URL, State: Problem, kind: fault.Config,
@@ -285,6 +286,17 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "one of "+strings.Join(names, ", ")))
 	}
 	return reached
+}
+
+// readHosts reads what each host says of itself, and says whether it could.
+func (d *checkup) readHosts(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	var err error
+	if d.hosts, err = d.src.Proxmox.Hosts(ctx); err != nil {
+		d.fail(GroupProxmox, "nodes", err)
+	}
+	return err == nil
 }
 
 func hostNames(hosts []cluster.Host) []string {

@@ -81,6 +81,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	if px, err := connectProxmox(s, p, cl); err != nil {
 		src.ErrProxmox = err
 	} else {
+		px.Remember()
 		src.Proxmox, src.Endpoints = px, endpoints(s, p, cl)
 	}
 	if t, err := connectTalos(s, p, cl); err != nil {
@@ -116,7 +117,7 @@ func endpoints(s *streams, p pipeline.Project, cl *closers) []pipeline.Endpoint 
 			if err != nil {
 				return nil, err
 			}
-			return px.Hosts(ctx)
+			return px.HostList(ctx)
 		}})
 	}
 	return out

@@ -17,7 +17,7 @@ import (
 // Hosts lists the nodes of the Proxmox cluster, each with what could be read of
 // it. A token without Sys.Audit on / is shown less.
 func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
-	hosts, err := c.hostList(ctx)
+	hosts, err := c.HostList(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,8 @@ func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
 	return hosts, g.Wait()
 }
 
-func (c *Client) hostList(ctx context.Context) ([]cluster.Host, error) {
+// HostList is Hosts without what is read of each of them.
+func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	var hosts []cluster.Host
 	var status []struct {
 		Type, Name    string

@@ -24,10 +24,13 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 	px := s.machines.Proxmox.(interface {
 		pipeline.Hypervisor
 		cluster.Proxmox
+		HostList(ctx context.Context) ([]cluster.Host, error)
+		Remember()
 	})
+	px.Remember()
 	src := pipeline.DoctorSources{
 		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
-		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.Hosts}},
+		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
 	}
 	return told[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
 }
