@@ -116,7 +116,11 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if err != nil || blank == nil {
 		return err
 	}
-	if err := n.checkBlank(*blank, mem); err != nil {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.checkBlank(*blank, mem, park.Record.Stage == stageConfigured); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
 	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
@@ -216,13 +220,14 @@ func (n *nodeRoll) stopMismatch(ctx context.Context, mismatch error) error {
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.plan.VMID, mismatch)
 }
 
-// checkBlank compares the machine in maintenance mode with what was remembered and is wanted.
-func (n *nodeRoll) checkBlank(m Machine, mem memory) error {
+// checkBlank compares the machine in maintenance mode with what was remembered and is
+// wanted; configured says that it may have had its configuration once.
+func (n *nodeRoll) checkBlank(m Machine, mem memory, configured bool) error {
 	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
 	}
-	return errors.Join(append(n.want.Build.checkBooted(m), checkBlankDisks(m, mem)...)...)
+	return errors.Join(append(n.want.Build.checkBooted(m), checkBlankDisks(m, mem, configured)...)...)
 }
 
 // checkBooted compares what a machine has booted from the ISO of a build with that build.
@@ -246,7 +251,7 @@ func cmpNone(s string) string {
 	return s
 }
 
-func checkBlankDisks(m Machine, mem memory) []error {
+func checkBlankDisks(m Machine, mem memory, configured bool) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
 	switch ours := mem.blankDisks(m); {
@@ -257,10 +262,10 @@ func checkBlankDisks(m Machine, mem memory) []error {
 	}
 	for _, want := range mem.Volumes {
 		if !slices.ContainsFunc(m.Volumes, want.sameContent) {
-			refuse("the persistent volume %s with partition UUID %s, filesystem UUID %s is missing",
-				cmpNone(want.Label), cmpNone(want.PartitionUUID), cmpNone(want.FilesystemUUID))
+			refuse("the persistent volume %s is missing", want)
 		}
 	}
+	problems = append(problems, mem.displaced(m, configured)...)
 	seen := map[string]string{}
 	for _, v := range m.Volumes {
 		if !slices.Contains(talosLabels, v.Label) {
@@ -286,5 +291,6 @@ func (mem memory) blankDisks(m Machine) []MachineDisk {
 
 // sameContent compares two volumes by what is written on them, not by where they are plugged in.
 func (v Volume) sameContent(o Volume) bool {
-	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID)
+	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
+		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }

@@ -50,7 +50,7 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		m := inSync()
 		m.Disks = []MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
 		tc.change(&m)
-		if got := message(n.checkBlank(m, memory{VM: VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"})); got != tc.want {
+		if got := message(n.checkBlank(m, memory{VM: VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, false)); got != tc.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

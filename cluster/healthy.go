@@ -159,6 +159,9 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 			return fmt.Sprintf("persistent volume %s is %s", want.Label, cmpNone(m.Volumes[i].Phase)), nil
 		}
 	}
+	if lacks := n.lacksPlace(m, mem); lacks != "" {
+		return lacks, nil
+	}
 	if lacks, err := n.lacksEtcd(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
@@ -198,19 +201,43 @@ func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 
 // runsFromIts says whether the machine's system disk is the one that it is to have.
 func (n *nodeRoll) runsFromIts(m Machine, mem memory) bool {
-	vm := mem.VM
-	switch n.plan.Strategy {
-	case Recreate, Reimage:
-		vm = mem.blankVM()
-	case Rollback:
-		vm = mem.vmWith(splitOptions(n.plan.restore.Options))
-	}
+	vm := n.vmToBe(mem)
 	drives, err := vm.bootable()
 	if err != nil {
 		return false
 	}
 	disks := m.machineDisks(vm, drives, mem.SystemKey)
 	return len(disks) == 1 && disks[0].Device == m.SystemDisk
+}
+
+// vmToBe is the VM that is being brought up.
+func (n *nodeRoll) vmToBe(mem memory) VM {
+	switch n.plan.Strategy {
+	case Recreate, Reimage:
+		return mem.blankVM()
+	case Rollback:
+		return mem.vmWith(splitOptions(n.plan.restore.Options))
+	}
+	return mem.VM
+}
+
+// lacksPlace says which persistent volume is on another disk than before. A disk that
+// can't be told any more, because pods have got disks of the same size, is none: a
+// blank machine has shown all of them, and a disk that does not move is in its place.
+func (n *nodeRoll) lacksPlace(m Machine, mem memory) string {
+	vm := n.vmToBe(mem)
+	drives, err := vm.bootable()
+	if err != nil {
+		return err.Error()
+	}
+	for _, was := range mem.Persistent {
+		if on := m.machineDisks(vm, drives, was.Key); len(on) == 1 {
+			if elsewhere := mem.elsewhere(m, was, on[0]); elsewhere != "" {
+				return elsewhere
+			}
+		}
+	}
+	return ""
 }
 
 // lacksNode says what Kubernetes does not know yet of a node's present boot.

@@ -19,11 +19,12 @@ import (
 type memory struct {
 	VM         VM // as it was; its Config is what a new VM gets
 	SystemKey  string
-	BootID     string      // of the boot that ends here
-	Volumes    []Volume    // partitions and filesystems on persistent disks
-	DiskSerial string      // of the blank system disk to come
-	SystemGiB  int         // its wanted size; 0 or less than before: as before
-	HA         *HAResource // nil: not managed
+	BootID     string           // of the boot that ends here
+	Volumes    []Volume         // partitions and filesystems on persistent disks
+	Persistent []persistentDisk `json:",omitempty"` // those disks; none where an older recast remembered it
+	DiskSerial string           // of the blank system disk to come
+	SystemGiB  int              // its wanted size; 0 or less than before: as before
+	HA         *HAResource      // nil: not managed
 
 	// Metadata of the Kubernetes Node, for the case that somebody deletes it
 	// meanwhile. It is too large for the record: without the journal the Node

@@ -172,8 +172,11 @@ type Volume struct {
 	Label          string // partition label: "EPHEMERAL", "META", …
 	PartitionUUID  string
 	FilesystemUUID string
-	Phase          string // of the Talos volume with that label: "ready", "waiting", …; "" if Talos has none
-	Mount          string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
+	// FilesystemLabel is what tells an LVM or ZFS member, which has no UUID.
+	FilesystemLabel string `json:",omitempty"`
+	Format          string `json:",omitempty"` // "xfs", "ext4", FormatLVM, …; "" where Talos knows none
+	Phase           string // of the Talos volume with that label: "ready", "waiting", …; "" if Talos has none
+	Mount           string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
 }
 
 // What Talos calls a part of an LVM volume group or of a ZFS pool when it finds

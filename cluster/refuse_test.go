@@ -77,13 +77,16 @@ func TestRecreateIsImpossible(t *testing.T) {
 		},
 		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
 		"persistent disk without serial": {
-			change:  set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
-			reimage: "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " + nameDrives(VM{ID: 9002}),
-			recreate: "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " + nameDrives(VM{ID: 9002}) + "\n" +
-				"persistent disk virtio3 has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage",
+			change:   set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
+			reimage:  untoldVirtio3,
+			recreate: untoldVirtio3,
 		},
 	})
 }
+
+const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " +
+	"qm set 9002 --virtio3 bulk:9002/vm-9002-disk-2.raw,size=90G,serial=9002-virtio3, " +
+	"then shut VM 9002 down and start it (a reboot from inside is not enough), so that Talos shows the name"
 
 // both is a case that leaves in-place alone possible.
 func both(change func(w *Wanted, f *Found, o *Observation), text string) refusalCase {

@@ -176,16 +176,14 @@ func (c candidate) rawDevices() []Obstacle {
 	return out
 }
 
-// unnamable are persistent disks that a new VM could not be proven to have got back.
-func (c candidate) unnamable() []string {
-	var out []string
-	if c.systemErr != nil {
-		return nil // which of them are persistent is not known, and that is refused already
+// unprovable are persistent disks that a new VM could not be proven to have got back.
+func (c candidate) unprovable() []string {
+	if c.systemErr != nil || c.disksErr != nil || len(c.untellable()) > 0 {
+		return nil // what is refused already would only be said in other words
 	}
-	for _, d := range c.disks {
-		if d.Bootable() && d.Key != c.system.Key && d.Option("serial") == "" {
-			out = append(out, fmt.Sprintf("persistent disk %s has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage", d.Key))
-		}
+	out, err := unprovable(c.vm, c.m, c.system.Key)
+	if err != nil {
+		return []string{err.Error()}
 	}
 	return out
 }

@@ -77,11 +77,12 @@ func (m Machine) machineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 // go with their pods. Which is which must be known, or nobody would miss one.
 func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
 	known, own := map[string]bool{}, map[string]bool{}
-	var lost []string
+	var lost []Disk
+	var keys []string
 	for _, d := range drives {
 		on := m.machineDisks(vm, drives, d.Key)
 		if len(on) != 1 {
-			lost = append(lost, d.Key)
+			lost, keys = append(lost, d), append(keys, d.Key)
 			continue
 		}
 		known[on[0].Device], own[on[0].Device] = true, d.Key != system.Key
@@ -92,8 +93,8 @@ func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 		case own[v.Disk]:
 			out = append(out, v)
 		case !known[v.Disk] && len(lost) > 0:
-			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, cmpNone(v.Label), strings.Join(lost, " or "))
-			return nil, fault.WithHint(err, "%s", nameDrives(vm))
+			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, cmpNone(v.Label), strings.Join(keys, " or "))
+			return nil, fault.WithHint(err, "%s", nameThem(vm, lost))
 		}
 	}
 	return out, nil

@@ -148,6 +148,10 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
+	persistent, err := n.provenDisks(vm, m, system)
+	if err != nil {
+		return memory{}, err
+	}
 	vm.dropCSI()
 	k, err := n.kubeNode(ctx)
 	if err != nil {
@@ -161,7 +165,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 		return memory{}, err
 	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
+		VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
@@ -187,6 +191,22 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	}
 	mem.Kubernetes, err = n.runsKubernetes(ctx)
 	return mem, err
+}
+
+// provenDisks are the persistent disks. The plan has refused those that could not be
+// proven in a new VM; what is on them may have changed since.
+func (n *nodeRoll) provenDisks(vm VM, m Machine, system Disk) ([]persistentDisk, error) {
+	if n.plan.Strategy == Recreate {
+		problems, err := unprovable(vm, m, system.Key)
+		if err != nil {
+			return nil, err
+		}
+		if len(problems) > 0 {
+			return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s", strings.Join(problems, "; ")), "run recast plan and look again")
+		}
+	}
+	known, _, err := persistentDisks(vm, m, system.Key)
+	return known, err
 }
 
 // diskSerial names the blank system disk of one node in one run, within the 20

@@ -127,7 +127,7 @@ func (v blockView) machineVolumes() []cluster.Volume {
 		}
 		out = append(out, cluster.Volume{
 			Device: device, Disk: disk, Label: spec.PartitionLabel,
-			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, Phase: v.phase(spec), Mount: v.mount(spec),
+			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, FilesystemLabel: spec.Label, Format: spec.Name, Phase: v.phase(spec), Mount: v.mount(spec),
 		})
 	}
 	slices.SortFunc(out, func(a, b cluster.Volume) int { return cmp.Compare(a.Device, b.Device) })

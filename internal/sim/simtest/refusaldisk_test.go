@@ -129,21 +129,24 @@ func provenRefusals() []refusal {
 		return whileOff(change("scsi1=" + wk1Data + ",iothread=1,discard=on,ssd=1" + serial))
 	}
 	return []refusal{
+		{name: "data disk without serial", bring: data(""), undo: data(",serial=data-wk1")},
 		{
-			name: "data disk without serial", bring: data(""), lift: data(",serial=data-wk1"),
-			also: []string{"persistent disk scsi1 has no serial, so the new VM could not prove that it got it back: add serial= to it, or use reimage"},
+			name: "two blank disks of one size", bring: change("scsi2=fast:3", "scsi3=fast:3"),
+			also: []string{"the persistent disks scsi2 and scsi3 have one size, and nothing that tells them apart is on them, so the new VM could not prove that each came back to its place: " +
+				"qm set 9031 --scsi3 fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3 gives one of them a name; the VM need not be restarted for that"},
+			lift: change("scsi3=fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3"), undo: discard("scsi2", "scsi3"),
 		},
 		{
 			name: "system disk known by its address", bring: whileOff(change("scsi0=" + wk1System)), undo: whileOff(change("scsi0=" + wk1SystemDrive)),
 		},
 		{
 			name:  "neither serial nor address, and one size twice",
-			bring: whileOff(change("scsihw=lsi", "scsi0="+wk1System, "scsi2=fast:10,serial=other")),
+			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1System, "scsi2=fast:10,serial=other")),
 			both:  []string{vm + "no drive matches sda (no serial or WWID of a drive, and sdc has the same size)" + names},
 			lift:  whileOff(change("scsi0=" + wk1SystemDrive + wwn)), undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
 		},
 		{
-			name: "known by its size", bring: whileOff(change("scsihw=lsi", "scsi0="+wk1System)),
+			name: "known by its size", bring: whileOff(change("scsihw=megasas", "scsi0="+wk1System)),
 			undo: whileOff(change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
 		},
 		{
@@ -152,9 +155,10 @@ func provenRefusals() []refusal {
 		},
 		{
 			name:  "data disk that could be either",
-			bring: whileOff(change("scsihw=lsi", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
-			both:  []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be told" + names},
-			lift:  whileOff(change("scsi1=" + wk1Data + ",iothread=1,discard=on,ssd=1,serial=data-wk1,wwn=0x3000000000000002")),
+			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
+			both: []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be told: " +
+				"qm set 9031 --scsi1 " + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b, then shut VM 9031 down and start it (a reboot from inside is not enough), so that Talos shows the name"},
+			lift: whileOff(change("scsi1=" + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b")),
 			undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive,
 				"scsi1="+wk1Data+",iothread=1,discard=on,ssd=1,serial=data-wk1")),
 		},

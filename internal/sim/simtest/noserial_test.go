@@ -1,0 +1,141 @@
+package simtest
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// withoutSerials are workers with two data disks as Proxmox' own dialogue makes them.
+func withoutSerials(bus, scsihw string) sim.Options {
+	return sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 2}, {Bus: bus, SCSI: scsihw, Data: 2, NoSerials: true}}}
+}
+
+// TestRecreateWithoutSerials: a node whose drives have no serial= is recreated, by
+// its drives' addresses, sizes and content; whoever goes on after a crash, with the
+// journal or without, proves the same, and no drive gets another option.
+func TestRecreateWithoutSerials(t *testing.T) {
+	for name, o := range map[string]sim.Options{
+		"virtio-scsi-single": withoutSerials("scsi", ""),
+		"virtio-scsi-pci":    withoutSerials("scsi", "virtio-scsi-pci"),
+		"LSI":                withoutSerials("scsi", "lsi"),
+		"virtio-blk":         withoutSerials("virtio", ""),
+		"SATA":               withoutSerials("sata", ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name != "virtio-scsi-single" {
+				long(t)
+			}
+			t.Parallel()
+			var points []string
+			synctest.Test(t, func(t *testing.T) { points = rollWithoutSerials(t, o, 0) })
+			if t.Failed() || testing.Short() {
+				return
+			}
+			first := slices.IndexFunc(points, func(p string) bool { return strings.Contains(p, "move_disk") })
+			for i := range 6 {
+				at := first + 1 + i*(len(points)-first-1)/6
+				synctest.Test(t, func(t *testing.T) { rollWithoutSerials(t, o, at) })
+			}
+		})
+	}
+}
+
+func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
+	lab := New(t, o)
+	lab.Patch(sim.PatchedExtension)
+	before := dataDrives(lab)
+	plan := planOf(t, lab, "wk1")
+	if plan.Strategy != cluster.Recreate || len(plan.Refused) > 0 {
+		t.Fatalf("planned as %s: %s %q", plan.Strategy, plan.Why, plan.Refused)
+	}
+	points, broken, err := lab.rollKilledAt(t.Context(), at)
+	if at == 0 && err != nil || at != 0 && err == nil {
+		t.Fatalf("killed at %d: %v", at, err)
+	}
+	if at != 0 {
+		if at%2 == 0 {
+			if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, more, err := lab.rollKilledAt(t.Context(), 0)
+		if err != nil {
+			t.Fatalf("killed at %d, %s: %v", at, points[at-1], err)
+		}
+		broken = append(broken, more...)
+	}
+	if len(broken) > 0 {
+		t.Errorf("killed at %d: promises broken: %q", at, broken)
+	}
+	requireDrift(t, lab)
+	lab.RequireIntact()
+	if diff := cmp.Diff(before, dataDrives(lab)); diff != "" {
+		t.Errorf("killed at %d: the drives' options changed:\n%s", at, diff)
+	}
+	return points
+}
+
+// dataDrives are the options of wk1's persistent drives, by key.
+func dataDrives(lab *Lab) map[string]string {
+	out := map[string]string{}
+	for key, value := range lab.vm(wk1).Config {
+		if d, err := cluster.ParseDisk(key, value); err == nil && d.Bootable() && !strings.Contains(value, "serial=recast-") && !strings.HasSuffix(key, "0") {
+			_, out[key], _ = strings.Cut(value, ",")
+		}
+	}
+	return out
+}
+
+// TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size and with the
+// same options have each other's volume. Only what is on them shows that.
+func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
+	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
+		if _, err := lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"}); err != nil {
+			t.Fatal(err)
+		}
+		whileOff()(lab)
+		lab.Patch(sim.PatchedExtension)
+		swap := func() {
+			c := lab.vm(wk1).Config
+			lab.configure(world.ChangeRequest{ID: wk1, Set: map[string]string{"protection": "0"}})
+			lab.configure(world.ChangeRequest{ID: wk1, Delete: []string{"scsi1", "scsi2"}})
+			lab.configure(world.ChangeRequest{ID: wk1, Set: map[string]string{"scsi1": c["scsi2"], "scsi2": c["scsi1"], "protection": "1"}})
+		}
+		swapped, applied := false, false
+		lab.Recorder.Hooks(func(call record.Call) error {
+			if strings.HasSuffix(call.Path, "/qemu/9031/status/start") && !swapped {
+				swapped = true
+				swap()
+			}
+			applied = applied || strings.HasSuffix(call.Method, "/ApplyConfiguration")
+			return nil
+		}, nil)
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "the persistent volume u-data with partition UUID") ||
+			!strings.Contains(err.Error(), "is on sdc, and not on sdb, which is scsi1") || applied || !swapped {
+			t.Fatalf("swapped %t, configured %t: %v", swapped, applied, err)
+		}
+		if lab.vm(wk1).Running {
+			t.Error("the machine with the wrong disks runs")
+		}
+		lab.Recorder.Hooks(nil, nil)
+		swap()
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+			t.Fatal(err)
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+	})
+}
