@@ -28,3 +28,17 @@ func TestResolveSaysWhatItWaitsFor(t *testing.T) {
 		t.Errorf("notes\n got %q\nwant %q", notes, want)
 	}
 }
+
+// resolve makes a lock that nothing is to be said about.
+func resolve(t *testing.T, req Request, known list) Lock {
+	t.Helper()
+	from := Sources{Catalog: known, Images: newShelf(known)}
+	if req.SecureBoot {
+		from.Factory = &maker{extensions: known, certificate: certificate("one")}
+	}
+	l, warnings, err := Resolve(t.Context(), req, from)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	return l
+}
