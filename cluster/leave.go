@@ -67,10 +67,29 @@ func leaving(s Strategy, w Wanted, f Found) (c candidate, leaves bool) {
 	return c, true
 }
 
+// goneSystemDisk is the name of the system disk of a machine that does not answer:
+// what it was called is not remembered.
+const goneSystemDisk = "the system disk"
+
 // machine is what is known of a machine that does not answer: which volumes were
-// on its persistent disks.
+// on its persistent disks, and where its pools were.
 func (m memory) machine() Machine {
-	return Machine{Remembered: true, SystemDisk: "the system disk", Volumes: m.Volumes}
+	return Machine{Remembered: true, SystemDisk: goneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools}
+}
+
+// pools are the members of the machine's pools, with its system disk under the
+// name that it has once it does not answer.
+func (m Machine) pools() []PoolMember {
+	out := slices.Clone(m.PoolMembers)
+	for i := range out {
+		out[i].Disks = slices.Clone(out[i].Disks)
+		for j, disk := range out[i].Disks {
+			if disk == m.SystemDisk {
+				out[i].Disks[j] = goneSystemDisk
+			}
+		}
+	}
+	return out
 }
 
 // systemOn says whether the VM has a system disk, and whether that is the one

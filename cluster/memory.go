@@ -22,6 +22,7 @@ type memory struct {
 	BootID     string           // of the boot that ends here
 	Volumes    []Volume         // partitions and filesystems on persistent disks
 	Persistent []persistentDisk `json:",omitempty"` // those disks; none where an older recast remembered it
+	Pools      []PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk where they are on no other
 	DiskSerial string           // of the blank system disk to come
 	SystemGiB  int              // its wanted size; 0 or less than before: as before
 	HA         *HAResource      // nil: not managed

@@ -176,6 +176,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if err != nil {
 		return memory{}, err
 	}
+	mem.Pools = m.pools()
 	if mem.Volumes, err = persistentVolumes(vm, drives, m, system); err != nil {
 		return memory{}, err
 	}

@@ -1,0 +1,28 @@
+package cluster
+
+import "testing"
+
+// A machine that is off is asked about as it was remembered: a pool that was on
+// another disk is there still, and one on the system disk goes with it.
+func TestPoolsAreRemembered(t *testing.T) {
+	t.Parallel()
+	was := Machine{SystemDisk: "sda", PoolMembers: []PoolMember{
+		{Device: "sdb1", Disks: []string{"sdb"}, Format: FormatLVM, Group: "elsewhere"},
+		{Device: "sda5", Disks: []string{"sda"}, Format: FormatLVM, Group: "here"},
+		{Device: "loop1", Format: FormatLVM, Group: "nobody-knows"},
+	}}
+	packed, err := memory{VM: VM{ID: 101}, Pools: was.pools()}.pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unpackMemory(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	off := candidate{m: mem.machine()}
+	for group, lost := range map[string]bool{"elsewhere": false, "here": true, "nobody-knows": true, "never-seen": true} {
+		if got := off.onSystemDisk(LocalData{Name: "linstor/" + group, Format: FormatLVM, Group: group}); got != lost {
+			t.Errorf("volume group %s goes with the system disk: %t, want %t", group, got, lost)
+		}
+	}
+}
