@@ -122,7 +122,7 @@ var table = []row{
 
 	// the lab knows nothing of recast, and no client of what it simulates
 	{pkg: "internal/sim", allow: []string{
-		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
+		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", "!internal/sim/layouts", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network", allow: []string{"google.golang.org/grpc/test/bufconn"}},
 	{pkg: "internal/sim/directgrpc", allow: []string{"internal/sim/network", grpc, "github.com/fullstorydev/grpchan/inprocgrpc"}},
@@ -152,6 +152,9 @@ var table = []row{
 	{pkg: "internal/sim/schedules", allow: []string{
 		"cluster", "pipeline", "internal/config", "internal/fault", "internal/sim", "internal/sim/kubeapi/store", "internal/sim/record", "internal/sim/simtest", "internal/sim/talosapi", "internal/sim/world",
 		k8sAPI, apimachine,
+	}},
+	{pkg: "internal/sim/layouts", allow: []string{
+		"internal/sim", "internal/sim/artefact", "internal/sim/kubeapi/store", "internal/sim/world", apimachine, yaml,
 	}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},

@@ -27,6 +27,13 @@ customization:
       - siderolabs/qemu-guest-agent
 `
 
+func (o Options) withKernelArgs(schematic string) string {
+	if len(o.KernelArgs) == 0 {
+		return schematic
+	}
+	return schematic + "  extraKernelArgs:\n    - " + strings.Join(o.KernelArgs, "\n    - ") + "\n"
+}
+
 // Files is a ready working directory, by file name, without a lock: that is
 // recast's to make. dir is where it will be.
 func (l *Lab) Files(dir string) (map[string][]byte, error) {
@@ -46,8 +53,8 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	}
 	return map[string][]byte{
 		"recast.yaml":             []byte(l.config()),
-		"schematics/default.yaml": []byte(schematicDefault),
-		"schematics/storage.yaml": []byte(schematicStorage),
+		"schematics/default.yaml": []byte(l.o.withKernelArgs(schematicDefault)),
+		"schematics/storage.yaml": []byte(l.o.withKernelArgs(schematicStorage)),
 		"talosconfig":             talosconfig,
 		"kubeconfig":              kubeconfig,
 		"env":                     []byte(l.envFile(dir)),
@@ -104,12 +111,16 @@ func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
 // config is recast.yaml.
 func (l *Lab) config() string {
 	var b strings.Builder
+	platform := ""
+	if l.o.Platform != "nocloud" {
+		platform = "\n  platform: " + l.o.Platform
+	}
 	fmt.Fprintf(&b, `version: 1
 cluster: %s
 talos:
   version: %s
   config: ./talosconfig
-images:
+images:%s
   factory: %s
   extensions: %s
   iso: {storage: [%s]}
@@ -121,7 +132,7 @@ proxmox:
   fingerprint: "%s"
   vmids: 9000-%d
 nodes:
-`, ClusterName, l.o.TalosVersion, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)))
+`, ClusterName, l.o.TalosVersion, platform, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)))
 	for _, n := range l.Nodes {
 		holder := ""
 		if n.Holder != 0 && n.Persistent {

@@ -92,5 +92,5 @@ func (l *Lab) register(ctx context.Context, schematic string) (installer string,
 	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.ID == "" {
 		return "", fmt.Errorf("register schematic: status %s: %w", resp.Status, err)
 	}
-	return fmt.Sprintf("%s/nocloud-installer/%s:%s", l.o.Factory, answer.ID, l.o.TalosVersion), nil
+	return fmt.Sprintf("%s/%s-installer/%s:%s", l.o.Factory, l.o.Platform, answer.ID, l.o.TalosVersion), nil
 }

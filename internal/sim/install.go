@@ -29,6 +29,11 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	if err := l.defineHolders(); err != nil {
 		return fmt.Errorf("make data VMs: %w", err)
 	}
+	if l.o.Before != nil {
+		if err := l.o.Before(l.World); err != nil {
+			return err
+		}
+	}
 	members := l.formEtcd()
 	for _, n := range l.Nodes {
 		if err := l.install(ctx, n, installers[n.Schematic], members[n.Name]); err != nil {
@@ -48,6 +53,9 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	uki, err := l.pull(ctx, installer, "amd64")
 	if err != nil {
 		return err
+	}
+	if v, own := l.o.VMs[n.Name]; own {
+		return l.installVM(n, v, installer, uki, member)
 	}
 	img, err := artefact.ReadUKI(uki)
 	if err != nil {

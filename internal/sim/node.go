@@ -44,8 +44,12 @@ func (o Options) nodes() []Node {
 			if o.Holder {
 				holder = o.firstHolder() + len(out)%o.Hosts
 			}
+			name := fmt.Sprintf("%s%d", prefix, i+1)
+			if v, own := o.VMs[name]; own {
+				layout = Layout{Bus: v.bus()}
+			}
 			out = append(out, Node{
-				Holder: holder, Name: fmt.Sprintf("%s%d", prefix, i+1), ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
+				Holder: holder, Name: name, ControlPlane: cp, VMID: id, Host: hostName(len(out) % o.Hosts),
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
 				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data, seabios: layout.SeaBIOS,
 				noSerials: layout.NoSerials, scsi: cmp.Or(layout.SCSI, "virtio-scsi-single"),

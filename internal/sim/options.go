@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // Options shape a lab.
@@ -35,6 +36,9 @@ type Options struct {
 	DiskType      string         // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
 	DiskCapacity  int64          // of DiskStorage, in bytes, of each host unless it is shared; 0 means 1 TiB
 	Layouts       []Layout       // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
+	VMs           map[string]VM  // of nodes, by name, that are not of the lab's own kind
+	Platform      string         // of the images; "" means nocloud
+	KernelArgs    []string       // of all schematics
 	TalosVersion  string         // what the machines run at first; "" means TalosVersion
 	NextTalos     string         // another version that there are images of; "": none
 	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
@@ -45,6 +49,8 @@ type Options struct {
 	// Kubernetes is the kubeconfig of a real control plane that has the cluster's
 	// objects instead of the lab; nil: none.
 	Kubernetes []byte
+	// Before is called before the first VM is made; nil: nothing is.
+	Before func(*world.World) error
 	// Latency is how much later each answer of a server arrives, in real time.
 	Latency time.Duration
 	// Console gets what machines print on their screens; nil drops it.
@@ -88,6 +94,7 @@ func (o Options) withDefaults() Options {
 	o.Speed = cmp.Or(o.Speed, 1)
 	o.DiskBus = cmp.Or(o.DiskBus, "scsi")
 	o.DiskType = cmp.Or(o.DiskType, "dir")
+	o.Platform = cmp.Or(o.Platform, "nocloud")
 	o.TalosVersion = cmp.Or(o.TalosVersion, TalosVersion)
 	o.KubernetesVersion = cmp.Or(o.KubernetesVersion, KubernetesVersion)
 	return o
@@ -113,6 +120,11 @@ func (o Options) check() error {
 		return fmt.Errorf("a lab has at most %d control planes", maxControlPlanes)
 	case o.Workers > maxWorkers:
 		return fmt.Errorf("a lab has at most %d workers", maxWorkers)
+	}
+	for node, v := range o.VMs {
+		if err := v.check(node); err != nil {
+			return err
+		}
 	}
 	first, err := netip.ParseAddr(o.Prefix + ".0")
 	if err != nil {

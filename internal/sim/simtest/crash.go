@@ -23,7 +23,8 @@ var errNotReached = errors.New("the roll ended before that point")
 type killer struct {
 	client *Client
 	cancel context.CancelFunc
-	at     int // kill at this point; 0: never
+	at     int    // kill at this point; 0: never
+	after  string // or at the first one that has this in its name; "": never
 
 	mu     sync.Mutex
 	points []string
@@ -55,7 +56,7 @@ func (k *killer) point(what string) error {
 		return errKilled
 	}
 	k.points = append(k.points, what)
-	if len(k.points) != k.at {
+	if len(k.points) != k.at && (k.after == "" || !strings.Contains(what, k.after)) {
 		return nil
 	}
 	k.dead = true
@@ -67,15 +68,21 @@ func (k *killer) point(what string) error {
 // rollKilledAt rolls and is killed at a point; 0 lets it live. It returns the
 // points that were passed and the promises that were broken on the way.
 func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string, err error) {
+	return l.rollKilled(ctx, cluster.Policy{}, at, "")
+}
+
+// rollKilled is rollKilledAt with a policy, that is also killed after the first call with that in its name.
+func (l *Lab) rollKilled(ctx context.Context, policy cluster.Policy, at int, after string) (points, broken []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := l.Client()
 	k := l.watch(c, at, cancel)
+	k.after = after
 	defer l.Recorder.Hooks(nil, nil)
-	_, err = c.Roll(ctx, cluster.Policy{})
+	_, err = c.Roll(ctx, policy)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if at != 0 && !k.dead {
+	if (at != 0 || after != "") && !k.dead {
 		err = errors.Join(err, errNotReached)
 	}
 	return k.points, k.broken, err

@@ -1,0 +1,166 @@
+// Package layouts reads clusters as people really have them, each from a file
+// with its public sources, and makes worlds of the lab of them.
+package layouts
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// Layout is one cluster.
+type Layout struct {
+	Name    string   `yaml:"-"` // of its file
+	What    string   // one sentence
+	Sources []string // URLs of what it was taken from
+	Lacks   string   // what of it the lab does not have; "": nothing
+	Node    string   // the one that is rolled; "": wk1
+
+	Hosts, Workers int      // 0: one
+	ControlPlanes  int      `yaml:"controlPlanes"` // the same
+	Talos          string   // version; "": the lab's
+	Platform       string   // of the images; "": nocloud
+	KernelArgs     []string `yaml:"kernelArgs"` // of the images
+	Network        Network
+	Storages       []world.Storage
+	ControlPlane   *Machine `yaml:"controlPlane"` // nil: the lab's own kind, as the next
+	Worker         *Machine
+	Others         map[int]*Machine // further VMs, by VMID: data VMs and the like
+	Proxmox        Proxmox
+	Kubernetes     string // objects, as YAML documents
+	Recast         string // what the node's line in recast.yaml has besides: "holder: 9201"
+	Lift           Lift
+}
+
+// Network is how the machines come to their addresses.
+type Network struct {
+	// NoDHCP says that no DHCP server answers them. A lab whose DHCP server can't be
+	// silent gives them their addresses all the same.
+	NoDHCP bool `yaml:"noDHCP"`
+}
+
+// Machine is a VM with what is on it.
+type Machine struct {
+	Config    map[string]string // as qm create takes it, without what Proxmox makes up
+	Documents string            // further ones of the machine configuration
+	Disks     map[string]Disk   // what is on a disk that Talos does not make, by key
+}
+
+// Disk is what is on a disk.
+type Disk struct {
+	Raw        string // bytes that are no partition table
+	Partitions []artefact.Partition
+}
+
+// Proxmox is what Proxmox has besides VMs.
+type Proxmox struct {
+	Firewall    map[int]world.Firewall
+	HA          []world.HAResource
+	HARules     []world.HARule `yaml:"haRules"`
+	Replication []world.ReplicationJob
+	Backups     []struct {
+		world.BackupJob `yaml:",inline"`
+		In              time.Duration // when it runs next
+	}
+	ACL      []world.ACL
+	Mappings []struct {
+		Kind, ID string
+		Hosts    []string
+	}
+	Devices   map[string]int64 // of the first host, in GiB
+	ISOs      []string
+	Volumes   map[string]int64 // that belong to no VM that there is, in GiB
+	Snapshots map[int]string
+}
+
+// Lift is what a person does so that the node is recreated.
+type Lift struct {
+	Commands []string // of the shell of a Proxmox host
+	Recast   string   // what the node's line in recast.yaml gets besides: "acceptLoss: [x]"
+}
+
+// Load reads all layouts of a directory, by name.
+func Load(dir string) ([]Layout, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, fmt.Errorf("list layouts: %w", err)
+	}
+	var all []Layout
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read layout: %w", err)
+		}
+		l := Layout{Name: strings.TrimSuffix(filepath.Base(file), ".yaml"), Node: "wk1"}
+		dec := yaml.NewDecoder(bytes.NewReader(b))
+		dec.KnownFields(true)
+		if err := dec.Decode(&l); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		if l.What == "" || len(l.Sources) == 0 {
+			return nil, fmt.Errorf("%s: what and sources are required", file)
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// Options are those of a lab that has the layout.
+func (l Layout) Options() sim.Options {
+	o := sim.Options{
+		Hosts: l.Hosts, ControlPlanes: cmp.Or(l.ControlPlanes, 1), Workers: cmp.Or(l.Workers, 1),
+		TalosVersion: l.Talos, Platform: l.Platform, KernelArgs: l.KernelArgs, VMs: map[string]sim.VM{}, Before: l.before,
+	}
+	for prefix, m := range map[string]*Machine{"cp": l.ControlPlane, "wk": l.Worker} {
+		n := o.ControlPlanes
+		if prefix == "wk" {
+			n = max(o.Workers, 0)
+		}
+		for i := range n {
+			if m != nil {
+				o.VMs[fmt.Sprintf("%s%d", prefix, i+1)] = m.vm()
+			}
+		}
+	}
+	return o
+}
+
+func (m *Machine) vm() sim.VM {
+	v := sim.VM{Config: m.Config, Content: map[string][]byte{}}
+	for d := range strings.SplitSeq("\n"+m.Documents, "\n---\n") {
+		if strings.TrimSpace(d) != "" {
+			v.Documents = append(v.Documents, strings.TrimPrefix(d, "\n"))
+		}
+	}
+	for key, d := range m.Disks {
+		if v.Content[key] = []byte(d.Raw); d.Raw == "" {
+			v.Content[key] = artefact.WriteDisk(artefact.Disk{Partitions: slices.Clone(d.Partitions)})
+		}
+	}
+	return v
+}
+
+// Persistent are the keys of the node's disks that must outlive its system disk.
+func Persistent(config map[string]string, system string) []string {
+	var keys []string
+	for key, value := range config {
+		bus := strings.TrimRight(key, "0123456789")
+		disk := bus != key && slices.Contains([]string{"scsi", "virtio", "sata", "ide", "tpmstate", "unused"}, bus)
+		if disk && bus != "scsihw" && key != system && !strings.Contains(value, "media=cdrom") && !strings.Contains(value, "cloudinit") {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,169 @@
+package simtest
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/layouts"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// layoutLab is a lab that has a layout, whose node is stale.
+type layoutLab struct {
+	*Lab
+	of   layouts.Layout
+	node sim.Node
+}
+
+// newLayoutLab brings a layout up; secrets are those of another lab with it, nil: new ones.
+func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster) *layoutLab {
+	t.Helper()
+	o := layout.Options()
+	o.Talos = secrets
+	l := &layoutLab{Lab: New(t, o), of: layout}
+	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == layout.Node })
+	if i < 0 {
+		t.Fatalf("there is no node %s", layout.Node)
+	}
+	l.node = l.Nodes[i]
+	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would have said
+	if err := layout.Furnish(t.Context(), l.Lab.Lab); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Minute) // pods start
+	l.protect()
+	l.line(layout.Recast)
+	extension := sim.PatchedExtension
+	if l.node.ControlPlane {
+		extension = sim.CommonExtension
+	}
+	l.Patch(extension)
+	return l
+}
+
+// line adds to the node's line in recast.yaml.
+func (l *layoutLab) line(more string) {
+	l.t.Helper()
+	if more != "" {
+		l.Replace("recast.yaml", "{name: "+l.of.Node+",", "{name: "+l.of.Node+", "+more+",")
+	}
+}
+
+// protect has the world see to it that no disk of the node but the system disk is lost.
+func (l *layoutLab) protect() {
+	l.t.Helper()
+	vm := l.vm()
+	for _, key := range layouts.Persistent(vm.Config, l.node.SystemDrive()) {
+		volid, _, _ := strings.Cut(vm.Config[key], ",")
+		if strings.HasPrefix(volid, "/") {
+			continue // a device of the host, which no VM's end takes away
+		}
+		media := l.World.Media(volid, l.node.Host)
+		if media == nil {
+			l.t.Fatalf("there is no %s", volid)
+		}
+		d := world.Protected{Serial: l.of.Name + " " + key, Media: media, Held: !strings.Contains(volid, fmt.Sprintf("vm-%d-", l.node.VMID))}
+		disk, _ := artefact.ReadDisk(media.Bytes()) // what is none of ours has no EPHEMERAL
+		if slices.ContainsFunc(disk.Partitions, func(p artefact.Partition) bool { return p.Label == "EPHEMERAL" }) {
+			d.Identity = talosapi.Lasting
+		}
+		l.World.Protect(d)
+		l.persistent = append(l.persistent, content{d.Serial, media.SHA256()})
+	}
+}
+
+func (l *layoutLab) vm() world.VM {
+	l.t.Helper()
+	vm, err := l.World.LookupVM(l.node.Host, l.node.VMID)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return vm
+}
+
+// shape is the VM's configuration, less what a roll is to change: names of volumes,
+// the system disk, what Proxmox makes anew, the mark of the run, and the CD drive that
+// the boot ISO was in, which is left empty where the VM had none.
+func (l *layoutLab) shape() map[string]string {
+	shape := map[string]string{}
+	for key, value := range l.vm().Config {
+		d, err := cluster.ParseDisk(key, value)
+		switch {
+		case key == l.node.SystemDrive(), slices.Contains([]string{"meta", "vmgenid", "digest"}, key), err == nil && d.CDROM && !d.CloudInit():
+			continue
+		case err == nil && !d.CDROM:
+			slices.Sort(d.Options)
+			value = strings.Join(d.Options, ",")
+		case key == "boot":
+			value = regexp.MustCompile(`;ide\d`).ReplaceAllString(value, "")
+		case key == "description":
+			value = regexp.MustCompile(`\n?recast: run=.*`).ReplaceAllString(value, "")
+		}
+		if value != "" {
+			shape[key] = value
+		}
+	}
+	return shape
+}
+
+// lift does what the layout says that a person does.
+func (l *layoutLab) lift() error {
+	l.t.Helper()
+	shell := l.Shell(l.node.Host)
+	for _, command := range l.of.Lift.Commands {
+		words := strings.Fields(command)
+		var err error
+		switch {
+		case strings.HasPrefix(command, "qm reboot "):
+			l.restart()
+		case strings.HasPrefix(command, "pvesh create /cluster/mapping/pci --id "):
+			l.World.AddMapping("pci", words[4], l.node.Host)
+		case strings.HasPrefix(command, "pvesh create /cluster/mapping/usb --id "):
+			l.World.AddMapping("usb", words[4], l.node.Host)
+		case words[0] == "pveum":
+			_, err = l.Pveum(words[1:])
+		case strings.HasPrefix(command, "pvesr delete "):
+			l.World.RemoveReplication(words[2])
+		case strings.HasPrefix(command, "rm /etc/pve/firewall/"):
+			l.World.SetFirewall(l.node.VMID, world.Firewall{})
+		case strings.HasPrefix(command, "qm delsnapshot "):
+			err = l.World.DeleteSnapshot(l.node.VMID, words[3])
+		default:
+			_, err = shell.Run(words)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", command, err)
+		}
+	}
+	l.line(l.of.Lift.Recast)
+	return nil
+}
+
+// restart is qm reboot of the node.
+func (l *layoutLab) restart() {
+	l.t.Helper()
+	boot := l.bootID(l.of.Node)
+	if err := l.World.PowerOff(l.node.VMID); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := l.World.PowerOn(l.node.VMID); err != nil {
+		l.t.Fatal(err)
+	}
+	for range 300 {
+		if l.bootID(l.of.Node) != boot {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	if err := l.WaitReady(l.t.Context()); err != nil {
+		l.t.Fatal(err)
+	}
+}

@@ -1,0 +1,205 @@
+package simtest
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/layouts"
+)
+
+var (
+	layoutsUpdate = flag.Bool("layouts.update", false, "write docs/layouts.md anew")
+	layoutsDir    = flag.String("layouts.dir", ownLayouts, "where layouts are; those of another directory are compared with no page")
+)
+
+const (
+	ownLayouts  = "../layouts/testdata/layouts"
+	layoutsPage = "../../../docs/layouts.md"
+)
+
+// verdict is what recast makes of a layout.
+type verdict struct {
+	layouts.Layout
+	plan    cluster.NodePlan
+	lifted  *cluster.NodePlan // once a person has done what the layout says; nil: not needed, or there is nothing
+	printed bool              // the plan names the first of those commands, word for word
+}
+
+// TestLayouts plans a roll of every layout, as it is and once it is lifted, and
+// compares what comes of it with docs/layouts.md.
+func TestLayouts(t *testing.T) {
+	all := loadLayouts(t)
+	var mu sync.Mutex
+	verdicts := map[string]verdict{}
+	t.Run("each", func(t *testing.T) {
+		for _, layout := range all {
+			t.Run(layout.Name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					v := judge(t, newLayoutLab(t, layout, nil))
+					mu.Lock()
+					defer mu.Unlock()
+					verdicts[layout.Name] = v
+				})
+			})
+		}
+	})
+	if len(verdicts) != len(all) || *layoutsDir != ownLayouts {
+		return // only some were asked for
+	}
+	if len(all) < 25 {
+		t.Errorf("only %d layouts", len(all))
+	}
+	page := layoutPage(slices.Collect(func(yield func(verdict) bool) {
+		for _, name := range slices.Sorted(maps.Keys(verdicts)) {
+			if !yield(verdicts[name]) {
+				return
+			}
+		}
+	}))
+	if *layoutsUpdate {
+		if err := os.WriteFile(layoutsPage, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	was, err := os.ReadFile(layoutsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(was), page); diff != "" {
+		t.Errorf("what is done with a layout has changed; go test ./internal/sim/simtest -run TestLayouts -layouts.update writes it afresh (-page +now):\n%s", diff)
+	}
+}
+
+func loadLayouts(t *testing.T) []layouts.Layout {
+	t.Helper()
+	all, err := layouts.Load(*layoutsDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// judge plans the node's roll, and again once it is lifted where it is not recreated.
+func judge(t *testing.T, l *layoutLab) verdict {
+	t.Helper()
+	v := verdict{Layout: l.of, plan: planOf(t, l.Lab, l.of.Node)}
+	if v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0 || len(l.of.Lift.Commands) == 0 && l.of.Lift.Recast == "" {
+		return v
+	}
+	if len(l.of.Lift.Commands) > 0 {
+		said, err := json.Marshal(v.plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.printed = strings.Contains(string(said), l.of.Lift.Commands[0])
+	}
+	if err := l.lift(); err != nil {
+		t.Fatal(err)
+	}
+	v.lifted = new(planOf(t, l.Lab, l.of.Node))
+	return v
+}
+
+// TestLayoutsAreRolled rolls every layout as far as recast and the layout's own remedy
+// bring it, kills another such roll once, right after the VM is deleted or half-way,
+// resumes it, and compares.
+func TestLayoutsAreRolled(t *testing.T) {
+	long(t)
+	t.Parallel()
+	for _, layout := range loadLayouts(t) {
+		t.Run(layout.Name, func(t *testing.T) {
+			t.Parallel()
+			var ref reference
+			var strategy cluster.Strategy
+			synctest.Test(t, func(t *testing.T) { ref, strategy = rollLayout(t, layout) })
+			if strategy == "" || t.Failed() {
+				return // refused, with a reason
+			}
+			synctest.Test(t, func(t *testing.T) { resumeLayout(t, layout, strategy, ref) })
+		})
+	}
+}
+
+// rollLayout rolls undisturbed; no strategy says that the plan refuses.
+func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cluster.Strategy) {
+	l := newLayoutLab(t, layout, nil)
+	n := readyLayout(t, l)
+	if len(n.Refused) > 0 {
+		return ref, ""
+	}
+	before := l.shape()
+	points, broken, err := l.rollKilled(t.Context(), l.policy(), 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.requireRolled(broken, before)
+	return reference{points, l.settledDump(), l.Talos}, n.Strategy
+}
+
+// resumeLayout kills a roll in its middle and runs it again.
+func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy, ref reference) {
+	l := newLayoutLab(t, layout, ref.secrets)
+	readyLayout(t, l)
+	before := l.shape()
+	at, after := len(ref.points)/2, ""
+	if strategy == cluster.Recreate {
+		at, after = 0, fmt.Sprintf("DELETE /api2/json/nodes/%s/qemu/%d", l.node.Host, l.node.VMID)
+	}
+	points, broken, err := l.rollKilled(t.Context(), l.policy(), at, after)
+	if err == nil || len(points) == len(ref.points) {
+		t.Fatalf("the roll was not killed: %v", err)
+	}
+	_, more, err := l.rollKilled(t.Context(), l.policy(), 0, "")
+	if err != nil {
+		t.Fatalf("killed at %s: the next roll: %v", points[len(points)-1], err)
+	}
+	l.requireRolled(slices.Concat(broken, more), before)
+	if diff := cmp.Diff(ref.dump, l.settledDump()); diff != "" {
+		t.Errorf("killed at %s: the world differs from an undisturbed one (-undisturbed +resumed):\n%s", points[len(points)-1], diff)
+	}
+}
+
+// readyLayout plans, lifts where that helps, and says what is planned then.
+func readyLayout(t *testing.T, l *layoutLab) cluster.NodePlan {
+	t.Helper()
+	v := judge(t, l)
+	if v.lifted != nil {
+		return *v.lifted
+	}
+	return v.plan
+}
+
+func (l *layoutLab) policy() cluster.Policy { return cluster.Policy{Only: []string{l.of.Node}} }
+
+// requireRolled fails the test unless the node runs the new build on the VM that it
+// had, and no promise was broken on the way.
+func (l *layoutLab) requireRolled(broken []string, before map[string]string) {
+	l.t.Helper()
+	for _, b := range broken {
+		l.t.Errorf("promise broken: %s", b)
+	}
+	l.RequireIntact()
+	plan, err := l.Client().Plan(l.t.Context(), l.policy())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if work := plan.Work(); len(work) > 0 {
+		l.t.Errorf("after the roll there is still something to do: %+v", work)
+	}
+	if diff := cmp.Diff(before, l.shape()); diff != "" {
+		l.t.Errorf("the VM is not what it was (-before +now):\n%s", diff)
+	}
+}

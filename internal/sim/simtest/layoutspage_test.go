@@ -1,0 +1,94 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// layoutPage is docs/layouts.md.
+func layoutPage(all []verdict) string {
+	var rows strings.Builder
+	now, after, printed, silent := 0, 0, 0, 0
+	for _, v := range all {
+		if v.Network.NoDHCP && (v.recreated() || v.liftedToRecreate()) {
+			silent++
+		}
+		switch {
+		case v.recreated():
+			now++
+		case v.liftedToRecreate():
+			after++
+			if v.printed {
+				printed++
+			}
+		}
+		rows.WriteString(v.row())
+	}
+	n := len(all)
+	return fmt.Sprintf(`# Clusters as people have them
+
+Each of these layouts is a world of the lab, made from its public sources: [the files](../internal/sim/layouts/testdata/layouts).
+A test plans a roll of one node, does what the last column says, plans again, rolls, kills the roll in its middle, resumes it and
+compares. This page is what it saw: %s writes it afresh.
+
+**%d of %d are recreated as they are, %d after what the last column says: %d %%.** The plan itself prints %d of these %d commands word for word.
+Among the recreated are %d that have no DHCP server: the lab's answers them all the same.
+
+| layout | strategy | why | what lifts it to recreate |
+|---|---|---|---|
+%s
+## What they are
+
+%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, printed, after, silent, rows.String(), sources(all))
+}
+
+func (v verdict) recreated() bool {
+	return v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0
+}
+
+func (v verdict) liftedToRecreate() bool {
+	return v.lifted != nil && v.lifted.Strategy == cluster.Recreate && len(v.lifted.Refused) == 0
+}
+
+func (v verdict) row() string {
+	strategy, why := string(v.plan.Strategy), v.plan.Why
+	if len(v.plan.Refused) > 0 {
+		strategy, why = "refused", strings.Join(v.plan.Refused, "; ")
+	}
+	_, reason, _ := strings.Cut(why, ": ")
+	if v.Network.NoDHCP {
+		strategy += ", with the lab's DHCP"
+	}
+	command := "–"
+	switch {
+	case v.recreated():
+		command = ""
+	case v.liftedToRecreate():
+		command = "`" + strings.Join(v.Lift.Commands, "`, `") + "`"
+		if v.Lift.Recast != "" {
+			command = strings.TrimPrefix(command+", `"+v.Lift.Recast+"` on its line in recast.yaml", "``, ")
+		}
+	case v.lifted != nil:
+		command = "– (not even with its remedy)"
+	}
+	return fmt.Sprintf("| [%s](#%s) | %s | %s | %s |\n", v.Name, v.Name, strategy, cell(masked(reason)), cell(command))
+}
+
+func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
+
+func sources(all []verdict) string {
+	var b strings.Builder
+	for _, v := range all {
+		fmt.Fprintf(&b, "### %s\n\n%s\n\n", v.Name, v.What)
+		if v.Lacks != "" {
+			fmt.Fprintf(&b, "The lab has not: %s\n\n", v.Lacks)
+		}
+		for _, s := range v.Sources {
+			fmt.Fprintf(&b, "- <%s>\n", s)
+		}
+		b.WriteString("\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
