@@ -63,6 +63,9 @@ func (r *Replace) newConfig(iso string) (map[string]string, error) {
 	cd := cdKey(r.VM.Config, disks)
 	config[cd] = iso + ",media=cdrom"
 	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	if r.Blank != nil {
+		config[r.Blank.Key] = r.Blank.Value
+	}
 	return config, nil
 }
 

@@ -85,7 +85,7 @@ func ResumeReplace(px Proxmox, park VM, iso func(ctx context.Context) (string, e
 func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, ha: mem.HA, old: mem.Old,
+		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, ha: mem.HA, old: mem.Old,
 		late: new(lateRequests),
 	}
 }

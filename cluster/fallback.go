@@ -40,6 +40,12 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 			n.previous = &b
 		}
 	}
+	if n.previous != nil {
+		_, why := blankAddress(n.found.Addr, *n.found.VM, m, *n.previous)
+		if why != "" && !slices.Contains(against, why) {
+			against = append(against, why)
+		}
+	}
 	if n.previous == nil {
 		against = append(against, "the build that it runs is in no past lock that is here")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -82,7 +83,16 @@ func eject(ctx context.Context, px Proxmox, id VMID) error {
 	return nil
 }
 
-// settingsToRestore are the settings that are off for the time of the exchange,
+// changesSettings are the settings that are others for the time of the exchange.
+func (r *Replace) changesSettings() []string {
+	keys := []string{"onboot", "protection"}
+	if r.Blank != nil {
+		keys = append(keys, r.Blank.Key)
+	}
+	return keys
+}
+
+// settingsToRestore are those,
 // as far as they are not as before; those that the VM had not are to go again.
 func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]string, del []string, err error) {
 	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
@@ -90,7 +100,7 @@ func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]
 		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
 	set = map[string]string{}
-	for _, key := range []string{"onboot", "protection"} {
+	for _, key := range r.changesSettings() {
 		was, had := r.VM.Config[key]
 		is, has := vm.Config[key]
 		switch {
@@ -108,7 +118,7 @@ func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
 	if err != nil || len(set)+len(del) > 0 {
 		return "", err
 	}
-	return "onboot and protection are as before", nil
+	return strings.Join(r.changesSettings(), " and ") + " are as before", nil
 }
 
 func (r *Replace) restoreSettings(ctx context.Context) error {
@@ -121,7 +131,7 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 			return err
 		}
 	}
-	return prefix("restore onboot and protection of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
+	return prefix("restore "+strings.Join(r.changesSettings(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
 func (r *Replace) haRestored(ctx context.Context) (string, error) {

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -43,6 +44,10 @@ type memory struct {
 	Kubernetes KubernetesImages `json:",omitzero"`
 
 	Old KeptDisk // what the old system disk is kept as, but for where
+
+	// Blank is what of the VM is another than before until the node is healthy, so
+	// that its blank machine has the node's address; nil: nothing.
+	Blank *reach.Setting `json:",omitempty"`
 
 	ConfigSum string `json:",omitempty"` // see Record.Config
 }

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/cluster/reach"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -113,9 +115,10 @@ type Machine struct {
 	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
 	ConfigHidden bool         // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
 	Encryption   []Encryption
-	Fingerprint  string   // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
-	Remembered   bool     // it does not answer: this is what was remembered of it, and nothing of its system disk
-	ConfigArgs   []string // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
+	Fingerprint  string          // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
+	Remembered   bool            // it does not answer: this is what was remembered of it, and nothing of its system disk
+	Addresses    []reach.Address // that it has now; only of MachineReader.Machine
+	ConfigArgs   []string        // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 
 // Encryption is how the machine's configuration has one volume encrypted.

@@ -35,6 +35,7 @@ func world() ([]Wanted, Observation) {
 		}}
 		o.VMs = append(o.VMs, vm)
 		o.Found = append(o.Found, Found{Name: name, VM: &o.VMs[i], Machine: &m})
+		leased(&o.Found[i])
 		wanted = append(wanted, Wanted{Name: name, Build: wantedBuild(), Strategy: Auto, ISOStorages: []string{"isos"}})
 	}
 	for i := range o.Found {

@@ -19,6 +19,9 @@ func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
 		}
 	}
 	note := func(format string, args ...any) { n.Notes = append(n.Notes, fmt.Sprintf(format, args...)) }
+	if set := n.found.blankSetting(n.wanted.Build); set != nil {
+		note("its blank machine gets the node's address from the VM's cloud-init drive: %s is %s for that boot, and as before at the end", set.Key, set.Value)
+	}
 	if vm.Config["protection"] == "1" {
 		note("the VM's protection is lifted meanwhile and set again at the end")
 	}

@@ -171,6 +171,9 @@ func (n *Needs) node(s Strategy, w Wanted, f Found, disks []DiskPlan) {
 			n.add("/", "give the new VM its tag "+tag, nil, "Sys.Modify")
 		}
 	}
+	if s == Reimage && f.blankSetting(w.Build) != nil {
+		n.add("/vms", "tell the blank machine its address", spots, "VM.Config.Network")
+	}
 	for _, d := range disks {
 		n.disk(d, id)
 	}

@@ -69,7 +69,7 @@ func (c candidate) againstReplacing() []Obstacle {
 		out = append(out, c.disksErr.Error()+": correct the VM's configuration")
 	}
 	return slices.Concat(inWords(out), c.occupied(), c.entangled(), inWords(c.untellable()), inWords(c.irreplaceable()),
-		c.preconfigured(), inWords(c.sealed()), inWords(c.mislabelled()))
+		c.preconfigured(), inWords(c.unreachable()), inWords(c.sealed()), inWords(c.mislabelled()))
 }
 
 // occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.

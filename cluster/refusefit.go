@@ -48,8 +48,8 @@ func (c candidate) readdressed() []string {
 		return nil
 	}
 	fixed := c.vm.fixedAddress()
-	if fixed == "" {
-		return nil
+	if fixed == "" || c.Build.Platform == "nocloud" && strings.Contains(fixed, "="+c.found.Addr.String()+"/") {
+		return nil // the same address on either
 	}
 	return []string{fmt.Sprintf("the VM's cloud-init drive gives a fixed address (%s), which platforms %s and %s do not both read: keep platform %s (images.platform), or have DHCP give the node its address and remove that",
 		fixed, c.m.Platform, c.Build.Platform, c.m.Platform)}

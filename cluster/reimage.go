@@ -49,6 +49,9 @@ func (r *Replace) blank(ctx context.Context) error {
 	if r.Strategy == Recreate { // dropDangling may have lifted it
 		set["protection"] = "1"
 	}
+	if r.Blank != nil {
+		set[r.Blank.Key] = r.Blank.Value
+	}
 	switch {
 	case !there:
 		set[system.Key] = r.blankDisk(system)

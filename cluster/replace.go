@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -29,6 +30,9 @@ type Replace struct {
 	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
+
+	// Blank is a setting of the VM that is another one until finish; nil: none.
+	Blank *reach.Setting
 
 	ha   *HAResource // that the VM was; nil: not managed
 	old  KeptDisk    // what the old system disk is kept as, but for where

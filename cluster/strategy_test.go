@@ -37,6 +37,7 @@ func staleNode() (Wanted, Found, Observation) {
 	}
 	w := Wanted{Name: "wk1", Strategy: Auto, Build: Build{ID: "3f2a3f2a3f2a3f2a"}}
 	f := Found{Name: "wk1", VM: &vm, Machine: &m, Node: &KubeNode{Name: "wk1"}}
+	leased(&f)
 	o := Observation{
 		VMs:      []VM{vm, {ID: 200, Name: "data", Host: "pve1", Config: map[string]string{}}},
 		Storages: []Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin"}},

@@ -180,6 +180,9 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if mem.Volumes, err = persistentVolumes(vm, drives, m, system); err != nil {
 		return memory{}, err
 	}
+	if mem.Blank, err = n.reachBlank(vm, m); err != nil {
+		return memory{}, err
+	}
 	if err := n.rememberEtcd(ctx, &mem); err != nil {
 		return memory{}, err
 	}

@@ -176,7 +176,11 @@ func (u *undo) setUp() {
 	u.setOptions()
 	u.setCDs()
 	settings, del := map[string]string{}, []string{}
-	for _, key := range []string{"boot", "description", "onboot", "protection"} {
+	keys := []string{"boot", "description", "onboot", "protection"}
+	if u.mem.Blank != nil {
+		keys = append(keys, u.mem.Blank.Key)
+	}
+	for _, key := range keys {
 		if value := strings.TrimRight(u.mem.VM.Config[key], "\n"); value != "" {
 			settings[key] = value
 		} else {

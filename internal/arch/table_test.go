@@ -65,8 +65,9 @@ var table = []row{
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
-	{pkg: "cluster", allow: []string{"cluster/config", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", errgroup}},
+	{pkg: "cluster", allow: []string{"cluster/config", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
+	{pkg: "cluster/reach"}, // a leaf, too
 	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // what it hides, against what Talos hides
 
 	// what the domain stands on
@@ -109,7 +110,7 @@ var table = []row{
 	// adapters: the domain packages whose interfaces they fill, and one client library each
 	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
+		"cluster", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/kube", allow: []string{
 		"cluster", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,

@@ -19,17 +19,29 @@ type leases struct {
 	mu   sync.Mutex
 	macs []string // by address, the oldest first
 	at   map[string]netip.Addr
+	free map[string]bool // nodes without a reservation
 }
 
-// lease is the DHCP server. A node's MAC has the same address for ever.
+// Reserve says whether DHCP has a node's address reserved for its card, as it has
+// at first. Without that the machine is given some other one that is free.
+func (l *Lab) Reserve(node string, reserved bool) {
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
+	if l.leases.free == nil {
+		l.leases.free = map[string]bool{}
+	}
+	l.leases.free[node] = !reserved
+}
+
+// lease is the DHCP server. A node's MAC has the same address for as long as that is reserved.
 func (l *Lab) lease(mac string) (netip.Addr, bool) {
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
 	for _, n := range l.Nodes {
-		if n.MAC == mac {
+		if n.MAC == mac && !l.leases.free[n.Name] {
 			return n.Addr, true
 		}
 	}
-	l.leases.mu.Lock()
-	defer l.leases.mu.Unlock()
 	if addr, known := l.leases.at[mac]; known {
 		return addr, true
 	}

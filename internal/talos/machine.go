@@ -25,7 +25,7 @@ import (
 // Machine reads what a configured machine says about itself.
 func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m, err = readMachine(ctx, s)
+		m, err = readRounds(ctx, s, append(wholeMachine, readHardware, readAddresses)...)
 		return err
 	})
 	return m, err

@@ -94,7 +94,7 @@ func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
 		return record.Call{}, status.FromContextError(err).Err()
 	}
 	call, err := g.boot.m.fw.o.Recorder.Begin(record.Call{
-		Proto: "talos", Target: g.boot.m.addr.String(), Method: method,
+		Proto: "talos", Target: g.boot.m.addr().String(), Method: method,
 		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
 	})
 	switch {

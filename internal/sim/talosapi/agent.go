@@ -46,10 +46,13 @@ func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
 	list := []world.Interface{{Name: "lo", MAC: "00:00:00:00:00:00", Addresses: []string{"127.0.0.1/8"}}}
 	for i, mac := range b.m.hw.MACs {
 		card := world.Interface{Name: "eth" + strconv.Itoa(i), MAC: mac}
-		if i == 0 && b.m.addr.IsValid() {
-			card.Addresses = []string{b.m.addr.String() + "/" + strconv.Itoa(b.m.fw.o.NetworkBits)}
+		if at := b.m.attached(); card.Name == at.link {
+			card.Addresses = []string{at.prefix.String()}
 		}
 		list = append(list, card)
+	}
+	if at := b.m.attached(); at.kind != "" && len(list) > 1 {
+		list = append(list, world.Interface{Name: at.link, MAC: list[1].MAC, Addresses: []string{at.prefix.String()}})
 	}
 	return list, true
 }

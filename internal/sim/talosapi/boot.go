@@ -70,7 +70,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	if _, installed := systemDisk(m.devices()); installed && med.halts() {
 		return m.halt(ctx)
 	}
-	m.addr = m.address(med.image)
+	m.unplugged = m.has().Unplugged
 	ctx, cancel := context.WithCancel(ctx)
 	b := &boot{
 		m: m, med: med, id: uuid.NewString(),
@@ -106,12 +106,17 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	if b.store, err = newStore(ctx, b.release().kinds(kinds)); err != nil {
 		return b.crash(ctx, err)
 	}
+	st, configured := readState(b.m.devices())
+	cfg, _ := parseConfig(st.Config) // what is wrong with it is said when it is adopted
+	if !configured {
+		cfg = nil
+	}
+	b.m.net.Store(new(b.m.attach(b.med.image, cfg)))
 	if err := b.publishFacts(ctx); err != nil {
 		return b.crash(ctx, err)
 	}
 	b.sequence("", "initialize", b.release().phases(initializePhases))
 	b.seq.to("config")
-	st, configured := readState(b.m.devices())
 	if !configured {
 		first, end, err := b.maintenance(ctx)
 		if err != nil {
@@ -161,8 +166,8 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageMaintenance, true); err != nil {
 		return firstConfig{}, carryOn, err
 	}
-	if b.m.addr.IsValid() {
-		tls, err := maintenanceTLS(b.m.addr)
+	if b.m.addr().IsValid() {
+		tls, err := maintenanceTLS(b.m.addr())
 		if err != nil {
 			return firstConfig{}, carryOn, err
 		}
@@ -194,7 +199,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageBooting, false, "services"); err != nil {
 		return carryOn, err
 	}
-	if b.m.addr.IsValid() {
+	if b.m.addr().IsValid() {
 		b.tasks.Go(func() { b.secureAPI(ctx) })
 	}
 	if _, installed := systemDisk(b.m.devices()); !installed {
@@ -357,6 +362,7 @@ func (b *boot) adopt(ctx context.Context, st stateData) error {
 	b.mu.Lock()
 	b.cfg, b.nodeID = cfg, st.NodeID
 	b.mu.Unlock()
+	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API is up
 	return b.publishConfig(ctx, cfg, cfg)
 }
 

@@ -168,8 +168,8 @@ func (b *boot) affiliate() cluster.AffiliateSpec {
 		NodeID: b.nodeID, Hostname: host.FQDN(), Nodename: nodenameOf(b.cfg, b.nodeID), MachineType: b.cfg.Machine().Type(),
 		OperatingSystem: "Talos (" + b.med.image.TalosVersion + ")",
 	}
-	if b.m.addr.IsValid() {
-		spec.Addresses = []netip.Addr{b.m.addr}
+	if b.m.addr().IsValid() {
+		spec.Addresses = []netip.Addr{b.m.addr()}
 	}
 	if spec.MachineType.IsControlPlane() {
 		spec.ControlPlane = &cluster.ControlPlane{APIServerPort: 6443}

@@ -45,7 +45,7 @@ type etcdService struct {
 
 // startEtcd starts the service if this is a control plane; it ends with ctx.
 func (b *boot) startEtcd(ctx context.Context) {
-	if !b.config().Machine().Type().IsControlPlane() || !b.m.addr.IsValid() {
+	if !b.config().Machine().Type().IsControlPlane() || !b.m.addr().IsValid() {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -154,7 +154,7 @@ func (b *boot) hostname() string {
 	return hostnameOf(b.cfg, b.nodeID)
 }
 
-func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr, port) }
+func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr(), port) }
 
 // join adds this machine to the running cluster as a learner. A member of its
 // own name is taken for its own stale one and removed first (addMember).

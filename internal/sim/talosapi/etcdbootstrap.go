@@ -124,7 +124,7 @@ func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cl
 			return nil, EtcdData{}, err
 		}
 	}
-	c := fw.newEtcd(id, EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr})
+	c := fw.newEtcd(id, EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr()})
 	return c, dataOf(c, c.List()[0]), nil
 }
 

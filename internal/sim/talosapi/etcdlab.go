@@ -42,7 +42,8 @@ func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
 func (fw *Firmware) newEtcd(clusterID string, peers ...EtcdPeer) *etcd.Cluster {
 	var members []etcd.Member
 	for _, p := range peers {
-		m := &machine{fw: fw, addr: p.Addr}
+		m := &machine{fw: fw}
+		m.net.Store(&attachment{prefix: netip.PrefixFrom(p.Addr, p.Addr.BitLen())})
 		members = append(members, etcd.Member{Name: p.Name, PeerURL: m.etcdURL(peerPort), ClientURL: m.etcdURL(clientPort)})
 	}
 	formed := etcd.New(fw.scaled, members...)
@@ -165,7 +166,7 @@ func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 	if !b.m.fw.sleep(ctx, dialTime) {
 		return nil, ctx.Err()
 	}
-	return nil, status.Errorf(codes.Unavailable, "last connection error: connection error: desc = \"transport: Error while dialing: dial tcp %s:%d: connect: connection refused\"", b.m.addr, clientPort)
+	return nil, status.Errorf(codes.Unavailable, "last connection error: connection error: desc = \"transport: Error while dialing: dial tcp %s:%d: connect: connection refused\"", b.m.addr(), clientPort)
 }
 
 // dialTime is how long a client goes on dialling servers that refuse it.
@@ -213,7 +214,7 @@ func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	defer fw.hub.mu.Unlock()
 	var all []APIServer
 	for b, s := range fw.hub.kubernetes {
-		all = append(all, APIServer{Address: b.m.addr, Version: s.version, Boot: b.id, Ready: s.ready})
+		all = append(all, APIServer{Address: b.m.addr(), Version: s.version, Boot: b.id, Ready: s.ready})
 	}
 	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
 	return all, fw.hub.changed

@@ -3,7 +3,6 @@ package talosapi
 import (
 	"cmp"
 	"context"
-	"net/netip"
 	"strconv"
 	"strings"
 
@@ -52,15 +51,10 @@ func (b *boot) publishFacts(ctx context.Context) error {
 		*schematic.TypedSpec() = runtime.ImageFactorySchematicSpec{SchematicID: img.SchematicID, Flavor: flavor, APIURL: url}
 		rs = append(rs, schematic)
 	}
-	rs = append(rs, b.links()...)
-	if b.m.addr.IsValid() {
-		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
-			addr := network.NewNodeAddress(network.NamespaceName, id)
-			addr.TypedSpec().Addresses = []netip.Prefix{netip.PrefixFrom(b.m.addr, b.m.fw.o.NetworkBits)}
-			rs = append(rs, addr)
-		}
-	}
 	if err := b.store.set(ctx, append(rs, extensionStatuses(img)...)...); err != nil {
+		return err
+	}
+	if err := b.publishNetwork(ctx); err != nil {
 		return err
 	}
 	return b.publishBlock(ctx)
@@ -145,6 +139,13 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 		kind, host, node, identity, info, b.nodeIP())...); err != nil {
 		return err
 	}
+	// Of another address the machine hears at once; here that waits for the next boot.
+	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
+		b.m.net.Store(&now)
+	}
+	if err := b.publishNetwork(ctx); err != nil {
+		return err
+	}
 	if err := b.renderPods(ctx); err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (b *boot) announce(image string) {
 // nodeInfo wants b.mu held.
 func (b *boot) nodeInfo() NodeInfo {
 	info := NodeInfo{
-		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr,
+		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr(),
 		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
 	}
 	if n := b.cfg.K8sNodeConfig(); n != nil {

@@ -2,7 +2,6 @@ package talosapi
 
 import (
 	"context"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +13,6 @@ import (
 type machine struct {
 	fw     *Firmware
 	hw     *world.Hardware
-	addr   netip.Addr // of the boot in progress; invalid without a lease: the machine is not on the network
 	cancel context.CancelFunc
 	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
 	done   chan struct{}
@@ -24,6 +22,9 @@ type machine struct {
 	etcd   textLog   // that of etcd's server
 
 	bootLoader atomic.Value // the entry that systemd-boot took when the firmware ran last, as string
+
+	net       atomic.Pointer[attachment] // of the boot in progress
+	unplugged bool                       // whether it began without a network
 
 	runs  atomic.Value // the reference of the kubelet's image, as string
 	disks sync.Mutex   // held while a disk's bytes are read, changed and written back

@@ -321,7 +321,7 @@ func (k *kubelet) statuses() []resource.Resource {
 	all := k.shown()
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		r := k8s.NewStaticPodStatus(k8s.NamespaceName, "kube-system/"+id+"-"+node)
-		r.TypedSpec().PodStatus = all[id].status(id, k.b.m.addr.String())
+		r.TypedSpec().PodStatus = all[id].status(id, k.b.m.addr().String())
 		rs = append(rs, r)
 	}
 	return rs

@@ -88,7 +88,7 @@ var joinable = []string{
 func (p *proxy) local(target string) bool {
 	p.boot.mu.Lock()
 	defer p.boot.mu.Unlock()
-	return target == p.boot.m.addr.String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
+	return target == p.boot.m.addr().String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
 }
 
 // connect is a connection to a machine's apid, and what a call over it says of who makes it.
@@ -97,7 +97,7 @@ func (p *proxy) connect(ctx context.Context, target string) (context.Context, *g
 	if rs := roles(ctx).Strings(); len(rs) > 0 {
 		md.Set(constants.APIAuthzRoleMetadataKey, rs...)
 	}
-	md.Set("proxyfrom", p.boot.m.addr.String())
+	md.Set("proxyfrom", p.boot.m.addr().String())
 	ctx = metadata.NewOutgoingContext(ctx, md)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -90,7 +90,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 // before that one is gone.
 func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 	for {
-		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr.String(), strconv.Itoa(apiPort)))
+		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr().String(), strconv.Itoa(apiPort)))
 		if !errors.Is(err, syscall.EADDRINUSE) || !b.m.fw.sleep(ctx, time.Second) {
 			return l, err
 		}
@@ -157,7 +157,7 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 	b.mu.Lock()
 	name := hostnameOf(b.cfg, b.nodeID)
 	b.mu.Unlock()
-	if server, err = clusterTLS(ca, b.m.addr, name, security.CertSANs()...); err != nil {
+	if server, err = clusterTLS(ca, b.m.addr(), name, security.CertSANs()...); err != nil {
 		return nil, nil, err
 	}
 	if server, err = b.offClock(server, ca, name); err != nil {

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -59,28 +57,6 @@ func (m *machine) has() Trouble {
 	return t
 }
 
-// address is where an image has the machine: where its platform is nocloud, what
-// the cloud-init drive says (nocloud/metadata.go), else what DHCP gives it.
-func (m *machine) address(image artefact.Image) netip.Addr {
-	if image.Platform == "nocloud" && !m.has().Unplugged {
-		for part := range strings.SplitSeq(m.hw.CloudInit[0], ",") {
-			given, _ := strings.CutPrefix(part, "ip=")
-			if prefix, err := netip.ParsePrefix(given); err == nil {
-				return prefix.Addr()
-			}
-		}
-	}
-	return m.leased()
-}
-
-// leased is the address that the machine gets; none where nobody hears it ask.
-func (m *machine) leased() (addr netip.Addr) {
-	if len(m.hw.MACs) > 0 && !m.has().Unplugged {
-		addr, _ = m.fw.o.Lease(m.hw.MACs[0])
-	}
-	return addr
-}
-
 // shown is a drive as the machine finds it.
 func (t Trouble) shown(d world.Drive) world.Drive {
 	if t.Nameless {
@@ -110,7 +86,7 @@ func (b *boot) offClock(conf *tls.Config, ca *x509.PEMEncodedCertificateAndKey, 
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster's CA: %w", err)
 	}
-	dated := append(serverOptions(b.m.addr, name), x509.NotBefore(conf.Time()), x509.NotAfter(conf.Time().Add(certificateValidity)))
+	dated := append(serverOptions(b.m.addr(), name), x509.NotBefore(conf.Time()), x509.NotAfter(conf.Time().Add(certificateValidity)))
 	pair, err := x509.NewKeyPair(authority, dated...)
 	if err != nil {
 		return nil, fmt.Errorf("make server certificate: %w", err)

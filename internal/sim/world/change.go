@@ -171,7 +171,8 @@ func (c *changing) set(key, value string) error {
 
 // setDrive resolves a drive. A CD-ROM drive that the boot order lacks is appended
 // to the order from before the request: a boot= of the same request is lost
-// where it was looked at first, which is left to chance.
+// where it was looked at first, which is left to chance. A cloud-init drive is none
+// to boot from (drive_is_cdrom with exclude_cloudinit, in Drive.pm).
 func (c *changing) setDrive(key, value string) (stored string, err error) {
 	v := c.v
 	if key == "tpmstate0" {
@@ -186,7 +187,7 @@ func (c *changing) setDrive(key, value string) (stored string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if isCDROM(key, stored) && len(c.order) > 0 && !slices.Contains(c.order, key) {
+	if isCDROM(key, stored) && !isCloudInit(driveVolid(key, stored)) && len(c.order) > 0 && !slices.Contains(c.order, key) {
 		c.order = append(c.order, key)
 		c.modified["boot"] = true
 		v.pending["boot"] = printBoot(c.order)

@@ -1,0 +1,132 @@
+package reach
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const mac = "BC:24:11:00:23:47"
+
+// machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive
+// that boots a nocloud ISO.
+func machine() (Address, Blank) {
+	a := Address{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: Configuration, Gateway: netip.MustParseAddr("10.0.0.1")}
+	b := Blank{
+		ID: 9031, CloudInit: "ide0", Storage: "fast", Platform: "nocloud",
+		Config: map[string]string{"net0": "virtio=BC:24:11:00:23:46,bridge=vmbr0", "net1": "virtio=" + mac + ",bridge=vmbr0", "scsi30": "fast:vm-9031-disk-0"},
+	}
+	return a, b
+}
+
+type change = func(*Address, *Blank)
+
+func setting(key, value string) change {
+	return func(_ *Address, b *Blank) { b.Config[key] = value }
+}
+
+func from(layer Layer, operator string) change {
+	return func(a *Address, _ *Blank) { a.Layer, a.Lease.Operator = layer, operator }
+}
+
+func at(prefix, gateway string) change {
+	return func(a *Address, _ *Blank) {
+		a.Prefix = netip.MustParsePrefix(prefix)
+		a.Gateway, _ = netip.ParseAddr(gateway)
+	}
+}
+
+func on(link, kind string) change { return func(a *Address, _ *Blank) { a.Link, a.Kind = link, kind } }
+
+func noDrive(_ *Address, b *Blank) { b.CloudInit = "" }
+func metal(_ *Address, b *Blank)   { b.Platform = "metal" }
+
+func args(list ...string) change { return func(_ *Address, b *Blank) { b.KernelArgs = list } }
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	const (
+		alone     = "its address 10.0.0.31 (eth0) is in its machine configuration alone, so a blank machine would not have it: "
+		otherwise = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
+		platform  = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
+		drive     = "give the VM a cloud-init drive (qm set 9031 --scsi29 fast:cloudinit)"
+		noArg     = "its address 10.0.0.31 is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once"
+	)
+	for name, tc := range map[string]struct {
+		is  []change
+		set string // key=value
+		why string
+	}{
+		"configuration":                           {set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"configuration, no gateway":               {is: []change{at("10.0.0.31/24", "")}, set: "ipconfig1=ip=10.0.0.31/24"},
+		"configuration, the drive says DHCP":      {is: []change{setting("ipconfig1", "ip=dhcp,ip6=auto")}, set: "ipconfig1=gw=10.0.0.1,ip6=auto,ip=10.0.0.31/24"},
+		"configuration, the drive says otherwise": {is: []change{setting("ipconfig1", "ip=10.0.0.99/16,gw=10.0.0.9")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"configuration, the drive has it":         {is: []change{setting("ipconfig1", "ip=10.0.0.31/24,gw=10.0.0.1")}},
+		"configuration, another card has it":      {is: []change{setting("ipconfig0", "ip=10.0.0.31/24")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"configuration, IPv6":                     {is: []change{at("fd00::31/64", "fe80::1")}, set: "ipconfig1=gw6=fe80::1,ip6=fd00::31/64"},
+		"configuration, IPv6 beside IPv4":         {is: []change{at("fd00::31/64", ""), setting("ipconfig1", "ip=dhcp")}, set: "ipconfig1=ip6=fd00::31/64,ip=dhcp"},
+		"configuration, no drive":                 {is: []change{noDrive}, why: alone + drive + otherwise},
+		"configuration, no drive but ipconfig":    {is: []change{noDrive, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + drive + otherwise},
+		"configuration, metal":                    {is: []change{metal}, why: alone + platform + otherwise},
+		"configuration, metal, ipconfig":          {is: []change{metal, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + platform + otherwise},
+		"configuration, metal, no drive":          {is: []change{metal, noDrive}, why: alone + platform + ", and " + drive + otherwise},
+		"configuration, files of the user's":      {is: []change{setting("cicustom", "network=local:snippets/n.yaml")}, why: alone + "take the network= part out of cicustom (network=local:snippets/n.yaml)" + otherwise},
+		"configuration, a drive for Windows":      {is: []change{setting("citype", "configdrive2")}, why: alone + "set citype of VM 9031 to nocloud (qm set 9031 --citype nocloud)" + otherwise},
+		"configuration, gateway elsewhere": {is: []change{at("10.0.0.31/32", "10.9.0.1")}, why: "its gateway 10.9.0.1 is not in the network of its address 10.0.0.31/32, which a cloud-init drive can't tell a blank machine: " +
+			"reserve the address for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there, or use in-place"},
+		"VLAN": {is: []change{on("eth0.42", "vlan")}, why: "its address 10.0.0.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
+			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"},
+		"bond with DHCP": {is: []change{on("bond0", "bond"), from(Operator, "dhcp4")}, why: "its address 10.0.0.31 is on bond0 (bond), a link that only its machine configuration makes, so a blank machine would not have it: " +
+			"have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"},
+		"bridge": {is: []change{on("br0", "bridge")}, why: "its address 10.0.0.31 is on br0 (bridge), a link that only its machine configuration makes, so a blank machine would not have it: " +
+			"give the address to the VM's network card itself, or use in-place"},
+		"a card that the VM has not":     {is: []change{setting("net1", "virtio=BC:24:11:00:23:48")}, why: "its address 10.0.0.31 is on eth0 with MAC bc:24:11:00:23:47, which none of the VM's network cards has: look at netN of VM 9031"},
+		"platform":                       {is: []change{from(Platform, ""), setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.31/24")}},
+		"platform, from the copy":        {is: []change{from(Platform, "")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"platform of metal":              {is: []change{from(Platform, ""), metal}, why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: " + platform + otherwise},
+		"DHCP":                           {is: []change{from(Operator, "dhcp4"), metal, noDrive}},
+		"DHCP, the drive says so":        {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=dhcp")}},
+		"DHCP, the drive says otherwise": {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=10.0.0.9/24,gw=10.0.0.1,ip6=auto")}, set: "ipconfig1=ip6=auto,ip=dhcp"},
+		"DHCP, no drive but ipconfig":    {is: []change{from(Operator, "dhcp4"), noDrive, setting("ipconfig1", "ip=10.0.0.9/24")}},
+		"DHCP by DUID": {is: []change{from(Operator, "dhcp4"), func(a *Address, _ *Blank) { a.Lease.DUID = true }}, why: "its address 10.0.0.31 is leased to the DUID of its machine configuration, which a blank machine does not have: " +
+			"reserve it for MAC bc:24:11:00:23:47 in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place"},
+		"DHCPv6":                       {is: []change{from(Operator, "dhcp6"), at("fd00::31/64", "")}, why: "its address fd00::31 comes from dhcp6, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
+		"an operator unseen":           {is: []change{from(Operator, "")}, why: "its address 10.0.0.31 comes from nothing that Talos names, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
+		"virtual address":              {is: []change{from(Operator, "vip")}, why: "its address 10.0.0.31 is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again"},
+		"kernel argument":              {is: []change{from(Cmdline, ""), args("console=ttyS0", "ip=10.0.0.31::10.0.0.1:255.255.255.0::eth0:off")}},
+		"kernel argument, not locked":  {is: []change{from(Cmdline, ""), args("ip=10.0.0.3::10.0.0.1:255.255.255.0::eth0:off")}, why: noArg},
+		"kernel argument, IPv6":        {is: []change{from(Cmdline, ""), at("fd00::31/64", ""), args("ip=[fd00::31]::[fd00::1]:64::eth0:off")}},
+		"router's announcement":        {is: []change{from(Kernel, ""), at("2001:db8::be24:11ff:fe00:2347/64", "")}},
+		"router's announcement, other": {is: []change{from(Kernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
+		"nobody's IPv4":                {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
+		"layer of a later Talos":       {is: []change{from("mesh", "")}, why: "its address 10.0.0.31 is of layer mesh, which says nothing of a blank machine: use in-place"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := machine()
+			for _, c := range tc.is {
+				c(&a, &b)
+			}
+			set, why := Find(a.Prefix.Addr(), []Address{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
+			got := ""
+			if set != nil {
+				got = set.Key + "=" + set.Value
+			}
+			if diff := cmp.Diff([]string{tc.set, tc.why}, []string{got, why}); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {
+	t.Parallel()
+	a, b := machine()
+	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be told: use in-place"
+	for _, all := range [][]Address{nil, {a}} {
+		if set, why := Find(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || why != want {
+			t.Errorf("set %v, why: %s", set, why)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package talos
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"github.com/siderolabs/talos/pkg/machinery/nethelpers"
+	"github.com/siderolabs/talos/pkg/machinery/resources/network"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/reach"
+)
+
+// networkFacts are what Talos shows of a machine's network.
+type networkFacts struct {
+	statuses  []*network.AddressStatus
+	specs     []*network.AddressSpec
+	links     []*network.LinkStatus
+	operators []*network.OperatorSpec
+	routes    []*network.RouteStatus
+}
+
+// readAddresses reads the addresses that the machine has, each with where it comes
+// from. A layer is that of the address as it is in force: a lower layer may have
+// the same one (controllers/network/address_merge.go).
+func readAddresses(ctx context.Context, s session, m *cluster.Machine) error {
+	var f networkFacts
+	err := atOnce(
+		listing(ctx, s, network.NewAddressStatus(network.NamespaceName, "").Metadata(), &f.statuses),
+		listing(ctx, s, network.NewAddressSpec(network.NamespaceName, "").Metadata(), &f.specs),
+		listing(ctx, s, network.NewLinkStatus(network.NamespaceName, "").Metadata(), &f.links),
+		listing(ctx, s, network.NewOperatorSpec(network.NamespaceName, "").Metadata(), &f.operators),
+		listing(ctx, s, network.NewRouteStatus(network.NamespaceName, "").Metadata(), &f.routes),
+	)
+	if err == nil {
+		m.Addresses = f.addresses()
+	}
+	return err
+}
+
+func (f networkFacts) addresses() []reach.Address {
+	var all []reach.Address
+	for _, status := range f.statuses {
+		spec := status.TypedSpec()
+		a := reach.Address{Prefix: spec.Address, Link: spec.LinkName, Layer: f.layer(spec.Address)}
+		f.describeLink(&a)
+		if a.Layer == reach.Operator {
+			a.Lease = f.lease(a)
+		}
+		for _, route := range f.routes {
+			r := route.TypedSpec()
+			if r.OutLinkName == a.Link && r.Destination.Bits() <= 0 && r.Gateway.IsValid() && r.Gateway.Is6() == a.Prefix.Addr().Is6() && r.Table == nethelpers.TableMain {
+				a.Gateway = r.Gateway
+			}
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// layer is where Talos has an address from; reach.Kernel if it has not asked for it.
+func (f networkFacts) layer(address netip.Prefix) reach.Layer {
+	for _, spec := range f.specs {
+		if spec.TypedSpec().Address == address {
+			return reach.Layer(spec.TypedSpec().ConfigLayer.String())
+		}
+	}
+	return reach.Kernel
+}
+
+// describeLink says of an address what its link is.
+func (f networkFacts) describeLink(a *reach.Address) {
+	a.Kind = "unknown"
+	for _, link := range f.links {
+		l := link.TypedSpec()
+		if link.Metadata().ID() != a.Link {
+			continue
+		}
+		mac := l.PermanentAddr
+		if len(mac) == 0 {
+			mac = l.HardwareAddr
+		}
+		a.MAC, a.Kind = net.HardwareAddr(mac).String(), l.Kind
+		if !l.Physical() && l.Kind == "" {
+			a.Kind = l.Type.String()
+		}
+	}
+}
+
+// lease is what has got the machine an address of a link.
+func (f networkFacts) lease(a reach.Address) (lease reach.Lease) {
+	for _, operator := range f.operators {
+		o := operator.TypedSpec()
+		switch {
+		case o.LinkName != a.Link:
+		case o.Operator == network.OperatorVIP && o.VIP.IP == a.Prefix.Addr():
+			return reach.Lease{Operator: "vip"}
+		case o.Operator == network.OperatorDHCP4 && a.Prefix.Addr().Is4():
+			lease = reach.Lease{Operator: "dhcp4", DUID: o.DHCP4.ClientIdentifier.ClientIdentifier == nethelpers.ClientIdentifierDUID}
+		case o.Operator == network.OperatorDHCP6 && a.Prefix.Addr().Is6():
+			lease = reach.Lease{Operator: "dhcp6"}
+		}
+	}
+	return lease
+}
