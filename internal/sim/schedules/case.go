@@ -23,6 +23,8 @@ type Case struct {
 	Storage                       string   // its type; "": "dir"
 	Bus                           []string // of the nodes' disks, one after the other and then again from the first; nil: "scsi"
 	Data                          []int    // how many persistent disks the nodes have that are workers, likewise; nil: 1
+	NoSerials                     []bool   // the nodes' drives have no serial=, likewise; nil: all have one
+	SCSI                          string   // their scsihw; "": "virtio-scsi-single"
 	EtcdOnData                    bool
 	Holder                        bool // the first persistent disk of each node belongs to a data VM
 	Talos                         string
@@ -57,6 +59,7 @@ func (c *Case) fields() []field {
 	return []field{
 		number("cp", &c.ControlPlanes), number("wk", &c.Workers), number("hosts", &c.Hosts), yes("shared", &c.Shared),
 		word("storage", &c.Storage, "dir", "lvmthin", "zfspool"), list("bus", &c.Bus, bus), list("data", &c.Data, strconv.Atoi),
+		list("no-serials", &c.NoSerials, strconv.ParseBool), word("scsi", &c.SCSI, "virtio-scsi-pci", "lsi"),
 		yes("etcd-on-data", &c.EtcdOnData), yes("holder", &c.Holder), word("talos", &c.Talos), list("strategy", &c.Strategy, strategy),
 		yes("workers-first", &c.WorkersFirst), yes("no-canary", &c.NoCanary), word("out", &c.Out), number("per-host", &c.PerHost), number("keep", &c.Keep),
 		word("boot-failure", &c.BootFailure, "rollback", "reimage"), word("drain-timeout", &c.DrainTimeout, "delete"), list("change", &c.Changes, change),
@@ -148,8 +151,11 @@ func (c Case) options() sim.Options {
 	if c.Workers == 0 {
 		o.Workers = sim.None
 	}
-	for i := range max(len(c.Bus), 1) * max(len(c.Data), 1) {
-		l := sim.Layout{Data: 1}
+	for i := range max(len(c.Bus), 1) * max(len(c.Data), 1) * max(len(c.NoSerials), 1) {
+		l := sim.Layout{Data: 1, SCSI: c.SCSI}
+		if len(c.NoSerials) > 0 {
+			l.NoSerials = c.NoSerials[i%len(c.NoSerials)]
+		}
 		if len(c.Bus) > 0 {
 			l.Bus = c.Bus[i%len(c.Bus)]
 		}

@@ -57,6 +57,7 @@ func Draw(seed uint64) Case {
 	c.strategies(d)
 	c.faults(d)
 	c.Direct = !d.oneOf(8)
+	c.serials(d)
 	return c
 }
 
@@ -85,6 +86,13 @@ func (c *Case) disks(d drawer) {
 	}
 	tidy(&c.Bus, "scsi")
 	tidy(&c.Data, 1)
+}
+
+// serials are drawn last: what a seed was before is what it is beside them.
+func (c *Case) serials(d drawer) {
+	c.NoSerials = some(d, true, true, false)
+	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
+	tidy(&c.NoSerials, false)
 }
 
 // tidy leaves a list out that says what is usual.
