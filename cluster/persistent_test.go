@@ -55,13 +55,15 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 		},
 		"a copy that is a holder's": {with("scsi2", "f:vm-200-disk-2,size=20G"), machine(blank, blank), ""},
 		"where nothing tells them apart": {
-			sata, Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
+			sata,
+			Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
 			"which of the machine's disks is sata1 or sata2 can't be told: qm set 1 --sata1 f:vm-1-disk-1,size=20G,serial=1-sata1,wwn=0x3684fdee2bb900a9, " +
 				"then shut VM 1 down and start it (a reboot from inside is not enough), so that Talos shows the name",
 		},
 		"sizes alone": {
 			map[string]string{"sata0": "f:vm-1-disk-0,size=10G", "sata1": "f:vm-1-disk-1,size=20G", "sata2": "f:vm-1-disk-2,size=30G"},
-			Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30}, {Device: "sdc", SizeBytes: 30 << 30}}}, "",
+			Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30}, {Device: "sdc", SizeBytes: 30 << 30}}},
+			"",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,8 +99,10 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	}
 	blank := func(volumes ...Volume) Machine {
 		return Machine{Volumes: volumes, Disks: []MachineDisk{
-			{Device: "sda", WWID: "naa.37eb0b496c370925", SizeBytes: 10 << 30, Blank: true}, {Device: "sdb", BusPath: lun("1"), SizeBytes: 20 << 30},
-			{Device: "sdc", BusPath: lun("2"), SizeBytes: 20 << 30}, {Device: "sdd", BusPath: lun("3"), SizeBytes: 30 << 30, Blank: true},
+			{Device: "sda", WWID: "naa.37eb0b496c370925", SizeBytes: 10 << 30, Blank: true},
+			{Device: "sdb", BusPath: lun("1"), SizeBytes: 20 << 30},
+			{Device: "sdc", BusPath: lun("2"), SizeBytes: 20 << 30},
+			{Device: "sdd", BusPath: lun("3"), SizeBytes: 30 << 30, Blank: true},
 		}}
 	}
 	disks := func(m Machine, change func(disks []MachineDisk)) Machine {
