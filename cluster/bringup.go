@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -261,7 +260,7 @@ func checkBlankDisks(m Machine, mem memory, configured bool) []error {
 		refuse("the new system disk %s is not blank", ours[0].Device)
 	}
 	for _, want := range mem.Volumes {
-		if !slices.ContainsFunc(m.Volumes, want.sameContent) {
+		if _, there := m.find(want); !there && m.shows(want.Format) {
 			refuse("the persistent volume %s is missing", want)
 		}
 	}
@@ -287,10 +286,4 @@ func (mem memory) blankDisks(m Machine) []MachineDisk {
 		return nil
 	}
 	return m.machineDisks(vm, drives, mem.SystemKey)
-}
-
-// sameContent compares two volumes by what is written on them, not by where they are plugged in.
-func (v Volume) sameContent(o Volume) bool {
-	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
-		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }

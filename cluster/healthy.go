@@ -151,12 +151,13 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 		return lacks, nil
 	}
 	for _, want := range mem.Volumes {
-		i := slices.IndexFunc(m.Volumes, want.sameContent)
+		have, there := m.find(want)
 		switch {
-		case i < 0:
+		case !there && !m.shows(want.Format):
+		case !there:
 			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", cmpNone(want.Label), want.PartitionUUID), nil
-		case want.Phase == "ready" && m.Volumes[i].Phase != "ready":
-			return fmt.Sprintf("persistent volume %s is %s", want.Label, cmpNone(m.Volumes[i].Phase)), nil
+		case want.Phase == "ready" && have.Phase != "ready":
+			return fmt.Sprintf("persistent volume %s is %s", want.Label, cmpNone(have.Phase)), nil
 		}
 	}
 	if lacks := n.lacksPlace(m, mem); lacks != "" {

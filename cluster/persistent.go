@@ -126,10 +126,6 @@ func (m Machine) identity(device string) string {
 	return strings.Trim(strings.Join(names, " "), " /")
 }
 
-// laterFormats are what Talos finds since 1.14 (go-blockdevice 2.0.32): a disk that
-// showed nothing before may have it.
-var laterFormats = []string{"btrfs", "linux_raid_member"}
-
 // displaced says which persistent disks are not in their places in the blank machine,
 // or not as they were. Once the machine may have had a configuration, Talos may have
 // put a volume on a disk that had none.
@@ -157,7 +153,7 @@ func (mem memory) displaced(m Machine, configured bool) (problems []error) {
 			continue
 		}
 		now := slices.DeleteFunc(slices.Clone(m.Volumes), func(v Volume) bool { return v.Disk != disk.Device })
-		unknown := slices.DeleteFunc(slices.Clone(now), func(v Volume) bool { return slices.Contains(laterFormats, v.Format) })
+		unknown := slices.DeleteFunc(slices.Clone(now), func(v Volume) bool { _, later := shownSince[v.Format]; return later })
 		switch {
 		case len(unknown) > 0:
 			refuse("the persistent disk %s is %s, and had no volume before: now it has %s", was.Key, disk.Device, unknown[0])
@@ -190,7 +186,7 @@ func (mem memory) elsewhere(m Machine, was persistentDisk, now MachineDisk) stri
 	for _, want := range mem.volumesOf(was) {
 		at := ""
 		for _, v := range m.Volumes {
-			if want.sameContent(v) && at != now.Device {
+			if (want.sameContent(v) || m.samePartition(want, v)) && at != now.Device {
 				at = v.Disk
 			}
 		}

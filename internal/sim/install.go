@@ -80,7 +80,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	content := map[string]*world.Media{}
 	held, protect := "", func() {}
 	if n.Persistent {
-		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDisk("u-data", n.content("")))}
+		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDiskOf("u-data", n.filesystem, n.content("")))}
 		if elsewhere {
 			data, err := talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member)
 			if err != nil {

@@ -25,6 +25,7 @@ type Node struct {
 	seabios      bool   // its firmware, instead of OVMF
 	noSerials    bool   // its drives have no serial=
 	scsi         string // its SCSI controller
+	filesystem   string // of the first persistent disk
 }
 
 // nodes lays the machines out: spread over the hosts, each with numbers of its own.
@@ -53,6 +54,7 @@ func (o Options) nodes() []Node {
 				UUID: fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id), MAC: fmt.Sprintf("BC:24:11:00:%02X:%02X", id>>8&0xff, id&0xff),
 				Addr: o.addr(firstAddr + i), Schematic: schematic, Persistent: layout.Data > 0, bus: layout.Bus, data: layout.Data, seabios: layout.SeaBIOS,
 				noSerials: layout.NoSerials, scsi: cmp.Or(layout.SCSI, "virtio-scsi-single"),
+				filesystem: cmp.Or(layout.Filesystem, "xfs"),
 			})
 		}
 	}

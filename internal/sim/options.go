@@ -61,6 +61,8 @@ type Options struct {
 type Layout struct {
 	Bus  string // "" means Options.DiskBus
 	Data int    // persistent disks of a worker
+	// Filesystem of the first persistent disk, as blkid calls it; "" means "xfs".
+	Filesystem string
 	// SeaBIOS is firmware without UEFI.
 	SeaBIOS bool
 	// NoSerials leaves serial= out of its drives, as Proxmox' own dialogue and most Terraform modules do.

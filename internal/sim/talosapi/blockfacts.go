@@ -36,7 +36,7 @@ func (b *boot) publishBlock(ctx context.Context) error {
 	}
 	for kind, rs := range map[resource.Type][]resource.Resource{
 		block.DiskType:             disks(devs),
-		block.DiscoveredVolumeType: discoveredVolumes(devs),
+		block.DiscoveredVolumeType: b.release().discoveredVolumes(devs),
 		block.SystemDiskType:       system,
 		block.VolumeStatusType:     b.volumeStatuses(devs),
 	} {
@@ -103,33 +103,36 @@ func disks(devs []device) []resource.Resource {
 }
 
 // discoveredVolumes are the disks and partitions with what is found on them.
-func discoveredVolumes(devs []device) []resource.Resource {
+func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
-		r := block.NewDiscoveredVolume(block.NamespaceName, d.name)
-		*r.TypedSpec() = block.DiscoveredVolumeSpec{DevPath: d.path(), Type: "disk", DevicePath: d.busPath, SectorSize: 512, IOSize: 512}
-		r.TypedSpec().SetSize(uint64(d.SizeBytes))
+		v := block.NewDiscoveredVolume(block.NamespaceName, d.name)
+		*v.TypedSpec() = block.DiscoveredVolumeSpec{DevPath: d.path(), Type: "disk", DevicePath: d.busPath, SectorSize: 512, IOSize: 512}
+		v.TypedSpec().SetSize(uint64(d.SizeBytes))
 		switch {
 		case d.CDROM && len(d.bytes()) > 0:
-			r.TypedSpec().Name = "iso9660"
+			v.TypedSpec().Name = "iso9660"
 		case len(d.disk.Partitions) > 0:
-			r.TypedSpec().Name = "gpt"
+			v.TypedSpec().Name = "gpt"
 		}
-		rs = append(rs, r)
+		rs = append(rs, v)
 		sizes := partitionSizes(d)
 		for i, p := range d.disk.Partitions {
 			name := d.partitionName(i + 1)
-			r := block.NewDiscoveredVolume(block.NamespaceName, name)
-			*r.TypedSpec() = block.DiscoveredVolumeSpec{
+			v := block.NewDiscoveredVolume(block.NamespaceName, name)
+			*v.TypedSpec() = block.DiscoveredVolumeSpec{
 				DevPath: "/dev/" + name, Type: "partition", DevicePath: d.busPath, Parent: d.name, ParentDevPath: d.path(),
 				SectorSize: 512, IOSize: 512, Name: p.Filesystem, UUID: p.FilesystemUUID,
 				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
 			}
 			if inPool(p) { // their identity is no UUID, so the probes call it a label (blkid, filesystems/lvm2 and zfs)
-				r.TypedSpec().UUID, r.TypedSpec().Label = "", p.FilesystemUUID
+				v.TypedSpec().UUID, v.TypedSpec().Label = "", p.FilesystemUUID
 			}
-			r.TypedSpec().SetSize(sizes[i])
-			rs = append(rs, r)
+			if slices.Contains(r.unprobed, p.Filesystem) {
+				v.TypedSpec().Name, v.TypedSpec().UUID = "", ""
+			}
+			v.TypedSpec().SetSize(sizes[i])
+			rs = append(rs, v)
 		}
 	}
 	return rs

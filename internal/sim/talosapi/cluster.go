@@ -162,6 +162,10 @@ func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]b
 
 // DataDisk is the bytes of a disk with one xfs volume of that partition label
 // ("EPHEMERAL", or "u-" and the name of a user volume) and what is kept on it.
-func DataDisk(label string, data []byte) []byte {
-	return artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{newPartition(label, "xfs", data)}})
+func DataDisk(label string, data []byte) []byte { return DataDiskOf(label, "xfs", data) }
+
+// DataDiskOf is DataDisk with another filesystem, as blkid calls it: "btrfs",
+// "linux_raid_member".
+func DataDiskOf(label, filesystem string, data []byte) []byte {
+	return artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{newPartition(label, filesystem, data)}})
 }

@@ -31,17 +31,20 @@ type release struct {
 	lacks     []resource.Type
 	documents [][]string
 	volumes   []string
+	// unprobed are the filesystems that its probes do not know (go-blockdevice,
+	// blkid/internal/chain: btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
+	unprobed []string
 }
 
 // releases are those that the lab knows, in order.
 var releases = []release{
 	{
 		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
-		lacks: sinceFourteen, documents: documentsSince, volumes: volumesSinceFourteen,
+		lacks: sinceFourteen, documents: documentsSince, volumes: volumesSinceFourteen, unprobed: []string{"btrfs", "linux_raid_member"},
 	},
 	{
 		contract: config.TalosVersion1_13, lifecycle: true, rebootApplies: true, patientPull: true, keepsDefault: true,
-		lacks: sinceFourteen, documents: documentsSince[1:], volumes: volumesSinceFourteen,
+		lacks: sinceFourteen, documents: documentsSince[1:], volumes: volumesSinceFourteen, unprobed: []string{"linux_raid_member"},
 	},
 	{contract: config.TalosVersion1_14, lifecycle: true},
 }

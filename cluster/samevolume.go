@@ -1,0 +1,57 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+)
+
+const (
+	formatBtrfs = "btrfs"
+	formatMD    = "linux_raid_member" // a disk or partition of a software RAID
+)
+
+// shownSince is the release of Talos that looks for a format first: with it
+// go-blockdevice 2.0.30 and 2.0.32 (blkid/internal/chain). Older ones show nothing
+// on such a disk, or what lies below a RAID, whose superblock may be at the end.
+var shownSince = map[string]kubeVersion{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
+
+// shows says whether the machine's Talos finds such a format. What it does not
+// find can't be missed; the drive that it is on was compared in Proxmox.
+func (m Machine) shows(format string) bool {
+	since, late := shownSince[format]
+	if !late {
+		return true
+	}
+	v, err := parseKubeVersion(m.TalosVersion)
+	return err != nil || v.compare(since) >= 0
+}
+
+// find is the volume of the machine that a remembered one is now.
+func (m Machine) find(want Volume) (Volume, bool) {
+	i := slices.IndexFunc(m.Volumes, want.sameContent)
+	if i < 0 {
+		i = slices.IndexFunc(m.Volumes, func(v Volume) bool { return m.samePartition(want, v) })
+	}
+	if i < 0 {
+		return Volume{}, false
+	}
+	return m.Volumes[i], true
+}
+
+// sameContent compares two volumes by what is written on them, not by where they are plugged in.
+func (v Volume) sameContent(o Volume) bool {
+	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
+		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
+}
+
+// samePartition is sameContent of a partition whose format only one of two
+// releases of Talos finds: that of the machine, or the one that remembered it.
+func (m Machine) samePartition(want, have Volume) bool {
+	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
+		return false
+	}
+	unknown := want.Format == "" && want.FilesystemUUID == ""
+	return !m.shows(want.Format) ||
+		have.Format == formatBtrfs && unknown ||
+		have.Format == formatMD && (unknown || want.Format != "" && want.Format != formatMD)
+}
