@@ -54,9 +54,9 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
-	// Dropped goes with the VM when it is deleted, or makes Proxmox refuse the
-	// delete: firewall rules, ACL entries, replication jobs; in words.
+	// Dropped goes with the VM when it is deleted: firewall rules, ACL entries; in words.
 	Dropped   []string
+	Jobs      []ReplicationJob
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
@@ -68,6 +68,15 @@ type Ties struct {
 type TiesRead struct {
 	Ties
 	Err error
+}
+
+// ReplicationJob copies a VM's disks on local ZFS to another host.
+type ReplicationJob struct {
+	ID       string // "101-0"
+	Target   string // host
+	Schedule string // "*/15"; "" is Proxmox's own
+	Rate     string // limit in MB/s; "": none
+	Disabled bool
 }
 
 // BusyWithin is how far ahead a backup that is due counts as one that runs.

@@ -25,12 +25,12 @@ type candidate struct {
 
 // againstRecreate says why the VM can't be deleted and made again.
 func (c candidate) againstRecreate() []Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.tied()), c.unwritable(), inWords(c.unprovable()), inWords(c.immovable(Recreate)))
+	return slices.Concat(c.againstReplacing(), inWords(c.tied()), inWords(c.replicated(Recreate)), c.unwritable(), inWords(c.unprovable()), inWords(c.immovable(Recreate)))
 }
 
 // againstReimage says why the VM can't get a blank system disk.
 func (c candidate) againstReimage() []Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.immovable(Reimage)))
+	return slices.Concat(c.againstReplacing(), inWords(c.replicated(Reimage)), inWords(c.immovable(Reimage)))
 }
 
 // againstInPlace says why the running system can't be upgraded.
@@ -190,11 +190,11 @@ func smbiosSerial(smbios string) string {
 	return serial
 }
 
-// tied is what a delete of the VM would take along, or be refused for.
+// tied is what a delete of the VM would take along.
 func (c candidate) tied() []string {
 	var out []string
 	for _, what := range c.found.Ties.Dropped {
-		out = append(out, fmt.Sprintf("the VM has %s, which a delete would drop or be refused for: remove it, or use reimage", what))
+		out = append(out, fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what))
 	}
 	if n := c.found.Node; n != nil && n.ProviderID != "" {
 		out = append(out, fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID))

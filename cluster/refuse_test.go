@@ -44,15 +44,43 @@ func rootText(key string) string {
 	return "its setting " + key + " can only be written by root@pam: use a resource mapping where there is one, or reimage"
 }
 
+const replicatedText = "its target keeps the name that the new disk scsi0 gets: on pve1 pvesr delete 9002-0, roll once pvesr list no longer shows it, " +
+	"then pvesr create-local-job 9002-0 pve2 --schedule '*/15' --rate 10 --disable 1; or leave scsi0 out of it, and use reimage: qm set 9002 --scsi0 fast:vm-9002-disk-0,serial=sys,size=10G,replicate=0"
+
+// zfsOf puts the storage of the node's disks on local ZFS, and options at its system disk.
+func zfsOf(f *Found, o *Observation, options string) {
+	o.Storages = slices.Clone(o.Storages)
+	for i := range o.Storages {
+		o.Storages[i].Type, o.Storages[i].Shared = "zfspool", false
+	}
+	f.VM.Config["scsi0"] += options
+}
+
 func TestRecreateIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
 		"what a delete drops": {
 			change: func(_ *Wanted, f *Found, _ *Observation) {
-				f.Ties.Dropped = []string{"2 firewall rules", "replication job 9002-0"}
+				f.Ties.Dropped = []string{"2 firewall rules", "an ACL entry at /vms/9002"}
 			},
-			recreate: "the VM has 2 firewall rules, which a delete would drop or be refused for: remove it, or use reimage\n" +
-				"the VM has replication job 9002-0, which a delete would drop or be refused for: remove it, or use reimage",
+			recreate: "the VM has 2 firewall rules, which a delete would drop: remove it, or use reimage\n" +
+				"the VM has an ACL entry at /vms/9002, which a delete would drop: remove it, or use reimage",
+		},
+		"a replication job": {
+			change: func(_ *Wanted, f *Found, o *Observation) {
+				f.Ties.Jobs = []ReplicationJob{{ID: "9002-0", Target: "pve2", Schedule: "*/15", Rate: "10", Disabled: true}}
+				zfsOf(f, o, "")
+			},
+			recreate: "replication 9002-0 of the VM, with which Proxmox does not delete the VM, and which would fail for good: " + replicatedText,
+			reimage:  "replication 9002-0 of the VM, with which Proxmox does not delete the VM, and which would fail for good: " + replicatedText,
+		},
+		"a replication job, not of the system disk": {
+			change: func(_ *Wanted, f *Found, o *Observation) {
+				f.Ties.Jobs = []ReplicationJob{{ID: "9002-0", Target: "pve2"}, {ID: "9002-1", Target: "pve3"}}
+				zfsOf(f, o, ",replicate=off")
+			},
+			recreate: "replication 9002-0, 9002-1 of the VM, with which Proxmox does not delete the VM: on pve1 pvesr delete 9002-0 && pvesr delete 9002-1, " +
+				"roll once pvesr list no longer shows it, then pvesr create-local-job 9002-0 pve2 && pvesr create-local-job 9002-1 pve3; or use reimage",
 		},
 		"a cloud controller": {
 			change:   func(_ *Wanted, f *Found, _ *Observation) { f.Node.ProviderID = "proxmox://c/9002" },

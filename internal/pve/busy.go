@@ -117,20 +117,22 @@ func due(unix int64, now time.Time) string {
 	return "due at " + at.UTC().Format("2006-01-02 15:04 MST")
 }
 
-// replicationJobs lists the VM's replication jobs by ID, disabled ones too: each
+// replicationJobs lists the VM's replication jobs, disabled ones too: each
 // makes Proxmox refuse to delete the VM (Qemu.pm, destroy_vm).
-func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]string, error) {
-	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]string, error) {
+func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.ReplicationJob, error) {
+	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
 		var rows []struct {
-			ID    string
-			Guest flexInt
+			ID, Target, Schedule string
+			Guest                flexInt
+			Rate, Disable        json.RawMessage
 		}
 		err := l.get(ctx, "/cluster/replication", &rows)
-		ids := map[cluster.VMID][]string{}
+		jobs := map[cluster.VMID][]cluster.ReplicationJob{}
 		for _, r := range rows {
-			ids[cluster.VMID(r.Guest)] = append(ids[cluster.VMID(r.Guest)], r.ID)
+			id := cluster.VMID(r.Guest)
+			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: truth(r.Disable)})
 		}
-		return ids, err
+		return jobs, err
 	})
 	return byGuest[id], err
 }
@@ -145,7 +147,7 @@ type replication struct {
 // replications says, in words, which of the VM's replication jobs run. One that is
 // due is no hindrance: most are, every few minutes. Only the host that the VM is
 // on knows.
-func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []string) ([]string, error) {
+func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.ReplicationJob) ([]string, error) {
 	if len(jobs) == 0 {
 		return nil, nil
 	}

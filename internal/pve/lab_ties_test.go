@@ -50,7 +50,8 @@ func TestLabTies(t *testing.T) {
 		must(t, err)
 		minute := func(ahead time.Duration) string { return now.Add(ahead).UTC().Format("2006-01-02 15:04 MST") }
 		want := cluster.Ties{
-			Dropped:   []string{"1 firewall rules", "1 firewall options", "replication job 9011-0", "replication job 9011-1"},
+			Dropped:   []string{"1 firewall rules", "1 firewall options"},
+			Jobs:      []cluster.ReplicationJob{{ID: "9011-0", Target: "pve2", Schedule: "*/15"}, {ID: "9011-1", Target: "pve3"}},
 			Snapshots: []string{"before"},
 			Busy: []string{
 				"locked by a backup", "running task vzdump 9011 on pve1", "backup job nightly due at " + minute(10*time.Minute),

@@ -40,7 +40,7 @@ func TestOneLookAtManyVMs(t *testing.T) {
 		c := s.client(t, "pve1")
 		for look := 1; look <= 2; look++ {
 			for i, of := range c.TiesOf(t.Context(), vms) {
-				if of.Err != nil || len(of.Busy) != 2 || len(of.Dropped) != 1 || len(of.Tags) != 1 {
+				if of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1 {
 					t.Fatalf("%s: %+v", vms[i], of)
 				}
 			}

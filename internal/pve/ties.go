@@ -50,11 +50,7 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
-	t := cluster.Ties{Dropped: append(firewall, acl...), Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}
-	for _, id := range jobs {
-		t.Dropped = append(t.Dropped, "replication job "+id)
-	}
-	return t, nil
+	return cluster.Ties{Dropped: append(firewall, acl...), Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}, nil
 }
 
 // firewall names what /etc/pve/firewall/<vmid>.fw holds. Proxmox removes the

@@ -199,9 +199,9 @@ func TestBackups(t *testing.T) {
 func TestReplications(t *testing.T) {
 	t.Parallel()
 	const list, status = "GET /cluster/replication", "GET /nodes/pve1/replication"
-	mine := data(`[{"id":"101-0","guest":"101","schedule":"*/15"},{"id":"102-0","guest":102}]`)
+	mine := data(`[{"id":"101-0","guest":"101","target":"pve2","schedule":"*/5","rate":10,"disable":0},{"id":"102-0","guest":102}]`)
 	with := func(busy ...string) cluster.Ties {
-		return cluster.Ties{Dropped: []string{"replication job 101-0"}, Busy: busy}
+		return cluster.Ties{Jobs: []cluster.ReplicationJob{{ID: "101-0", Target: "pve2", Schedule: "*/5", Rate: "10"}}, Busy: busy}
 	}
 	state := func(fields string) route { return data(`[{"id":"101-0","guest":101,` + fields + `}]`) }
 	next := func(ahead time.Duration, rest string) route {

@@ -57,6 +57,12 @@ func replicationStatus(c *call) (any, error) {
 		if !j.NextSync.IsZero() {
 			entry["next_sync"] = c.dated(c.node(), j.NextSync)
 		}
+		if !j.LastSync.IsZero() {
+			entry["last_sync"] = c.dated(c.node(), j.LastSync)
+		}
+		if entry["fail_count"] = j.Fails; j.Error != "" {
+			entry["error"] = j.Error
+		}
 		if j.Running {
 			entry["pid"] = 4711
 		}

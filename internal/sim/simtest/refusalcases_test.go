@@ -12,10 +12,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// replicated is the refusal for a replication job of wk1, which is made again with those arguments.
+func replicated(args string) string {
+	return "replication 9031-0 of the VM, with which Proxmox neither deletes the VM nor gives it a disk on storage fast: " +
+		"on pve1 pvesr delete 9031-0, roll once pvesr list no longer shows it, then pvesr create-local-job 9031-0 " + args
+}
+
 // tiedRefusals are what Proxmox keeps beside the VM and drops with it.
 func tiedRefusals() []refusal {
 	tied := func(what string) []string {
-		return []string{"the VM has " + what + ", which a delete would drop or be refused for: remove it, or use reimage"}
+		return []string{"the VM has " + what + ", which a delete would drop: remove it, or use reimage"}
 	}
 	acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
 	job := world.ReplicationJob{ID: "9031-0", Guest: wk1, Target: "pve2", Schedule: "*/15"}
@@ -24,7 +30,7 @@ func tiedRefusals() []refusal {
 	rule := world.FirewallRule{Type: "in", Action: "ACCEPT", Proto: "tcp", DPort: "50000"}
 	return []refusal{
 		{
-			name: "replication job", also: tied("replication job 9031-0"),
+			name: "replication job", both: []string{replicated("pve2 --schedule '*/15'")},
 			bring: func(l *Lab) { l.World.AddReplication(job) }, lift: func(l *Lab) { l.World.RemoveReplication(job.ID) },
 		},
 		{
@@ -114,7 +120,6 @@ func occupiedRefusals() []refusal {
 		}
 	}
 	noReplication := func(l *Lab) { l.World.RemoveReplication("9031-0") }
-	const replicated = "the VM has replication job 9031-0, which a delete would drop or be refused for: remove it, or use reimage"
 	due := []string{"backup job " + id + " due at TIME: wait until that is over"}
 	later := func(*Lab) { time.Sleep(time.Minute) }
 	backup := func(vmids ...int) edit {
@@ -155,12 +160,12 @@ func occupiedRefusals() []refusal {
 		{name: "disabled backup", bring: job(world.BackupJob{VMIDs: []int{wk1}, Disabled: true}, time.Minute), undo: noJob},
 		{name: "backup of all but this", bring: job(world.BackupJob{All: true, Exclude: []int{wk1}}, time.Minute), undo: noJob},
 		{name: "backup on another host", bring: job(world.BackupJob{All: true, Host: "pve2"}, time.Minute), undo: noJob},
-		{name: "replication due", bring: replication(10*time.Minute, false), lift: noReplication, also: []string{replicated}},
+		{name: "replication due", bring: replication(10*time.Minute, false), lift: noReplication, both: []string{replicated("pve2")}},
 		{
 			name: "replication running", bring: replication(24*time.Hour, true), lift: noReplication,
-			both: []string{"replication job 9031-0 runs: wait until that is over"}, also: []string{replicated},
+			both: []string{"replication job 9031-0 runs: wait until that is over", replicated("pve2")},
 		},
-		{name: "replication due later", bring: replication(24*time.Hour, false), lift: noReplication, also: []string{replicated}},
+		{name: "replication due later", bring: replication(24*time.Hour, false), lift: noReplication, both: []string{replicated("pve2")}},
 		{
 			name: "pending change", bring: change("memory=8192"), lift: revert("memory"),
 			both: []string{"the VM has pending changes (memory): restart it or revert them"},

@@ -143,6 +143,7 @@ func (w *World) dumpAccess(d *dumper) {
 		d.linef("HA rule %s: %s %v %v", r.ID, r.Type, r.Resources, r.Options)
 	}
 	for _, j := range w.replication {
+		j.done = nil
 		d.linef("replication %+v", j)
 	}
 	for _, j := range w.backups {

@@ -15,6 +15,10 @@ type ReplicationJob struct {
 	Disabled bool
 	NextSync time.Time // zero: never
 	Running  bool
+	LastSync time.Time // zero: none yet
+	Fails    int       // since then
+	Error    string    // of the last one
+	done     *replicated
 }
 
 // BackupJob is an entry of the cluster's backup schedule.

@@ -188,7 +188,7 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err := s.rename(source.host, vol, basePath(vol.name)+s.freeName(source.host, target.id, vol.format)); err != nil {
 		return err
 	}
-	d.volid = s.ID + ":" + vol.name
+	d.volid, vol.synced = s.ID+":"+vol.name, nil // it removes the snapshots of replications
 	if w.stopsMove(t, AfterRename) {
 		return errInterrupted
 	}

@@ -67,6 +67,7 @@ type volume struct {
 	media   *Media
 	written int64 // bytes written when it was made, whatever the media holds
 	created time.Time
+	synced  map[string]int64 // replication jobs: which of their snapshots it has
 }
 
 // AddStorage defines a storage.

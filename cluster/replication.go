@@ -1,0 +1,67 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// replicated is what a replication job is in the way of. Proxmox deletes no VM that
+// has one. A blank system disk gets the name that the parked one had, and the
+// target still has a volume of that name, of which the new one shares no snapshot:
+// the whole job fails from then on (pve-guest-common, Replication.pm,
+// find_common_replication_snapshot). A volume that can't be replicated Proxmox
+// neither adds nor gives back to such a VM (qemu-server, API2/Qemu.pm, move_disk).
+func (c candidate) replicated(s Strategy) []string {
+	jobs := c.found.Ties.Jobs
+	if len(jobs) == 0 || s == Reimage && c.systemErr == nil && c.leftOut(c.system) {
+		return nil
+	}
+	var ids, remove, again []string
+	for _, j := range jobs {
+		ids = append(ids, j.ID)
+		remove = append(remove, "pvesr delete "+j.ID)
+		again = append(again, j.create())
+	}
+	why, lift := fmt.Sprintf("with which Proxmox neither deletes the VM nor gives it a disk on storage %s", c.system.Storage()), ""
+	switch {
+	case c.systemErr != nil:
+		why = "with which Proxmox does not delete the VM"
+	case c.leftOut(c.system):
+		why, lift = "with which Proxmox does not delete the VM", "; or use reimage"
+	case c.onLocalZFS(c.system):
+		why = fmt.Sprintf("with which Proxmox does not delete the VM, and which would fail for good: its target keeps the name that the new disk %s gets", c.system.Key)
+		lift = fmt.Sprintf("; or leave %s out of it, and use reimage: qm set %d --%s %s",
+			c.system.Key, c.vm.ID, c.system.Key, shellQuote(joinOptions(c.system.Volid, strings.Join(c.system.With("replicate", "0"), ","))))
+	}
+	return []string{fmt.Sprintf("replication %s of the VM, %s: on %s %s, roll once pvesr list no longer shows it, then %s%s",
+		strings.Join(ids, ", "), why, c.vm.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}
+}
+
+// create makes the job again.
+func (j ReplicationJob) create() string {
+	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, cmpNone(j.Target))
+	if j.Schedule != "" {
+		command += " --schedule " + shellQuote(j.Schedule)
+	}
+	if j.Rate != "" {
+		command += " --rate " + j.Rate
+	}
+	if j.Disabled {
+		command += " --disable 1"
+	}
+	return command
+}
+
+// leftOut says whether replication leaves a disk alone which Proxmox would give
+// back to a VM that has a job.
+func (c candidate) leftOut(d Disk) bool {
+	off := slices.Contains([]string{"0", "off", "no", "false"}, strings.ToLower(d.Option("replicate")))
+	return off && c.onLocalZFS(d)
+}
+
+// onLocalZFS says whether a disk is on the one kind of storage that can replicate
+// (pve-storage, storage_can_replicate).
+func (c candidate) onLocalZFS(d Disk) bool {
+	return slices.ContainsFunc(c.world.Storages, func(s Storage) bool { return s.Name == d.Storage() && s.Type == "zfspool" && !s.Shared })
+}
