@@ -25,6 +25,9 @@ func blankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 
 // unreachable is why nobody would reach the blank machine at the node's address.
 func (c candidate) unreachable() []string {
+	if len(c.readdressed()) > 0 {
+		return nil // which says so for every strategy
+	}
 	if _, why := blankAddress(c.found.Addr, c.vm, c.m, c.Build); why != "" {
 		return []string{why}
 	}
