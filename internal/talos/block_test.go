@@ -68,10 +68,10 @@ func TestBlockView(t *testing.T) {
 		t.Errorf("disks (-want +got):\n%s", diff)
 	}
 	wantVolumes := []cluster.Volume{
-		{Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Phase: "ready"},
-		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5"},
-		{Device: "sdf1", Disk: "sdf", Label: "EPHEMERAL", PartitionUUID: "p3", FilesystemUUID: "fs3"},
-		{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Phase: "ready"},
+		{Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
+		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5", FilesystemLabel: "data", Format: "xfs"},
+		{Device: "sdf1", Disk: "sdf", Label: "EPHEMERAL", PartitionUUID: "p3", FilesystemUUID: "fs3", Format: "xfs"},
+		{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
 		{Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
 	}
 	if diff := cmp.Diff(wantVolumes, v.machineVolumes()); diff != "" {
