@@ -29,7 +29,7 @@ const (
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
-	talos           int   // requests to all machines, beside 19 to each
+	talos           int   // requests to all machines, beside 24 to each
 }
 
 // TestOneLook: plan and doctor ask Kubernetes and Proxmox nothing twice, whatever the
@@ -154,7 +154,7 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 	for _, n := range objects {
 		lists += max(1, (n+listPage-1)/listPage)
 	}
-	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + 19*nodes}
+	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + 24*nodes}
 	for proto, limit := range limits {
 		if a.Requests[proto] > limit {
 			t.Errorf("%s: %s was asked %d times about %d nodes, more than %d", command, proto, a.Requests[proto], nodes, limit)
