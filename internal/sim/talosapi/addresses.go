@@ -69,8 +69,8 @@ func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
 			return at, true
 		}
 	}
-	for _, d := range cfg.NetworkDHCPv4Configs() {
-		kind := ""
+	if asked := cfg.NetworkDHCPv4Configs(); len(asked) > 0 {
+		d, kind := asked[0], ""
 		for _, l := range cfg.NetworkCommonLinkConfigs() {
 			if l.Name() == d.Name() {
 				kind = kindOf(l)

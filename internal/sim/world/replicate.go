@@ -2,7 +2,6 @@ package world
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -51,7 +50,7 @@ func (w *World) replicate(j *ReplicationJob) error {
 	for _, volid := range slices.Sorted(maps.Keys(volumes)) {
 		have, there := j.done.remote[volid]
 		if there && volumes[volid].synced[j.ID] != have {
-			return fmt.Errorf("No common base snapshot on volume(s) %s\nPlease remove the problematic volume(s) from the replication target or delete and re-create the whole job %s", volid, j.ID) //nolint:staticcheck // Proxmox's words
+			return failf("No common base snapshot on volume(s) %s\nPlease remove the problematic volume(s) from the replication target or delete and re-create the whole job %s", volid, j.ID)
 		}
 	}
 	j.done.syncs++
