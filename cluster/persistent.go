@@ -44,7 +44,7 @@ func persistentDisks(vm VM, m Machine, system string) (known []persistentDisk, u
 // back, each in its place. A volume of the VM's own gets another name on its way; it is
 // known again by the options of its drive, its size and its content together. A
 // holder's keeps its name.
-func unprovable(vm VM, m Machine, system string) ([]string, error) {
+func unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
 	known, unknown, err := persistentDisks(vm, m, system)
 	if err != nil {
 		return nil, err
@@ -53,14 +53,17 @@ func unprovable(vm VM, m Machine, system string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []string
+	var out []Obstacle
 	unknown = slices.DeleteFunc(unknown, func(d Disk) bool { return d.Owner != vm.ID || nameIsUnique(drives, d) })
 	if len(unknown) > 0 {
 		var keys []string
 		for _, d := range unknown {
 			keys = append(keys, d.Key)
 		}
-		out = append(out, fmt.Sprintf("which of the machine's disks is %s can't be told: %s", strings.Join(keys, " or "), nameThem(vm, unknown)))
+		out = append(out, Obstacle{
+			Text:    fmt.Sprintf("which of the machine's disks is %s can't be told: %s", strings.Join(keys, " or "), nameThem(vm, unknown)),
+			Command: nameLines(vm, unknown),
+		})
 	}
 	for i, p := range known {
 		d, _ := findDrive(drives, p.Key)
@@ -75,8 +78,9 @@ func unprovable(vm VM, m Machine, system string) ([]string, error) {
 			if m.identity(p.Device) != "" {
 				same = "one is a copy of the other"
 			}
-			out = append(out, fmt.Sprintf("the persistent disks %s and %s have one size, and %s, so the new VM could not prove that each came back to its place: "+
-				"%s gives one of them a name; the VM need not be restarted for that", known[at].Key, p.Key, same, d.nameLine(vm, false)))
+			line := d.nameLine(vm, false)
+			out = append(out, Obstacle{Command: line, Text: fmt.Sprintf("the persistent disks %s and %s have one size, and %s, so the new VM could not prove that each came back to its place: "+
+				"%s gives one of them a name; the VM need not be restarted for that", known[at].Key, p.Key, same, line)})
 		}
 	}
 	return out, nil
@@ -93,13 +97,18 @@ func nameIsUnique(drives []Disk, d Disk) bool {
 }
 
 // nameThem says how the machine is made to show which of its disks those drives are.
-// Where several can't be told apart, the last one needs no name once the others have one.
 func nameThem(vm VM, drives []Disk) string {
+	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", nameLines(vm, drives), vm.ID)
+}
+
+// nameLines are the commands for that. Where several drives can't be told apart, the
+// last one needs no name once the others have one.
+func nameLines(vm VM, drives []Disk) string {
 	var lines []string
 	for _, d := range drives[:max(1, len(drives)-1)] {
 		lines = append(lines, d.nameLine(vm, true))
 	}
-	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", strings.Join(lines, " && "), vm.ID)
+	return strings.Join(lines, " && ")
 }
 
 // nameLine is the command that gives the drive a name of its own; where the machine has to show it,

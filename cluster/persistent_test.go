@@ -74,7 +74,7 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := unprovable(vm, tc.m, system.Key)
-			if diff := cmp.Diff(tc.want, strings.Join(got, "\n")); err != nil || diff != "" {
+			if diff := cmp.Diff(tc.want, strings.Join(texts(got), "\n")); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 		})

@@ -25,7 +25,7 @@ type candidate struct {
 
 // againstRecreate says why the VM can't be deleted and made again.
 func (c candidate) againstRecreate() []Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.tied()), inWords(c.replicated(Recreate)), c.unwritable(), inWords(c.unprovable()), inWords(c.immovable(Recreate)))
+	return slices.Concat(c.againstReplacing(), inWords(c.tied()), inWords(c.replicated(Recreate)), c.unwritable(), c.unprovable(), inWords(c.immovable(Recreate)))
 }
 
 // againstReimage says why the VM can't get a blank system disk.

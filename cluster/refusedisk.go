@@ -177,13 +177,13 @@ func (c candidate) rawDevices() []Obstacle {
 }
 
 // unprovable are persistent disks that a new VM could not be proven to have got back.
-func (c candidate) unprovable() []string {
+func (c candidate) unprovable() []Obstacle {
 	if c.systemErr != nil || c.disksErr != nil || len(c.untellable()) > 0 {
 		return nil // what is refused already would only be said in other words
 	}
 	out, err := unprovable(c.vm, c.m, c.system.Key)
 	if err != nil {
-		return []string{err.Error()}
+		return inWords([]string{err.Error()})
 	}
 	return out
 }

@@ -206,7 +206,7 @@ func (n *nodeRoll) provenDisks(vm VM, m Machine, system Disk) ([]persistentDisk,
 			return nil, err
 		}
 		if len(problems) > 0 {
-			return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s", strings.Join(problems, "; ")), "run recast plan and look again")
+			return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s", strings.Join(texts(problems), "; ")), "run recast plan and look again")
 		}
 	}
 	known, _, err := persistentDisks(vm, m, system.Key)
