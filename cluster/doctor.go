@@ -58,7 +58,7 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 		s.Found[i], s.Unread[i] = s.match(w, members)
 	}
 	s.Shared = shared(s.Found)
-	nodes, vms := matching(s.Found, func(f Found) bool { return f.Node != nil }), matching(s.Found, func(f Found) bool { return f.VM != nil })
+	nodes, vms := matching(s.Found, func(f *Found) bool { return f.Node != nil }), matching(s.Found, func(f *Found) bool { return f.VM != nil })
 	var errLocal error
 	var errTies []error
 	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })

@@ -59,7 +59,7 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted
 // observeTies reads what decides about what would be lost with each node: not to
 // know it is an error.
 func observeTies(ctx context.Context, src Sources, found []Found) error {
-	nodes := matching(found, func(f Found) bool { return !f.away && f.VM != nil && f.Node != nil })
+	nodes := matching(found, func(f *Found) bool { return !f.away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
 	g.Go(func() error { return readLocalData(ctx, src.Kube, nodes) })
 	g.Go(func() error {
@@ -73,9 +73,9 @@ func observeTies(ctx context.Context, src Sources, found []Found) error {
 	return g.Wait()
 }
 
-func matching(found []Found, of func(Found) bool) (nodes []*Found) {
+func matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	for i := range found {
-		if of(found[i]) {
+		if of(&found[i]) {
 			nodes = append(nodes, &found[i])
 		}
 	}

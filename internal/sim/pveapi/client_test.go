@@ -84,8 +84,8 @@ func TestRecorder(t *testing.T) {
 		l.do("PUT", vm+"/config", "cipassword=hidden", "args=-S", "cores=4") // refused: args are root's
 		const agent = "Go-http-client/1.1"
 		want := []record.Call{
-			{Seq: 1, Proto: "proxmox", Target: "pve1", Method: "GET", Path: "/api2/json/version", Params: map[string]string{}, User: tokenID, Agent: agent, Status: 200},
-			{Seq: 2, Proto: "proxmox", Target: "pve1", Method: "PUT", Path: "/api2/json" + vm + "/config", Params: map[string]string{"cores": "3"}, User: tokenID, Agent: agent, Mutation: true, Status: 200},
+			{Seq: 1, Proto: "proxmox", Target: "pve1", Method: "GET", Path: "/api2/json/version", Params: map[string]string{}, User: tokenID, Agent: agent, Status: 200, Bytes: 65},
+			{Seq: 2, Proto: "proxmox", Target: "pve1", Method: "PUT", Path: "/api2/json" + vm + "/config", Params: map[string]string{"cores": "3"}, User: tokenID, Agent: agent, Mutation: true, Status: 200, Bytes: 13},
 			{Seq: 3, Proto: "proxmox", Target: "pve1", Method: "PUT", Path: "/api2/json" + vm + "/config", Params: map[string]string{"args": "-S", "cores": "4"}, User: tokenID, Agent: agent, Mutation: true, Status: 500},
 		}
 		if diff := cmp.Diff(want, l.rec.Calls()); diff != "" {
