@@ -45,6 +45,7 @@ func TestLayouts(t *testing.T) {
 	t.Run("each", func(t *testing.T) {
 		for _, layout := range all {
 			t.Run(layout.Name, func(t *testing.T) {
+				long(t)
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					v := judge(t, newLayoutLab(t, layout, nil))

@@ -51,7 +51,7 @@ func TestOneLook(t *testing.T) {
 	}
 	for _, nodes := range []int{10, 60, 500} {
 		t.Run(strconv.Itoa(nodes), func(t *testing.T) {
-			if nodes > 100 {
+			if nodes > 10 {
 				long(t)
 			}
 			t.Parallel()
