@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -113,19 +114,20 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 			lab.configure(world.ChangeRequest{ID: wk1, Delete: []string{"scsi1", "scsi2"}})
 			lab.configure(world.ChangeRequest{ID: wk1, Set: map[string]string{"scsi1": c["scsi2"], "scsi2": c["scsi1"], "protection": "1"}})
 		}
-		swapped, applied := false, false
+		var swapped, applied atomic.Bool
 		lab.Recorder.Hooks(func(call record.Call) error {
-			if strings.HasSuffix(call.Path, "/qemu/9031/status/start") && !swapped {
-				swapped = true
+			if strings.HasSuffix(call.Path, "/qemu/9031/status/start") && swapped.CompareAndSwap(false, true) {
 				swap()
 			}
-			applied = applied || strings.HasSuffix(call.Method, "/ApplyConfiguration")
+			if strings.HasSuffix(call.Method, "/ApplyConfiguration") {
+				applied.Store(true)
+			}
 			return nil
 		}, nil)
 		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "the persistent volume u-data with partition UUID") ||
-			!strings.Contains(err.Error(), "is on sdc, and not on sdb, which is scsi1") || applied || !swapped {
-			t.Fatalf("swapped %t, configured %t: %v", swapped, applied, err)
+			!strings.Contains(err.Error(), "is on sdc, and not on sdb, which is scsi1") || applied.Load() || !swapped.Load() {
+			t.Fatalf("swapped %t, configured %t: %v", swapped.Load(), applied.Load(), err)
 		}
 		if lab.vm(wk1).Running {
 			t.Error("the machine with the wrong disks runs")
