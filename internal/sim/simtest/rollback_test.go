@@ -199,7 +199,7 @@ func TestRollbackRefused(t *testing.T) {
 			sim.Options{Workers: 2}, "wk1", func(t *testing.T, lab *Lab) {
 				must(t, lab.World.PowerOff(9032))
 				lab.World.Delay(2 * time.Minute)
-			}, "other nodes are not Ready: wk2", "bring them back first",
+			}, "other nodes are not Ready: wk2: bring them back first", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

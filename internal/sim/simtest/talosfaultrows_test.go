@@ -125,10 +125,6 @@ func faultsOfInstalls() map[string]*talosFault {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Refuses: "unknown keys found during decoding:\nmachine:\n    features:\n        whatIsNew: true\n"}), mends: troubled(talosapi.Trouble{}),
 			kind: fault.Refused, says: []string{"the machine does not take the configuration: unknown keys: machine.features.whatIsNew", "recast recover wk1"}, stands: isOut,
 		},
-		"its disks show no serials": {
-			o: sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: "virtio"}, at: "bring-up/start", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
-			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "0 disks of the machine are the blank system disk virtio0 with serial recast-"}, stands: isOff,
-		},
 		"its disks show no serials when it is configured": {
 			call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
 			kind: fault.Refused, says: []string{"the machine does not take the configuration: v1alpha1.Config: no disks matched the expression"}, stands: isOut,
