@@ -56,8 +56,8 @@ func (j ReplicationJob) create() string {
 // leftOut says whether replication leaves a disk alone which Proxmox would give
 // back to a VM that has a job.
 func (c candidate) leftOut(d Disk) bool {
-	off := slices.Contains([]string{"0", "off", "no", "false"}, strings.ToLower(d.Option("replicate")))
-	return off && c.onLocalZFS(d)
+	on, said := parseBoolean(d.Option("replicate"))
+	return said && !on && c.onLocalZFS(d)
 }
 
 // onLocalZFS says whether a disk is on the one kind of storage that can replicate
