@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -120,24 +119,6 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		hostsRefused(t, "roll beside what may be a parking VM", func() error { _, err := lab.second().Roll(t.Context(), cluster.Policy{}); return err },
 			"wk1: Proxmox host pve3 is offline: VM 9077 may be a parking VM with an unfinished replacement of this node: bring pve3 back first")
 	})
-}
-
-// requireIntactAndKept is RequireIntact and a number of old system disks, beside
-// new ones that were given up: a half-installed one, say.
-func (l *Lab) requireIntactAndKept(n int) {
-	l.t.Helper()
-	l.RequireIntact()
-	kept := 0
-	for _, vm := range l.World.VMs() {
-		rec, ok, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
-		if err != nil || ok && rec.Open {
-			l.t.Errorf("VM %d: open, or %v", vm.ID, err)
-		}
-		kept += len(slices.DeleteFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.GivenUp }))
-	}
-	if kept != n {
-		l.t.Errorf("%d old system disks are kept, want %d", kept, n)
-	}
 }
 
 // TestResumeWhileAHostIsDown: that of the transaction stops it, another one does not.

@@ -13,6 +13,24 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// requireIntactAndKept is RequireIntact and a number of old system disks, beside
+// new ones that were given up: a half-installed one, say.
+func (l *Lab) requireIntactAndKept(n int) {
+	l.t.Helper()
+	l.RequireIntact()
+	kept := 0
+	for _, vm := range l.World.VMs() {
+		rec, ok, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
+		if err != nil || ok && rec.Open {
+			l.t.Errorf("VM %d: open, or %v", vm.ID, err)
+		}
+		kept += len(slices.DeleteFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.GivenUp }))
+	}
+	if kept != n {
+		l.t.Errorf("%d old system disks are kept, want %d", kept, n)
+	}
+}
+
 // hostOf is where a VM is; "" if there is none.
 func (l *Lab) hostOf(id int) string {
 	for _, vm := range l.World.VMs() {
