@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"time"
+
+	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // Guard gives a Proxmox whose every change first checks that the claim is still ours.
@@ -55,6 +57,13 @@ func (g guarded) MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey
 		return err
 	}
 	return g.px.MoveDisk(ctx, vm, key, to, toKey)
+}
+
+func (g guarded) SetFirewall(ctx context.Context, vm VM, want firewall.Config) error {
+	if err := g.held.Check(ctx); err != nil {
+		return err
+	}
+	return g.px.SetFirewall(ctx, vm, want)
 }
 
 func (g guarded) RemoveHA(ctx context.Context, id VMID) error {

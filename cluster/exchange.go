@@ -49,8 +49,12 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 	if o.VM.Pool, err = px.Pool(ctx, o.VM.ID); err != nil {
 		return nil, err
 	}
+	fw, err := rememberFirewall(ctx, px, o.VM, o.Strategy)
+	if err != nil {
+		return nil, err
+	}
 	mem := memory{
-		VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
+		Firewall: fw, VM: o.VM, SystemKey: o.System, DiskSerial: diskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
 		Old: KeptDisk{Run: o.Run, Slot: o.System, Options: optionString(system)},
 	}
 	opening := Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
@@ -85,7 +89,7 @@ func ResumeReplace(px Proxmox, park VM, iso func(ctx context.Context) (string, e
 func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, ha: mem.HA, old: mem.Old,
+		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
 		late: new(lateRequests),
 	}
 }
@@ -95,6 +99,7 @@ func (r *Replace) Steps() step.Step {
 	itself := func(context.Context) (*Replace, error) { return r, nil }
 	known := replacing{read: itself, known: itself}
 	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID), append([]step.Step{
+		{ID: "keep-firewall", Title: "keep its firewall on the parking VM", Do: r.keepFirewall},
 		{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
 	}, known.takeDown(r.Strategy)...))
 	down.Skip = r.takenDown

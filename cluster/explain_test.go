@@ -88,7 +88,7 @@ func TestExplainRecreate(t *testing.T) {
 func TestExplainWhatIsImpossible(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk1", func(_ []Wanted, o *Observation) {
-		o.Found[1].Ties.Dropped = []string{"firewall rules"}
+		o.Found[1].Ties.Dropped = []string{"an ACL entry at /vms/9002"}
 		o.Found[1].Node = &KubeNode{FailedBuild: wantedBuild().ID}
 	})
 	if e.Plan.Strategy != Reimage || len(e.Strategies[0].Against) != 1 || !e.Strategies[1].Taken || len(e.Strategies[2].Against) != 1 {

@@ -41,6 +41,7 @@ const (
 	sentDelete   = "delete"
 	sentRemoveHA = "remove-ha"
 	sentAddHA    = "add-ha"
+	sentFirewall = "firewall"
 )
 
 var (
@@ -81,7 +82,7 @@ func (p Parking) Unanswered() []string {
 
 // lateOne names a request.
 func (p Parking) lateOne(what string) string {
-	words := map[string]string{sentRemoveHA: "removal from Proxmox HA", sentAddHA: "return to Proxmox HA"}
+	words := map[string]string{sentRemoveHA: "removal from Proxmox HA", sentAddHA: "return to Proxmox HA", sentFirewall: "change of the firewall"}
 	if words[what] == "" {
 		words[what] = what
 	}
@@ -95,6 +96,8 @@ func (r Record) guards(what string, within time.Duration) string {
 		return "which would leave one node more away than roll.maxUnavailable allows; nothing waits for it"
 	case slices.Contains(takesDown, what):
 		return fmt.Sprintf("so recast waits up to %s before it takes another control plane out", within)
+	case what == sentFirewall:
+		return fmt.Sprintf("so recast waits up to %s before it writes that firewall again", within)
 	case what == sentRemoveHA:
 		return fmt.Sprintf("so recast waits up to %s before it puts the VM back under Proxmox HA", within)
 	}
@@ -280,7 +283,7 @@ func (r *Replace) saying(id string) func(string) {
 	switch {
 	case r.Strategy == PutBack:
 		branch = "put-back/"
-	case id == "delete-vm" || strings.HasPrefix(id, parkStep):
+	case id == "delete-vm" || id == rememberStep || strings.HasPrefix(id, parkStep):
 		branch = "take-down/"
 	}
 	return func(text string) {

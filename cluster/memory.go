@@ -27,6 +27,7 @@ type memory struct {
 	DiskSerial string           // of the blank system disk to come
 	SystemGiB  int              // its wanted size; 0 or less than before: as before
 	HA         *HAResource      // nil: not managed
+	Firewall   string           `json:",omitempty"` // see Replace.Firewall
 
 	// Metadata of the Kubernetes Node, for the case that somebody deletes it
 	// meanwhile. It is too large for the record: without the journal the Node

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/cluster/reach"
 )
 
@@ -54,7 +55,9 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
-	// Dropped goes with the VM when it is deleted: firewall rules, ACL entries; in words.
+	// Firewall goes with the VM when it is deleted, and a new VM gets it again.
+	Firewall firewall.Config
+	// Dropped goes with the VM as well, and no new VM could get it; in words.
 	Dropped   []string
 	Jobs      []ReplicationJob
 	Snapshots []string    // by name

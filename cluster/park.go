@@ -197,7 +197,7 @@ func (r *Replace) setOptions(ctx context.Context, vm VM, d Disk, options []strin
 }
 
 func (r *Replace) attachSteps() []step.Step {
-	steps := []step.Step{r.settleStep()}
+	steps := append(r.firewallSteps(), r.settleStep())
 	for _, d := range r.Disks {
 		if d.System {
 			continue // it stays parked: the way back

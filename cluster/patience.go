@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -190,6 +191,11 @@ func (p patient) DeleteVM(ctx context.Context, vm VM) error {
 
 func (p patient) MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error {
 	return p.change(ctx, vm, []VMID{to}, func(vm VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
+}
+
+// SetFirewall is no change of a configuration: no lock of the VM holds it up.
+func (p patient) SetFirewall(ctx context.Context, vm VM, want firewall.Config) error {
+	return p.px.SetFirewall(ctx, vm, want)
 }
 
 func (p patient) Start(ctx context.Context, vm VM) error {

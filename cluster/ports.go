@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/netip"
 	"time"
+
+	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume.
@@ -76,6 +78,8 @@ type Inventory interface {
 	Quorate(ctx context.Context) (bool, error)
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
+	// Firewall is a VM's own firewall; an empty one where it has none.
+	Firewall(ctx context.Context, vm VM) (firewall.Config, error)
 	// TiesOf is Ties of each of the VMs, in their order. What is kept in one place for
 	// all of them is read once, afresh.
 	TiesOf(ctx context.Context, vms []VM) []TiesRead
@@ -123,6 +127,10 @@ type Editor interface {
 	// MoveDisk gives the volume behind vm's key to another VM on the same host
 	// under toKey; the volume gets a new volid. ErrChanged as for SetConfig.
 	MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error
+	// SetFirewall gives a VM this firewall, and no other part of one. It is done when it
+	// returns nil; after an error any part may be done. No request of it has a digest:
+	// one that was not answered may come late.
+	SetFirewall(ctx context.Context, vm VM, want firewall.Config) error
 }
 
 // Power switches VMs on and off.

@@ -46,7 +46,7 @@ func (n *nodeRoll) putBackStep() step.Step {
 
 // putBack gives a VM that is off every disk back, the old system disk too.
 func (r *Replace) putBack() []step.Step {
-	var attach []step.Step
+	attach := r.firewallSteps()
 	for _, d := range r.Disks {
 		attach = append(attach, r.attachStep(d))
 	}

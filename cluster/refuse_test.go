@@ -61,9 +61,9 @@ func TestRecreateIsImpossible(t *testing.T) {
 	check(t, map[string]refusalCase{
 		"what a delete drops": {
 			change: func(_ *Wanted, f *Found, _ *Observation) {
-				f.Ties.Dropped = []string{"2 firewall rules", "an ACL entry at /vms/9002"}
+				f.Ties.Dropped = []string{"a firewall that Proxmox would not take again (option ips)", "an ACL entry at /vms/9002"}
 			},
-			recreate: "the VM has 2 firewall rules, which a delete would drop: remove it, or use reimage\n" +
+			recreate: "the VM has a firewall that Proxmox would not take again (option ips), which a delete would drop: remove it, or use reimage\n" +
 				"the VM has an ACL entry at /vms/9002, which a delete would drop: remove it, or use reimage",
 		},
 		"a replication job": {

@@ -31,6 +31,9 @@ type Replace struct {
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
 
+	// Firewall tells the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it had none.
+	Firewall string
+
 	// Blank is a setting of the VM that is another one until finish; nil: none.
 	Blank *reach.Setting
 
@@ -292,6 +295,9 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 	if changed := r.changedSince(vm); len(changed) > 0 {
 		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
 			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll anew")
+	}
+	if err := r.requireFirewallKept(ctx, vm); err != nil {
+		return err
 	}
 	if err := RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -36,6 +37,10 @@ func (p *guardedPair) VMConfig(ctx context.Context, id VMID) (VM, error) {
 	vm, err := p.VM(ctx, id)
 	vm.Running = true
 	return vm, err
+}
+
+func (p *guardedPair) Firewall(context.Context, VM) (firewall.Config, error) {
+	return firewall.Config{}, nil
 }
 
 func (p *guardedPair) Quorate(context.Context) (bool, error) { return true, nil }

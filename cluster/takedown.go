@@ -68,6 +68,13 @@ func (n *nodeRoll) remembered(ctx context.Context) (string, error) {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
 	}
+	r, err := n.replace(ctx)
+	if err != nil {
+		return "", err
+	}
+	if kept, err := r.firewallKept(ctx); err != nil || !kept {
+		return "", err
+	}
 	return fmt.Sprintf("remembered by %s", park.VM), nil
 }
 
@@ -82,10 +89,13 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		}
 		// Only that is missing or damaged: the journal was lost.
 		sum, err := n.rememberMachineConfig(ctx, mem.Kubernetes)
-		if err != nil || sum == park.Record.Config {
+		if err != nil {
 			return err
 		}
-		return n.updateRecord(ctx, func(rec *Record) { rec.Config = sum })
+		if sum == park.Record.Config {
+			return n.keepFirewall(ctx)
+		}
+		return errors.Join(n.updateRecord(ctx, func(rec *Record) { rec.Config = sum }), n.keepFirewall(ctx))
 	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
@@ -106,7 +116,18 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	return n.openRecord(ctx, mem)
+	if err := n.openRecord(ctx, mem); err != nil {
+		return err
+	}
+	return n.keepFirewall(ctx)
+}
+
+func (n *nodeRoll) keepFirewall(ctx context.Context) error {
+	r, err := n.replace(ctx)
+	if err != nil {
+		return err
+	}
+	return r.keepFirewall(ctx)
 }
 
 // proveReplace finds out what would stop the exchange later, while the node still runs.
@@ -164,8 +185,12 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
 		return memory{}, err
 	}
+	fw, err := rememberFirewall(ctx, n.Proxmox, vm, n.plan.Strategy)
+	if err != nil {
+		return memory{}, err
+	}
 	mem := memory{
-		VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
+		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,

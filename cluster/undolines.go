@@ -49,6 +49,11 @@ func (u *undo) make() {
 		}
 	}
 	u.line(fmt.Sprintf("has %d", u.rec.Parking), fmt.Sprintf("lacks %d", id), create+u.flags(config))
+	if u.mem.Firewall != "" {
+		give := fmt.Sprintf("cp /etc/pve/firewall/%d.fw /etc/pve/firewall/%d.fw", u.rec.Parking, id)
+		u.line(fmt.Sprintf("test ! -e /etc/pve/firewall/%d.fw", id), give)
+		u.line(fmt.Sprintf("has %d description:.*%s", id, u.rec.Run), give) // it may have got only a part of it
+	}
 	if _, ok := u.mem.VM.Config["sshkeys"]; ok {
 		// qm takes the name of a file for these keys, and encodes what is in it (qm.pm, param_mapping).
 		u.line(fmt.Sprintf("lacks %d sshkeys:", id), fmt.Sprintf("pvesh set /nodes/localhost/qemu/%d/config --sshkeys %s", id, u.value("sshkeys")))

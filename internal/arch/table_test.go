@@ -65,9 +65,10 @@ var table = []row{
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
-	{pkg: "cluster", allow: []string{"cluster/config", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", errgroup}},
+	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
-	{pkg: "cluster/reach"}, // a leaf, too
+	{pkg: "cluster/firewall"}, // a leaf, too
+	{pkg: "cluster/reach"},    // a leaf, too
 	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // what it hides, against what Talos hides
 
 	// what the domain stands on
@@ -108,7 +109,7 @@ var table = []row{
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 
 	// adapters: the domain packages whose interfaces they fill, and one client library each
-	{pkg: "internal/pve", allow: []string{"cluster", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
+	{pkg: "internal/pve", allow: []string{"cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
 	{pkg: "internal/talos", allow: []string{
 		"cluster", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},

@@ -60,6 +60,10 @@ func arounds() map[string]around {
 			},
 			look: func(s *server, _ *exchanged) any { return s.get("/cluster/backup") },
 		},
+		"a firewall": {
+			prepare: func(s *server, x *exchanged) { s.wall(x.id) },
+			look:    func(s *server, x *exchanged) any { return s.firewall(x.id) },
+		},
 		"a mapped device": {
 			needs: simulated,
 			may:   func(s *server) { s.holds("/mapping/usb/dongle", "Mapping.Use") },

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // errKilled is what a process that was killed makes of whatever it would have done next.
@@ -99,6 +100,10 @@ func (d *dying) DeleteVM(ctx context.Context, vm cluster.VM) error {
 
 func (d *dying) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	return d.do(mutation{what: "move"}, func() error { return d.px.MoveDisk(ctx, vm, key, to, toKey) })
+}
+
+func (d *dying) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+	return d.do(mutation{what: "set firewall"}, func() error { return d.px.SetFirewall(ctx, vm, want) })
 }
 
 func (d *dying) RemoveHA(ctx context.Context, id cluster.VMID) error {

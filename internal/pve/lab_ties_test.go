@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -35,7 +36,7 @@ func TestLabTies(t *testing.T) {
 			t.Errorf("ties of an ordinary VM (-want +got):\n%s", diff)
 		}
 		now := time.Now()
-		l.world.SetFirewall(9011, world.Firewall{Options: map[string]string{"enable": "1"}, Rules: []world.FirewallRule{{Type: "in", Action: "ACCEPT"}}})
+		l.world.SetFirewall(9011, world.Firewall{Options: map[string]string{"enable": "1"}, Rules: []world.FirewallRule{{"type": "in", "action": "ACCEPT", "enable": "1"}}})
 		l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", Schedule: "*/15", NextSync: now.Add(5 * time.Minute)})
 		l.world.AddReplication(world.ReplicationJob{ID: "9011-1", Guest: 9011, Target: "pve3", Running: true})
 		l.world.AddBackupJob(world.BackupJob{ID: "nightly", All: true, NextRun: now.Add(10 * time.Minute)})
@@ -50,7 +51,9 @@ func TestLabTies(t *testing.T) {
 		must(t, err)
 		minute := func(ahead time.Duration) string { return now.Add(ahead).UTC().Format("2006-01-02 15:04 MST") }
 		want := cluster.Ties{
-			Dropped:   []string{"1 firewall rules", "1 firewall options"},
+			Firewall: firewall.Config{
+				Options: firewall.Entry{"enable": "1"}, Rules: []firewall.Entry{{"type": "in", "action": "ACCEPT", "enable": "1"}},
+			},
 			Jobs:      []cluster.ReplicationJob{{ID: "9011-0", Target: "pve2", Schedule: "*/15"}, {ID: "9011-1", Target: "pve3"}},
 			Snapshots: []string{"before"},
 			Busy: []string{

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -33,7 +34,7 @@ type changeKind struct {
 // kindsOfChange are all of them, by the function that names their method.
 func kindsOfChange() map[string][]changeKind {
 	return maps.Collect(func(yield func(string, []changeKind) bool) {
-		for _, of := range []map[string][]changeKind{configChanges(), powerChanges(), isoChanges(), haChanges()} {
+		for _, of := range []map[string][]changeKind{configChanges(), powerChanges(), isoChanges(), haChanges(), firewallKinds()} {
 			for name, list := range of {
 				if !yield(name, list) {
 					return
@@ -120,6 +121,32 @@ func haChanges() map[string][]changeKind {
 			return l.RemoveHA(t.Context(), 9011)
 		}}},
 	}
+}
+
+func firewallKinds() map[string][]changeKind {
+	had := world.Firewall{
+		Options: map[string]string{"enable": "1", "policy_in": "DROP"}, Aliases: []world.FirewallAlias{{Name: "old", CIDR: "192.0.2.1"}},
+		IPSets: []world.FirewallSet{{Name: "old", Members: []world.FirewallMember{{CIDR: "192.0.2.1"}}}}, Rules: []world.FirewallRule{{"type": "in", "action": "ACCEPT", "enable": "1"}},
+	}
+	exchange := func(t *testing.T, l lab) error {
+		l.world.SetFirewall(9011, had)
+		return l.SetFirewall(t.Context(), l.read(t, 9011), firewall.Config{
+			Options: firewall.Entry{"enable": "1", "dhcp": "0"}, Aliases: []firewall.Entry{{"name": "new", "cidr": "192.0.2.0/24", "comment": "a net"}},
+			Sets: []firewall.Set{{Name: "new", Comment: "a set", Members: []firewall.Entry{{"cidr": "192.0.2.2", "nomatch": "1", "comment": "not it"}}}},
+			Rules: []firewall.Entry{
+				{"type": "in", "action": "DROP", "enable": "1", "source": "+new", "dest": "new", "proto": "tcp", "dport": "50000", "sport": "1:1024", "iface": "net0", "log": "info", "comment": "first"},
+				{"type": "group", "action": "kubernetes", "enable": "0"},
+				{"type": "out", "action": "ACCEPT", "enable": "1", "macro": "Ping"},
+				{"type": "in", "action": "ACCEPT", "enable": "1", "proto": "icmp", "icmp-type": "echo-request"},
+			},
+		})
+	}
+	var kinds []changeKind
+	for _, request := range []string{"POST /rules", "DELETE /rules/*", "PUT /options", "POST /aliases", "DELETE /aliases/*", "POST /ipset", "POST /ipset/*", "DELETE /ipset/*"} {
+		method, at, _ := strings.Cut(request, " ")
+		kinds = append(kinds, changeKind{method + " " + onVM + "/firewall" + at, exchange})
+	}
+	return map[string][]changeKind{"firewallChanges": kinds}
 }
 
 // may gives the token a privilege that an ordinary one has not.

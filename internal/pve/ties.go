@@ -2,7 +2,6 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -38,7 +37,7 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 }
 
 func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
-	firewall, errFirewall := l.firewall(ctx, vm)
+	fw, wrong, errFirewall := l.firewall(ctx, vm)
 	acl, errACL := l.aclEntries(ctx, vm.ID)
 	jobs, errJobs := l.replicationJobs(ctx, vm.ID)
 	snapshots, errSnapshots := l.snapshots(ctx, vm)
@@ -50,33 +49,13 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
-	return cluster.Ties{Dropped: append(firewall, acl...), Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}, nil
-}
-
-// firewall names what /etc/pve/firewall/<vmid>.fw holds. Proxmox removes the
-// file with the VM (Qemu.pm, destroy_vm).
-func (c *Client) firewall(ctx context.Context, vm cluster.VM) ([]string, error) {
-	var options map[string]json.RawMessage
-	var rules, aliases, ipsets []json.RawMessage
-	if err := errors.Join(
-		c.get(ctx, vmPath(vm, "firewall/rules"), &rules),
-		c.get(ctx, vmPath(vm, "firewall/options"), &options),
-		c.get(ctx, vmPath(vm, "firewall/aliases"), &aliases),
-		c.get(ctx, vmPath(vm, "firewall/ipset"), &ipsets),
-	); err != nil {
-		return nil, err
+	for _, option := range fw.Unsettable() {
+		wrong = append(wrong, fmt.Sprintf("option %s, which only an editor writes", option))
 	}
-	delete(options, "digest")
-	var found []string
-	for _, part := range []struct {
-		n    int
-		what string
-	}{{len(rules), "rules"}, {len(options), "options"}, {len(aliases), "aliases"}, {len(ipsets), "IP sets"}} {
-		if part.n > 0 {
-			found = append(found, fmt.Sprintf("%d firewall %s", part.n, part.what))
-		}
+	for _, why := range wrong {
+		acl = append(acl, "a firewall that Proxmox would not take again ("+why+")")
 	}
-	return found, nil
+	return cluster.Ties{Firewall: fw, Dropped: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}, nil
 }
 
 // aclEntries names the ACL entries of the VM itself, as far as our token sees them.

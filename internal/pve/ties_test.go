@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 const (
@@ -82,16 +83,27 @@ func testTies(t *testing.T, cases map[string]tie) {
 
 func TestTies(t *testing.T) {
 	t.Parallel()
-	dropped := func(what ...string) cluster.Ties { return cluster.Ties{Dropped: what} }
+	walled := func(f firewall.Config, dropped ...string) cluster.Ties {
+		return cluster.Ties{Firewall: f, Dropped: dropped}
+	}
 	testTies(t, map[string]tie{
 		"none":             {},
-		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0},{"pos":1}]`), want: dropped("2 firewall rules")},
-		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: dropped("1 firewall options")},
-		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: dropped("1 firewall aliases")},
-		"firewall IP sets": {path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0"}]`), want: dropped("1 firewall IP sets")},
+		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
+		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(firewall.Config{Options: firewall.Entry{"enable": "1"}})},
+		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(firewall.Config{Aliases: []firewall.Entry{{"name": "a"}}})},
+		"firewall IP sets": {path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
+			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}})},
+		"a firewall option of an editor's": {
+			path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","ips":1}`),
+			want: walled(firewall.Config{Options: firewall.Entry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),
+		},
+		"a rule that is wrong": {
+			path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","errors":{"source":"no such alias 'a'"}}]`),
+			want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
+		},
 		"ACL entries": {
 			path: "GET /access/acl", answer: data(`[{"path":"/vms/101","ugid":"a@pve"},{"path":"/vms/101","ugid":"b@pve"}]`),
-			want: dropped("an ACL entry at /vms/101"),
+			want: walled(firewall.Config{}, "an ACL entry at /vms/101"),
 		},
 		"snapshots": {
 			path: onVM101 + "/snapshot", answer: data(`[{"name":"before"},{"name":"after","parent":"before"},{"name":"current","parent":"after"}]`),

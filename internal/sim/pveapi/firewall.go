@@ -1,71 +1,261 @@
 package pveapi
 
 import (
+	"cmp"
 	"crypto/sha1"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// What a rule and the options may have (pve-firewall, PVE/Firewall.pm,
+// rule_properties and vm_option_properties).
+var (
+	ruleFields      = []string{"action", "comment", "dest", "dport", "enable", "icmp-type", "iface", "log", "macro", "proto", "source", "sport", "type"}
+	firewallOptions = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
+)
+
 func firewallRoutes() []route {
 	const at = "/nodes/{node}/qemu/{vmid}/firewall"
+	see, change := []demand{{"/vms/{vmid}", []string{"VM.Audit"}}}, []demand{{"/vms/{vmid}", []string{"VM.Config.Network"}}}
 	return []route{
-		{method: "GET", path: at + "/rules", handle: firewall(firewallRules)},
-		{method: "GET", path: at + "/options", handle: firewall(firewallOptions)},
-		{method: "GET", path: at + "/aliases", handle: firewall(firewallAliases)},
-		{method: "GET", path: at + "/ipset", handle: firewall(firewallSets)},
+		{method: "GET", path: at + "/rules", permit: see, handle: seeFirewall(rulesOf)},
+		{method: "POST", path: at + "/rules", permit: change, params: append([]string{"digest", "pos"}, ruleFields...), need: []string{"action", "type"}, handle: changeFirewall(addRule)},
+		{method: "DELETE", path: at + "/rules/{pos}", permit: change, params: []string{"digest"}, handle: changeFirewall(deleteRule)},
+		{method: "GET", path: at + "/options", permit: see, handle: seeFirewall(optionsOf)},
+		{method: "PUT", path: at + "/options", permit: change, params: append([]string{"delete", "digest"}, firewallOptions...), handle: changeFirewall(setFirewallOptions)},
+		{method: "GET", path: at + "/aliases", permit: see, handle: seeFirewall(aliasesOf)},
+		{method: "POST", path: at + "/aliases", permit: change, params: []string{"cidr", "comment", "name"}, need: []string{"cidr", "name"}, handle: changeFirewall(addAlias)},
+		{method: "DELETE", path: at + "/aliases/{name}", permit: change, params: []string{"digest"}, handle: changeFirewall(deleteAlias)},
+		{method: "GET", path: at + "/ipset", permit: see, handle: seeFirewall(setsOf)},
+		{method: "POST", path: at + "/ipset", permit: change, params: []string{"comment", "digest", "name"}, need: []string{"name"}, handle: changeFirewall(addSet)},
+		{method: "GET", path: at + "/ipset/{name}", permit: see, handle: seeFirewall(membersOf)},
+		{method: "POST", path: at + "/ipset/{name}", permit: change, params: []string{"cidr", "comment", "nomatch"}, need: []string{"cidr"}, handle: changeFirewall(addMember)},
+		{method: "DELETE", path: at + "/ipset/{name}", permit: change, params: []string{"force"}, handle: changeFirewall(deleteSet)},
 	}
 }
 
-// firewall shows one section of a VM's firewall file, with the file's digest on
-// every entry. A VM without a file has an empty one.
-func firewall(show func(world.Firewall, string) any) func(*call) (any, error) {
+func seeFirewall(show func(*call, world.Firewall) any) func(*call) (any, error) {
+	return func(c *call) (any, error) { return show(c, c.FirewallOf(c.vmid())), nil }
+}
+
+func changeFirewall(change func(*call, *world.Firewall) error) func(*call) (any, error) {
 	return func(c *call) (any, error) {
-		if err := c.Check(c.user, vmPath(c.vmid()), "VM.Audit"); err != nil {
-			return nil, err
-		}
-		f := c.FirewallOf(c.vmid())
-		sum := sha1.Sum(fmt.Append(nil, f))
-		return show(f, hex.EncodeToString(sum[:])), nil
+		return nil, c.ChangeFirewall(c.vmid(), func(f *world.Firewall) error { return change(c, f) })
 	}
 }
 
-func firewallRules(f world.Firewall, digest string) any {
-	list := []object{}
-	for i, r := range f.Rules {
-		entry := object{"pos": i, "type": r.Type, "action": r.Action, "enable": bit(!r.Disabled), "digest": digest}
-		addText(entry, map[string]string{
-			"macro": r.Macro, "iface": r.Iface, "proto": r.Proto, "source": r.Source, "dport": r.DPort, "comment": r.Comment,
-		})
-		list = append(list, entry)
+// withDigest adds to each entry the checksum of the list (PVE/Firewall.pm, copy_list_with_digest).
+func withDigest(list []object) []object {
+	h := sha1.New()
+	for _, entry := range list {
+		for _, key := range slices.Sorted(maps.Keys(entry)) {
+			fmt.Fprintf(h, "%s:%v\n", key, entry[key])
+		}
+	}
+	for _, entry := range list {
+		entry["digest"] = hex.EncodeToString(h.Sum(nil))
 	}
 	return list
 }
 
-func firewallOptions(f world.Firewall, digest string) any {
-	out := object{"digest": digest}
+// unchanged is assert_if_modified (pve-common, PVE/Tools.pm): a caller who names no
+// checksum is asked for none.
+func (c *call) unchanged(list []object) error {
+	if want := c.params["digest"]; want != "" && (len(list) == 0 || list[0]["digest"] != want) {
+		return &world.Error{Status: http.StatusInternalServerError, Message: "detected modified configuration - file changed by other user? Try again."}
+	}
+	return nil
+}
+
+// rules are as they are shown, with their checksum; it is not of their positions.
+func rules(f world.Firewall) []object {
+	list := []object{}
+	for _, r := range f.Rules {
+		entry := object{"enable": 0}
+		for name, value := range r {
+			if entry[name] = value; name == "enable" {
+				entry[name] = atoi(value)
+			}
+		}
+		list = append(list, entry)
+	}
+	return withDigest(list)
+}
+
+// rulesOf says of a rule that it would not take what is wrong (parse_fw_rule).
+func rulesOf(_ *call, f world.Firewall) any {
+	list := rules(f)
+	for i, entry := range list {
+		entry["pos"] = i
+		if wrong, is := errors.AsType[*world.Error](verifyRule(f.Rules[i], f)); is {
+			entry["errors"] = wrong.Params
+		}
+	}
+	return list
+}
+
+// addRule puts a rule before all others, whatever position was asked for
+// (PVE/API2/Firewall/Rules.pm, create_rule).
+func addRule(c *call, f *world.Firewall) error {
+	r := world.FirewallRule{"enable": "0"}
+	for _, name := range ruleFields {
+		if value := c.params[name]; value != "" && value != "-" {
+			r[name] = value
+		}
+	}
+	if err := verifyRule(r, *f); err != nil {
+		return err
+	}
+	f.Rules = slices.Insert(f.Rules, 0, r)
+	return nil
+}
+
+func deleteRule(c *call, f *world.Firewall) error {
+	if err := c.unchanged(rules(*f)); err != nil {
+		return err
+	}
+	at, err := strconv.Atoi(c.vars["pos"])
+	if err != nil || at >= len(f.Rules) {
+		return &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("no rule at position %s", c.vars["pos"])}
+	}
+	f.Rules = slices.Delete(f.Rules, at, at+1)
+	return nil
+}
+
+func optionsOf(_ *call, f world.Firewall) any {
+	out := object{}
 	for name, value := range f.Options {
 		switch out[name] = value; value {
 		case "0", "1":
 			out[name] = atoi(value)
 		}
 	}
-	return out
+	return withDigest([]object{out})[0]
 }
 
-func firewallAliases(f world.Firewall, digest string) any {
+func setFirewallOptions(c *call, f *world.Firewall) error {
+	if err := c.unchanged([]object{optionsOf(c, *f).(object)}); err != nil {
+		return err
+	}
+	if f.Options == nil {
+		f.Options = map[string]string{}
+	}
+	for _, name := range list(c.params["delete"]) {
+		if !slices.Contains(firewallOptions, name) {
+			return world.BadParam("delete", "no such option '%s'", name)
+		}
+		delete(f.Options, name)
+	}
+	for _, name := range firewallOptions {
+		if value, is := c.params[name]; is {
+			f.Options[name] = value
+		}
+	}
+	return nil
+}
+
+func aliasesOf(_ *call, f world.Firewall) any {
 	list := []object{}
 	for _, a := range f.Aliases {
-		list = append(list, object{"name": a.Name, "cidr": a.CIDR, "digest": digest})
+		entry := object{"name": a.Name, "cidr": a.CIDR}
+		addText(entry, map[string]string{"comment": a.Comment})
+		list = append(list, entry)
 	}
-	return list
+	return withDigest(list)
 }
 
-func firewallSets(f world.Firewall, digest string) any {
-	list := []object{}
-	for _, name := range f.IPSets {
-		list = append(list, object{"name": name, "digest": digest})
+func addAlias(c *call, f *world.Firewall) error {
+	name := c.params["name"]
+	if f.Alias(name) >= 0 {
+		return world.BadParam("name", "alias '%s' already exists", name)
 	}
-	return list
+	f.Aliases = append(f.Aliases, world.FirewallAlias{Name: name, CIDR: c.params["cidr"], Comment: c.params["comment"]})
+	slices.SortFunc(f.Aliases, func(a, b world.FirewallAlias) int { return cmp.Compare(a.Name, b.Name) })
+	return nil
+}
+
+func deleteAlias(c *call, f *world.Firewall) error {
+	if err := c.unchanged(aliasesOf(c, *f).([]object)); err != nil {
+		return err
+	}
+	if i := f.Alias(c.vars["name"]); i >= 0 {
+		f.Aliases = slices.Delete(f.Aliases, i, i+1)
+	}
+	return nil
+}
+
+func setsOf(_ *call, f world.Firewall) any {
+	list := []object{}
+	for _, s := range f.IPSets {
+		entry := object{"name": s.Name}
+		addText(entry, map[string]string{"comment": s.Comment})
+		list = append(list, entry)
+	}
+	return withDigest(list)
+}
+
+func addSet(c *call, f *world.Firewall) error {
+	name := c.params["name"]
+	if f.Set(name) >= 0 {
+		return world.BadParam("name", "IPSet '%s' already exists", name)
+	}
+	f.IPSets = append(f.IPSets, world.FirewallSet{Name: name, Comment: c.params["comment"]})
+	slices.SortFunc(f.IPSets, func(a, b world.FirewallSet) int { return cmp.Compare(a.Name, b.Name) })
+	return nil
+}
+
+// deleteSet deletes a set that is there or not, as save_ipset does.
+func deleteSet(c *call, f *world.Firewall) error {
+	i := f.Set(c.vars["name"])
+	switch {
+	case i < 0:
+		return nil
+	case len(f.IPSets[i].Members) > 0 && !c.flag("force"):
+		return &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("IPSet '%s' is not empty", c.vars["name"])}
+	}
+	f.IPSets = slices.Delete(f.IPSets, i, i+1)
+	return nil
+}
+
+func membersOf(c *call, f world.Firewall) any {
+	list := []object{}
+	if i := f.Set(c.vars["name"]); i >= 0 {
+		for _, m := range f.IPSets[i].Members {
+			entry := object{"cidr": m.CIDR}
+			addText(entry, map[string]string{"comment": m.Comment})
+			if m.NoMatch {
+				entry["nomatch"] = 1
+			}
+			list = append(list, entry)
+		}
+	}
+	return withDigest(list)
+}
+
+// addMember makes the set where there is none (PVE/API2/Firewall/IPSet.pm, save_ipset);
+// the file has its members by address.
+func addMember(c *call, f *world.Firewall) error {
+	m := world.FirewallMember{CIDR: c.params["cidr"], Comment: c.params["comment"], NoMatch: c.flag("nomatch")}
+	if err := f.Resolves("cidr", m.CIDR); err != nil {
+		return err
+	}
+	i := f.Set(c.vars["name"])
+	if i < 0 {
+		f.IPSets, i = append(f.IPSets, world.FirewallSet{Name: c.vars["name"]}), len(f.IPSets)
+	}
+	for _, other := range f.IPSets[i].Members {
+		if other.CIDR == m.CIDR {
+			return world.BadParam("cidr", "address '%s' already exists", m.CIDR)
+		}
+	}
+	f.IPSets[i].Members = append(f.IPSets[i].Members, m)
+	slices.SortFunc(f.IPSets[i].Members, func(a, b world.FirewallMember) int { return cmp.Compare(a.CIDR, b.CIDR) })
+	return nil
 }

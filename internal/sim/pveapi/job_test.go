@@ -44,8 +44,8 @@ func TestFirewallGoesWithTheVM(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.SetFirewall(9011, world.Firewall{
-			Options: map[string]string{"enable": "1", "policy_in": "DROP"}, IPSets: []string{"admins"},
-			Rules:   []world.FirewallRule{{Type: "in", Action: "ACCEPT", Proto: "tcp", DPort: "50000", Comment: "apid"}},
+			Options: map[string]string{"enable": "1", "policy_in": "DROP"}, IPSets: []world.FirewallSet{{Name: "admins"}},
+			Rules:   []world.FirewallRule{{"type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "comment": "apid", "enable": "1"}},
 			Aliases: []world.FirewallAlias{{Name: "me", CIDR: "10.0.0.5"}},
 		})
 		l.world.Grant(world.ACL{Path: "/vms/9011", Who: "ops@pve", Role: "Talos"})

@@ -14,7 +14,7 @@ import (
 // Checksums of the file with that one HA resource, and of no firewall file.
 const (
 	haDigest   = "a8aa4cbd08aaaef82dc79c5be359e3a2987b7da5"
-	noFirewall = "0d196bfc774ea7b4cd02823a52d93e4c2ff1aea2"
+	noFirewall = "da39a3ee5e6b4b0d3255bfef95601890afd80709"
 )
 
 func TestReads(t *testing.T) {

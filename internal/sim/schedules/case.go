@@ -24,6 +24,7 @@ type Case struct {
 	Bus                           []string // of the nodes' disks, one after the other and then again from the first; nil: "scsi"
 	Data                          []int    // how many persistent disks the nodes have that are workers, likewise; nil: 1
 	NoSerials                     []bool   // the nodes' drives have no serial=, likewise; nil: all have one
+	Firewall                      bool     // the nodes' VMs have firewalls of their own
 	SCSI                          string   // their scsihw; "": "virtio-scsi-single"
 	EtcdOnData                    bool
 	Holder                        bool // the first persistent disk of each node belongs to a data VM
@@ -59,7 +60,7 @@ func (c *Case) fields() []field {
 	return []field{
 		number("cp", &c.ControlPlanes), number("wk", &c.Workers), number("hosts", &c.Hosts), yes("shared", &c.Shared),
 		word("storage", &c.Storage, "dir", "lvmthin", "zfspool"), list("bus", &c.Bus, bus), list("data", &c.Data, strconv.Atoi),
-		list("no-serials", &c.NoSerials, strconv.ParseBool), word("scsi", &c.SCSI, "virtio-scsi-pci", "lsi"),
+		list("no-serials", &c.NoSerials, strconv.ParseBool), word("scsi", &c.SCSI, "virtio-scsi-pci", "lsi"), yes("firewall", &c.Firewall),
 		yes("etcd-on-data", &c.EtcdOnData), yes("holder", &c.Holder), word("talos", &c.Talos), list("strategy", &c.Strategy, strategy),
 		yes("workers-first", &c.WorkersFirst), yes("no-canary", &c.NoCanary), word("out", &c.Out), number("per-host", &c.PerHost), number("keep", &c.Keep),
 		word("boot-failure", &c.BootFailure, "rollback", "reimage"), word("drain-timeout", &c.DrainTimeout, "delete"), list("change", &c.Changes, change),

@@ -93,6 +93,7 @@ func (c *Case) serials(d drawer) {
 	c.NoSerials = some(d, true, true, false)
 	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
 	tidy(&c.NoSerials, false)
+	c.Firewall = d.oneOf(3)
 }
 
 // tidy leaves a list out that says what is usual.

@@ -32,8 +32,19 @@ func (p *play) endedVMs() (problems []string) {
 				problems = append(problems, fmt.Sprintf("VM %d of %s: %s was %q and is %q", n.VMID, n.Name, key, before, now))
 			}
 		}
+		if now, want := fmt.Sprint(p.lab.World.FirewallOf(n.VMID)), fmt.Sprint(p.firewall()); now != want {
+			problems = append(problems, fmt.Sprintf("VM %d of %s: its firewall was %s and is %s", n.VMID, n.Name, want, now))
+		}
 	}
 	return append(problems, p.strays()...)
+}
+
+// firewall is what every node's VM has.
+func (p *play) firewall() world.Firewall {
+	if p.c.Firewall {
+		return walled
+	}
+	return world.Firewall{}
 }
 
 func union(a, b map[string]string) map[string]string {

@@ -133,6 +133,17 @@ func (p *play) playAll() {
 	p.res.Virtual = time.Since(p.begun)
 }
 
+// walled is a firewall in which the order of the rules matters.
+var walled = world.Firewall{
+	Options: map[string]string{"enable": "1", "policy_in": "DROP"},
+	Aliases: []world.FirewallAlias{{Name: "desk", CIDR: "192.0.2.7"}},
+	IPSets:  []world.FirewallSet{{Name: "admins", Members: []world.FirewallMember{{CIDR: "192.0.2.0/28"}, {CIDR: "desk"}}}},
+	Rules: []world.FirewallRule{
+		{"type": "in", "action": "DROP", "source": "192.0.2.66", "enable": "1"},
+		{"type": "in", "action": "ACCEPT", "source": "+admins", "enable": "1"},
+	},
+}
+
 // prepare writes the policy into the configuration, and remembers how all began.
 func (p *play) prepare() {
 	for _, key := range p.c.roll() {
@@ -145,6 +156,9 @@ func (p *play) prepare() {
 			p.t.Fatal(err)
 		}
 		p.first[i] = vm
+		if p.c.Firewall {
+			p.lab.World.SetFirewall(n.VMID, walled)
+		}
 	}
 	p.members = p.memberIDs()
 }

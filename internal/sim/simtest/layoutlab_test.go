@@ -132,8 +132,6 @@ func (l *layoutLab) lift() error {
 			_, err = l.Pveum(words[1:])
 		case strings.HasPrefix(command, "pvesr delete "):
 			l.World.RemoveReplication(words[2])
-		case strings.HasPrefix(command, "rm /etc/pve/firewall/"):
-			l.World.SetFirewall(l.node.VMID, world.Firewall{})
 		case strings.HasPrefix(command, "qm delsnapshot "):
 			err = l.World.DeleteSnapshot(l.node.VMID, words[3])
 		default:

@@ -265,6 +265,7 @@ func withoutParking(dump string) string {
 		}
 	}
 	text := givenUpVolume.ReplaceAllString(kept.String(), "")
+	text = regexp.MustCompile(`(?m)^firewall of VM 99.*\n`).ReplaceAllString(text, "")
 	text = regexp.MustCompile(`(?m)^(storage .*): \d+ volumes$`).ReplaceAllString(text, "$1")
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }

@@ -32,6 +32,7 @@ type matrixShape struct {
 	data                                  int // data disks
 	efi, tpm, cloudInit, unused, orphan   bool
 	ha, protection, onboot, kept, startup bool
+	walled                                bool // it has a firewall
 }
 
 // usualShape is the one of the matrix. What does not depend on the ownership of
@@ -79,6 +80,9 @@ func (l *matrixLab) build() error {
 	}
 	if err := l.buildVM(held); err != nil {
 		return err
+	}
+	if l.shape.walled {
+		w.SetFirewall(matrixVM, wholeFirewall())
 	}
 	if l.shape.kept {
 		if err := l.buildParking(); err != nil {

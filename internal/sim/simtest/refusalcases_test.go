@@ -27,7 +27,7 @@ func tiedRefusals() []refusal {
 	job := world.ReplicationJob{ID: "9031-0", Guest: wk1, Target: "pve2", Schedule: "*/15"}
 	firewall := func(f world.Firewall) edit { return func(l *Lab) { l.World.SetFirewall(wk1, f) } }
 	noFirewall := firewall(world.Firewall{})
-	rule := world.FirewallRule{Type: "in", Action: "ACCEPT", Proto: "tcp", DPort: "50000"}
+	byHand, unsettable := world.Firewall{Options: map[string]string{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"
 	return []refusal{
 		{
 			name: "replication job", both: []string{replicated("pve2 --schedule '*/15'")},
@@ -37,16 +37,14 @@ func tiedRefusals() []refusal {
 			name: "ACL entry of its own", also: tied("an ACL entry at /vms/9031"),
 			bring: func(l *Lab) { l.World.Grant(acl) }, lift: func(l *Lab) { l.World.Revoke(acl) },
 		},
-		{name: "firewall rule", bring: firewall(world.Firewall{Rules: []world.FirewallRule{rule}}), also: tied("1 firewall rules"), lift: noFirewall},
-		{name: "firewall option", bring: firewall(world.Firewall{Options: map[string]string{"enable": "1"}}), also: tied("1 firewall options"), lift: noFirewall},
-		{name: "firewall alias", bring: firewall(world.Firewall{Aliases: []world.FirewallAlias{{Name: "a", CIDR: "10.0.0.1"}}}), also: tied("1 firewall aliases"), lift: noFirewall},
-		{name: "IP set", bring: firewall(world.Firewall{IPSets: []string{"admins"}}), also: tied("1 firewall IP sets"), lift: noFirewall},
+		{name: "firewall option of an editor's", bring: firewall(byHand), also: tied(unsettable), lift: noFirewall},
+		{name: "a firewall", bring: firewall(wholeFirewall()), lift: noFirewall},
 		{
 			name: "all of them", bring: func(l *Lab) {
 				l.World.Grant(acl)
-				l.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}})
+				l.World.SetFirewall(wk1, byHand)
 			},
-			also: append(tied("1 firewall IP sets"), tied("an ACL entry at /vms/9031")...),
+			also: append(tied("an ACL entry at /vms/9031"), tied(unsettable)...),
 			lift: func(l *Lab) { l.World.Revoke(acl); noFirewall(l) },
 		},
 		{name: "an ACL entry of another VM", bring: func(l *Lab) { l.World.Grant(world.ACL{Path: "/vms/90310", Who: "alice@pve", Role: "PVEVMUser"}) }},

@@ -29,7 +29,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
 		lab.World.Grant(acl)
-		lab.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}})
+		lab.World.SetFirewall(wk1, wholeFirewall())
 		whileOff(change("args=-cpu host,+vmx", "hostpci0=0000:01:00.0", "cipassword=secret", "protection=1"))(lab)
 		before := lab.vm(wk1)
 		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Reimage {
@@ -47,7 +47,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		if diff := cmp.Diff(before.Config, after.Config); diff != "" {
 			t.Errorf("its configuration (-before +after):\n%s", diff)
 		}
-		if diff := cmp.Diff(world.Firewall{IPSets: []string{"admins"}}, lab.World.FirewallOf(wk1)); diff != "" {
+		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
 			t.Errorf("its firewall (-want +got):\n%s", diff)
 		}
 		if !slices.Contains(lab.World.ACLs(), acl) {
@@ -300,8 +300,8 @@ func TestWhatCameSinceThePlanIsSeen(t *testing.T) {
 			text        string
 		}{
 			{
-				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{IPSets: []string{"admins"}}) },
-				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{}) }, "the VM has 1 firewall IP sets",
+				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{Options: map[string]string{"ips": "1"}}) },
+				func(l *Lab) { l.World.SetFirewall(wk1, world.Firewall{}) }, "the VM has a firewall that Proxmox would not take again",
 			},
 			{func(l *Lab) { l.World.Grant(acl) }, func(l *Lab) { l.World.Revoke(acl) }, "the VM has an ACL entry at /vms/9031"},
 			{volume("pvc-1", local("/var/local-path/pvc-1")), without(store.Volumes(), "", "pvc-1"), "PersistentVolume pvc-1 (claim default/db-0) is on the system disk"},

@@ -41,7 +41,9 @@ func undoCells() (cells []undoCell) {
 	}
 	stray := usualShape(bothDisks, cluster.Recreate)
 	stray.orphan = true
-	return append(cells, undoCell{strategy: cluster.Recreate, shape: stray},
+	walled := usualShape(ownDisks, cluster.Recreate)
+	walled.walled = true
+	return append(cells, undoCell{strategy: cluster.Recreate, shape: stray}, undoCell{strategy: cluster.Recreate, shape: walled},
 		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate), givenUp: vmDeleted},
 		undoCell{strategy: cluster.Reimage, shape: usualShape(ownDisks, cluster.Reimage), givenUp: allAttached})
 }
@@ -58,6 +60,9 @@ func (c undoCell) String() string {
 	name := matrixExchange{c.strategy, c.givenUp, c.shape.owned}.String()
 	if c.shape.orphan {
 		name += "-stray"
+	}
+	if c.shape.walled {
+		name += "-walled"
 	}
 	return name
 }

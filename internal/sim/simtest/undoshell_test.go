@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -61,6 +62,13 @@ func (sh *undoShell) run(words []string) (goOn bool, err error) {
 		d, err := time.ParseDuration(words[1] + "s")
 		time.Sleep(d)
 		return true, err
+	case "test": // ! -e FILE
+		f := sh.World.FirewallOf(firewallFile(words[3]))
+		return len(f.Options)+len(f.Aliases)+len(f.IPSets)+len(f.Rules) == 0, nil
+	case "cp":
+		sh.World.SetFirewall(firewallFile(words[2]), sh.World.FirewallOf(firewallFile(words[1])))
+		sh.ran = append(sh.ran, strings.Join(words, " "))
+		return true, nil
 	case "qm", "ha-manager", "pvesh", "pvesm":
 		sh.said, err = sh.Run(words)
 		if err == nil && words[1] != "config" && words[1] != "list" {
@@ -71,6 +79,12 @@ func (sh *undoShell) run(words []string) (goOn bool, err error) {
 	said, goOn, err := sh.call(words)
 	sh.said = said
 	return goOn, err
+}
+
+// firewallFile is the VM whose firewall a file is; 0: it is none.
+func firewallFile(path string) int {
+	id, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(path, "/etc/pve/firewall/"), ".fw"))
+	return id
 }
 
 // call runs one of the functions.

@@ -1,0 +1,80 @@
+// Package firewall is what Proxmox VE keeps as the firewall of one VM,
+// /etc/pve/firewall/VMID.fw, which goes with the VM when that is deleted.
+package firewall
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Config is the firewall of a VM; the zero value is that of a VM without one.
+type Config struct {
+	Options Entry   // "enable", "policy_in"
+	Aliases []Entry // "name", "cidr", "comment"; by name
+	Sets    []Set   // IP sets; by name
+	Rules   []Entry // "type", "action", "dport" …; the first that matches counts
+}
+
+// Entry is one thing of a firewall by the names that Proxmox' API has for its
+// fields, as text. A field without a value is not in it.
+type Entry map[string]string
+
+// Set is an IP set.
+type Set struct {
+	Name, Comment string
+	Members       []Entry // "cidr", "nomatch", "comment"; by address
+}
+
+// settable are the options that the API takes. A file may have others ("ips"), which
+// only an editor writes (pve-firewall, PVE/Firewall.pm, parse_vmfw_option).
+var settable = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
+
+// Unsettable are the options that nobody could give to another VM.
+func (c Config) Unsettable() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
+}
+
+// Empty says that the VM has no firewall of its own.
+func (c Config) Empty() bool {
+	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
+}
+
+// String is "2 rules, 1 option"; "" of an empty one.
+func (c Config) String() string {
+	var parts []string
+	for _, part := range []struct {
+		n         int
+		one, many string
+	}{
+		{len(c.Rules), "rule", "rules"},
+		{len(c.Options), "option", "options"},
+		{len(c.Aliases), "alias", "aliases"},
+		{len(c.Sets), "IP set", "IP sets"},
+	} {
+		switch {
+		case part.n == 1:
+			parts = append(parts, "1 "+part.one)
+		case part.n > 1:
+			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.many))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Sum tells two firewalls apart: a SHA-256 in hex; "" of an empty one.
+func (c Config) Sum() string {
+	if c.Empty() {
+		return ""
+	}
+	b, err := json.Marshal(c) // with the keys of maps in order
+	if err != nil {
+		panic(err) // it is text all through
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,133 @@
+package simtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// wholeFirewall has one of everything that a VM's firewall can have; its rules name
+// what comes before them.
+func wholeFirewall() world.Firewall {
+	return world.Firewall{
+		Options: map[string]string{"enable": "1", "policy_in": "DROP", "log_level_in": "info"},
+		Aliases: []world.FirewallAlias{{Name: "Desk", CIDR: "192.0.2.7", Comment: "Alice's"}},
+		IPSets:  []world.FirewallSet{{Name: "admins", Comment: "may see apid", Members: []world.FirewallMember{{CIDR: "192.0.2.0/28", Comment: "office"}, {CIDR: "192.0.2.9", NoMatch: true}, {CIDR: "desk"}}}},
+		Rules: []world.FirewallRule{
+			{"type": "in", "action": "DROP", "source": "192.0.2.66", "enable": "1", "comment": "before the next"},
+			{"type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "source": "+admins", "enable": "1", "log": "nolog", "iface": "net0"},
+			{"type": "group", "action": "kubernetes", "enable": "1"},
+			{"type": "out", "action": "REJECT", "dest": "desk", "enable": "0"},
+		},
+	}
+}
+
+// TestAFirewallIsCarriedOver, and its rules in their order.
+func TestAFirewallIsCarriedOver(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		lab.World.SetFirewall(wk1, wholeFirewall())
+		started := false
+		lab.Recorder.Hooks(func(call record.Call) error {
+			if strings.HasSuffix(call.Path, "/qemu/9031/status/start") {
+				started = true
+				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+					t.Errorf("when it is started (-want +got):\n%s", diff)
+				}
+			}
+			return nil
+		}, nil)
+		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatal(err)
+		}
+		if !started {
+			t.Error("it was not started")
+		}
+		requireDrift(t, lab)
+		lab.RequireIntact()
+		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+			t.Errorf("afterwards (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAFirewallThatNobodyTakesAgain is known before the node is touched: by the plan
+// where Proxmox says so itself, else by what the parking VM takes.
+func TestAFirewallThatNobodyTakesAgain(t *testing.T) {
+	stale := wholeFirewall()
+	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
+	for name, tc := range map[string]struct {
+		of     world.Firewall
+		refuse bool
+		want   string
+	}{
+		"its alias is gone":           {of: stale, want: `a firewall that Proxmox would not take again (rule 4: {"source":"no such alias 'gone'"})`},
+		"a set that the token has no": {of: wholeFirewall(), refuse: true, want: "no such ipset 'zone-all'"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				strategy(cluster.Recreate)(lab)
+				lab.World.SetFirewall(wk1, tc.of)
+				if tc.refuse {
+					lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
+				}
+				began := lab.boots()
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if !strings.Contains(fmt.Sprint(err), tc.want) {
+					t.Errorf("err = %v, want %q", err, tc.want)
+				}
+				if !slices.Equal(lab.boots(), began) {
+					t.Error("the node was touched")
+				}
+				if diff := cmp.Diff(tc.of, lab.World.FirewallOf(wk1)); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
+func TestAFirewallThatChangesMeanwhile(t *testing.T) {
+	for name, of := range map[string]int{"the VM's": wk1, "the parking VM's": 9002} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				strategy(cluster.Recreate)(lab)
+				lab.World.SetFirewall(wk1, wholeFirewall())
+				other := wholeFirewall()
+				other.Rules = other.Rules[1:]
+				changed := false
+				lab.Recorder.Hooks(nil, func(call record.Call) {
+					if !changed && strings.HasSuffix(call.Path, "/status/shutdown") {
+						changed = true
+						lab.World.SetFirewall(of, other)
+					}
+				})
+				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), "the firewall of ") {
+					t.Fatalf("changed %t, err = %v", changed, err)
+				}
+				lab.World.SetFirewall(of, wholeFirewall())
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				requireDrift(t, lab)
+				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
