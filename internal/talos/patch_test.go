@@ -210,6 +210,27 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	}
 }
 
+// TestPatchKeepsEmptyDocuments: a file may begin with a comment and a line of ---, or end with such a
+// line. Talos reads over a document that is empty.
+func TestPatchKeepsEmptyDocuments(t *testing.T) {
+	t.Parallel()
+	config := generated(t, "v1.14", machineconf.TypeWorker, false)
+	want := string(patch(t, config))
+	for name, around := range map[string][2]string{
+		"a comment above": {"# kept in git\n---\n", ""},
+		"a marker above":  {"---\n---\n", ""},
+		"a marker below":  {"", "---\n"},
+		"a comment below": {"", "---\n# the end\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1])))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // A node that was made from a disk image has no installation in its configuration.
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
