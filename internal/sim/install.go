@@ -66,8 +66,11 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		m.InstallDisk = "/dev/vda"
 	}
 	elsewhere := n.ControlPlane && n.Persistent
-	if elsewhere {
+	switch {
+	case elsewhere:
 		m.Documents = []string{n.ephemeralOnData()}
+	case n.Persistent:
+		m.Documents = n.userVolume()
 	}
 	config, err := l.Talos.MachineConfig(m)
 	if err != nil {

@@ -134,6 +134,16 @@ func (n Node) ephemeralOnData() string {
 	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
+// userVolume is the configuration document of the volume on the first persistent disk, as
+// people write it (see layouts): Talos finds it by its label, u-data. Other formats than
+// these are of no volume of Talos 1.13 (FilesystemSpec.Validate in user_volume_config.go).
+func (n Node) userVolume() []string {
+	if n.filesystem != "xfs" && n.filesystem != "ext4" {
+		return nil
+	}
+	return []string{"apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning:\n  diskSelector:\n    match: '!system_disk'\n  minSize: 10GB\nfilesystem:\n  type: " + n.filesystem + "\n"}
+}
+
 // content is what the node's users have on its persistent disk.
 func (n Node) content(disk string) []byte {
 	return []byte(strings.Repeat("what only "+n.Name+" has"+disk+"\n", 100))

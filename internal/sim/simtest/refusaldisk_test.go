@@ -1,6 +1,8 @@
 package simtest
 
 import (
+	"bytes"
+
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -220,23 +222,19 @@ func partitionRefusals() []refusal {
 
 // encryptionRefusals are volumes whose keys would be gone.
 func encryptionRefusals() []refusal {
-	encrypted := func(kind, name, key string) edit {
-		spec := ""
-		if kind == "UserVolumeConfig" {
-			spec = "provisioning: {diskSelector: {match: disk.serial == 'data-wk1'}, minSize: 1GB}\n"
-		}
-		return documents("apiVersion: v1alpha1\nkind: " + kind + "\nname: " + name + "\n" + spec + "encryption: {provider: luks2, keys: [{slot: 0, " + key + "}]}\n")
+	encrypted := func(name, key string) edit {
+		return documents("apiVersion: v1alpha1\nkind: VolumeConfig\nname: " + name + "\n" + encryption(key))
 	}
 	plain := whileOff(documents())
 	return []refusal{
 		{
-			name: "locked to STATE", bring: whileOff(encrypted("UserVolumeConfig", "data", "nodeID: {}, lockToState: true")),
+			name: "locked to STATE", bring: whileOff(encryptsData("", "nodeID: {}, lockToState: true")),
 			both: []string{"volume u-data is encrypted with lockToState and would be unreadable once STATE is gone: add a key without lockToState and remove that one, or use in-place"},
-			lift: whileOff(encrypted("UserVolumeConfig", "data", "nodeID: {}")), undo: plain,
+			lift: whileOff(encryptsData("nodeID: {}, lockToState: true", "nodeID: {}")), undo: whileOff(encryptsData("nodeID: {}", "")),
 		},
-		{name: "locked to STATE, and gone with it", bring: whileOff(encrypted("VolumeConfig", "EPHEMERAL", "nodeID: {}, lockToState: true")), undo: plain},
+		{name: "locked to STATE, and gone with it", bring: whileOff(encrypted("EPHEMERAL", "nodeID: {}, lockToState: true")), undo: plain},
 		{
-			name: "TPM that is not Proxmox's", bring: whileOff(encrypted("VolumeConfig", "STATE", "tpm: {}"), change("args=-tpmdev emulator,id=tpm0,chardev=tpm")),
+			name: "TPM that is not Proxmox's", bring: whileOff(encrypted("STATE", "tpm: {}"), change("args=-tpmdev emulator,id=tpm0,chardev=tpm")),
 			both: []string{"volume STATE is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: add another key and remove that one, or use in-place"},
 			also: []string{"its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"},
 			lift: whileOff(remove("args"), change("tpmstate0=fast:1,version=v2.0")), undo: whileOff(documents(), discard("tpmstate0")),
@@ -244,12 +242,36 @@ func encryptionRefusals() []refusal {
 	}
 }
 
-// documents makes these the only further documents of wk1's machine configuration.
+// encryption is the section of a volume's document that gives it a key; "" for none.
+func encryption(key string) string {
+	if key == "" {
+		return ""
+	}
+	return "encryption: {provider: luks2, keys: [{slot: 0, " + key + "}]}\n"
+}
+
+// encryptsData puts a key in place of that of the user volume which every worker has.
+func encryptsData(old, key string) edit {
+	const volume = "kind: UserVolumeConfig\nname: data\n"
+	return configured(func(l *Lab, config []byte) []byte {
+		if !bytes.Contains(config, []byte(volume+encryption(old))) {
+			l.t.Fatalf("no %q in\n%s", volume+encryption(old), config)
+		}
+		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
+	})
+}
+
+// documents makes these the only documents that were added to wk1's machine configuration.
 func documents(docs ...string) edit {
+	return configured(func(_ *Lab, config []byte) []byte { return withDocuments(config, docs) })
+}
+
+// configured changes wk1's machine configuration on its disk.
+func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(wk1System)
-		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return withDocuments(config, docs) })
+		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) })
 		if err != nil {
 			l.t.Fatal(err)
 		}
