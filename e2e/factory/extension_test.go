@@ -58,11 +58,13 @@ func directories(files []entry) []string {
 }
 
 // guestAgent has programs, configuration and links.
-func guestAgent() extension {
-	return extension{"qemu-guest-agent", "11.0.2", func(arch string) []entry {
+func guestAgent() extension { return guestAgentOf("11.0.2") }
+
+func guestAgentOf(version string) extension {
+	return extension{"qemu-guest-agent", version, func(arch string) []entry {
 		const at = "usr/local/lib/containers/qemu-guest-agent/"
 		return []entry{
-			file(at+"qemu-ga", 0o755, random("qemu-ga "+arch, 300<<10)),
+			file(guestAgentAt, 0o755, random("qemu-ga "+version+" "+arch, 300<<10)),
 			file(at+"usr/lib/libglib-2.0.so.0.8600.0", 0o755, random("glib "+arch, 90<<10)),
 			{name: at + "usr/lib/libglib-2.0.so.0", mode: 0o777, link: "libglib-2.0.so.0.8600.0"},
 			file("usr/local/etc/containers/qemu-guest-agent.yaml", 0o644, []byte("name: qemu-guest-agent\n")),

@@ -28,15 +28,7 @@ func newFront(t *testing.T) *front {
 		t.Fatal(err)
 	}
 	f := &front{addr: l.Addr().String(), url: "http://" + l.Addr().String()}
-	server := &http.Server{Handler: &httputil.ReverseProxy{Rewrite: f.route, FlushInterval: -1}}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-		<-ended // http.ErrServerClosed
-	})
+	serve(t, &http.Server{Handler: &httputil.ReverseProxy{Rewrite: f.route, FlushInterval: -1}}, func(s *http.Server) error { return s.Serve(l) })
 	return f
 }
 

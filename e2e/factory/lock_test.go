@@ -1,24 +1,43 @@
 package factory
 
-import "go.yaml.in/yaml/v4"
+import (
+	"slices"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+)
 
 // lock is what the tests look at in recast.lock.
 type lock struct {
-	SecureBootKey string `yaml:"secureBootKey"`
-	Schematics    map[string]struct {
-		BuildID     string `yaml:"buildID"`
-		SchematicID string `yaml:"schematicID"`
-		Installer   string `yaml:"installer"`
-		Signer      string `yaml:"signer"`
-		Extensions  []struct {
-			Name, Version, Digest string
-			Explicit              bool
-		} `yaml:"extensions"`
-		ISO struct {
-			Name, SHA256 string
-			SizeBytes    int64 `yaml:"sizeBytes"`
-		} `yaml:"iso"`
-	} `yaml:"schematics"`
+	SecureBootKey string            `yaml:"secureBootKey"`
+	Schematics    map[string]locked `yaml:"schematics"`
+}
+
+type locked struct {
+	BuildID     string            `yaml:"buildID"`
+	SchematicID string            `yaml:"schematicID"`
+	Installer   string            `yaml:"installer"`
+	Signer      string            `yaml:"signer"`
+	Extensions  []lockedExtension `yaml:"extensions"`
+	ISO         struct {
+		Name, SHA256 string
+		SizeBytes    int64 `yaml:"sizeBytes"`
+	} `yaml:"iso"`
+}
+
+type lockedExtension struct {
+	Name, Version, Digest string
+	Explicit              bool
+}
+
+// extension has to be there once.
+func (l locked) extension(t *testing.T, name string) lockedExtension {
+	t.Helper()
+	i := slices.IndexFunc(l.Extensions, func(e lockedExtension) bool { return e.Name == name })
+	if i < 0 || slices.ContainsFunc(l.Extensions[i+1:], func(e lockedExtension) bool { return e.Name == name }) {
+		t.Fatalf("%s is not locked once: %+v", name, l.Extensions)
+	}
+	return l.Extensions[i]
 }
 
 func (s *teller) lock() lock {

@@ -1,6 +1,7 @@
 package factory
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -20,6 +21,7 @@ import (
 // speak plain HTTP. Its blobs are on disk.
 type depot struct {
 	addr    string
+	handler http.Handler
 	content atomic.Int64 // requests that read content: blobs
 	writes  atomic.Int64 // requests that change something
 }
@@ -36,7 +38,7 @@ func newDepot(t *testing.T) *depot {
 		registry.WithReferrersSupport(true),
 		registry.Logger(log.New(io.Discard, "", 0)),
 	)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	d.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			d.writes.Add(1)
@@ -44,16 +46,40 @@ func newDepot(t *testing.T) *depot {
 			d.content.Add(1)
 		}
 		handler.ServeHTTP(w, r)
-	})}
+	})
+	serve(t, &http.Server{Handler: d.handler}, func(s *http.Server) error { return s.Serve(l) })
+	return d
+}
+
+// servesTLS serves the same at another address, by certificates of an authority. It speaks no HTTP/2:
+// of parallel uploads on one connection, this registry reads one at a time (the lock of PATCH in
+// go-containerregistry's pkg/registry/blobs.go), and the others' bytes use up the connection's window.
+func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: d.handler, Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust the certificate are the point
+	serve(t, server, func(s *http.Server) error { return s.ServeTLS(l, ca.certFile, ca.keyFile) })
+	return l.Addr().String()
+}
+
+// serve runs a server until the test ends.
+func serve(t *testing.T, server *http.Server, run func(*http.Server) error) {
+	t.Helper()
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
+	go func() { ended <- run(server) }()
 	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
 			t.Error(err)
 		}
-		<-ended // http.ErrServerClosed
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
-	return d
 }
 
 // tag names something in the registry: "siderolabs/imager:v1.13.9".
@@ -70,6 +96,24 @@ func (d *depot) push(t *testing.T, path string, what remote.Taggable) {
 	t.Helper()
 	if err := remote.Push(d.tag(t, path), what, remote.WithContext(t.Context())); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// forgets deletes all that has a tag in a repository.
+func (d *depot) forgets(t *testing.T, path string) {
+	t.Helper()
+	repository, err := name.NewRepository(d.addr + "/" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tags, err := remote.List(repository, remote.WithContext(t.Context()))
+	if err != nil || len(tags) == 0 {
+		t.Fatalf("%s has the tags %q: %v", repository, tags, err)
+	}
+	for _, tag := range tags {
+		if err := remote.Delete(repository.Tag(tag), remote.WithContext(t.Context())); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -56,22 +56,35 @@ type running struct {
 	ended    chan error
 }
 
-// start runs a factory and waits until it answers.
+// start runs a factory behind the front and waits until it answers.
 func (f *factoryServer) start(t *testing.T) *running {
 	t.Helper()
 	addr := freeAddress(t)
+	return f.run(t, http.DefaultClient, "http://"+addr, addr, f.front.url)
+}
+
+// startTLS runs one that is known by its own address, and serves by certificates of an authority.
+func (f *factoryServer) startTLS(t *testing.T, ca *authority) *running {
+	t.Helper()
+	addr := freeAddress(t)
+	return f.run(t, ca.client(), "https://"+addr, addr, "https://"+addr, ca.certFile, ca.keyFile)
+}
+
+// run starts a factory at url and waits until it answers a client.
+func (f *factoryServer) run(t *testing.T, client *http.Client, url, listen, known string, certificate ...string) *running {
+	t.Helper()
 	f.started++
 	tmp := filepath.Join(f.dir, fmt.Sprintf("tmp%d", f.started))
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r := &running{url: "http://" + addr, log: filepath.Join(f.dir, fmt.Sprintf("factory%d.log", f.started)), ended: make(chan error, 1)}
+	r := &running{url: url, log: filepath.Join(f.dir, fmt.Sprintf("factory%d.log", f.started)), ended: make(chan error, 1)}
 	log, err := os.Create(r.log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close() // the child has its own
-	r.process = program(t, "factory", addr, f.front.url, f.core.addr, f.own.addr, f.key, f.keys)
+	r.process = program(t, append([]string{"factory", listen, known, f.core.addr, f.own.addr, f.key, f.keys}, certificate...)...)
 	r.process.Stdout, r.process.Stderr = log, log
 	r.process.Env = append(os.Environ(), "TMPDIR="+tmp, "PATH="+f.bin+":"+os.Getenv("PATH"))
 	began := time.Now()
@@ -86,7 +99,7 @@ func (f *factoryServer) start(t *testing.T) *running {
 		}
 		r.stop(t)
 	})
-	for !answers(t, r.url+"/versions") {
+	for !answers(t, client, r.url+"/versions") {
 		select {
 		case err := <-r.ended:
 			r.ended <- err
@@ -117,13 +130,13 @@ func (r *running) stop(t *testing.T) {
 	r.process = nil
 }
 
-func answers(t *testing.T, url string) bool {
+func answers(t *testing.T, client *http.Client, url string) bool {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return false
 	}

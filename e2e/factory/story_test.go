@@ -36,13 +36,16 @@ func TestStory(t *testing.T) {
 	s := newStage(t)
 	s.setUp()
 	s.builds()
+	s.rebuildsTheISO()
+	s.refusesAnotherISO()
 	s.publishes()
 	s.hasNothingToDo()
+	s.isBehindAPrivateCA()
 	digests := s.patchesUnderAStaleFactory()
 	s.isLiedTo(digests)
 	s.restartsTheFactory()
 	s.signsForSecureBoot()
-	s.buildsHere()
+	s.buildsHere(digests[0])
 	s.rolls()
 	s.t.Attr("images-verified", strconv.Itoa(s.verified))
 	s.t.Attr("images-refused", strconv.Itoa(s.refused))
@@ -230,19 +233,22 @@ func (s *stage) restartsTheFactory() {
 	s.mirrored()
 }
 
-// buildsHere adds an extension that no factory knows, so that the Talos imager builds.
-func (s *stage) buildsHere() {
-	s.tell("An extension of one's own, by its reference: the real Talos imager builds that image here")
+// buildsHere adds an extension that no factory knows, and official ones by older digests than the
+// list has, so that the Talos imager builds.
+func (s *stage) buildsHere(olderTools string) {
+	s.tell("An extension of one's own, and official ones pinned to older digests: the real Talos imager builds that image here")
+	pins := s.pins(olderTools)
 	idx := frr().index(s.t)
 	s.core.push(s.t, "acme/frr:1.7.15", idx)
-	s.replace("schematics:\n", "schematics:\n  bgp: {file: schematics/default.yaml, extensions: ['"+s.core.addr+"/acme/frr:1.7.15']}\n")
+	s.replace("schematics:\n", "schematics:\n  bgp: {file: schematics/default.yaml, extensions: ['"+s.core.addr+"/acme/frr:1.7.15'"+references(pins)+"]}\n")
 	s.replace("images:\n", "images:\n  imager: {command: ['"+s.imager()+"', '{out}']}\n")
 	s.replace("name: wk2, schematic: storage", "name: wk2, schematic: bgp")
 	said, _ := s.typed(0, "lock")
 	s.says(said, "schematic bgp")
-	if e := s.lock().Schematics["bgp"].Extensions; len(e) != 3 || e[2].Name != "frr" || e[2].Digest != digestOf(s.t, idx) || !e[2].Explicit {
+	if e := s.lock().Schematics["bgp"].Extensions; len(e) != 4 || e[1].Name != "frr" || e[1].Digest != digestOf(s.t, idx) || !e[1].Explicit {
 		s.t.Fatalf("bgp is locked to %+v", e)
 	}
+	s.locksPins("bgp", pins)
 	s.typed(0, "publish")
 	s.verified += 2
 	s.mirrored()
@@ -251,6 +257,9 @@ func (s *stage) buildsHere() {
 	if got := built(s.t, e.Installer, s.install, "usr/local/lib/containers/frr/usr/lib/frr/bgpd"); got != want {
 		s.t.Fatal("the installer of bgp does not hold frr as it was published")
 	}
+	s.holdsPins(e.Installer, pins)
+	s.typed(0, "lock", "--update")
+	s.locksPins("bgp", pins)
 	s.hasNothingToDo()
 }
 

@@ -13,14 +13,17 @@ import (
 // a restart forgets what it keeps in memory. Its arguments are the address to
 // listen at, the one by which it is known, that of the registry with Talos in it,
 // that of the registry for what it makes, the file of its key, and the directory with
-// those for Secure Boot.
+// those for Secure Boot; to serve by TLS, the files of a certificate and its key.
 func serveFactory(ctx context.Context, args []string) error {
-	if len(args) != 6 {
-		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY SECURE-BOOT-DIRECTORY")
+	if len(args) != 6 && len(args) != 8 {
+		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY SECURE-BOOT-DIRECTORY [CERTIFICATE CERTIFICATE-KEY]")
 	}
 	listen, known, core, own, key, keys := args[0], args[1], args[2], args[3], args[4], args[5]
 	o := cmd.DefaultOptions
 	o.HTTP.ListenAddr, o.HTTP.ExternalURL = listen, known
+	if len(args) == 8 {
+		o.HTTP.CertFile, o.HTTP.KeyFile = args[6], args[7]
+	}
 	o.ContainerSignature.Disabled = true // nobody signs what is in the registry
 	o.Metrics.Addr = ""
 	o.Artifacts.Core.Registry, o.Artifacts.Core.Insecure = core, true
