@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -126,6 +127,33 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 				requireDrift(t, lab)
 				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
 					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// TestALateRule is added when the firewall is whole already: after its sender was
+// killed, the next run has written all of it. Proxmox puts it before all others.
+func TestALateRule(t *testing.T) {
+	for name, of := range map[string]int{"the new VM": wk1, "the parking VM": 9002} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				strategy(cluster.Recreate)(lab)
+				lab.World.SetFirewall(wk1, wholeFirewall())
+				x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), cluster.Policy{})
+				x.deliverBefore(toVM("POST", "/qemu/9031/status/"), cluster.LateQueue)
+				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(cluster.LateQueue)
+				if !strings.HasSuffix(x.said, ": 200") {
+					t.Errorf("the late rule: %q", x.said)
+				}
+				requireDrift(t, lab)
+				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+					t.Errorf("afterwards (-want +got):\n%s", diff)
 				}
 			})
 		})
