@@ -9,8 +9,8 @@ import (
 
 // blankAddress says how the node's machine will be reached at addr when it boots
 // from the ISO of a build with nothing on its system disk: see reach.Find.
-func blankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Setting, why string) {
-	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs}
+func blankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Setting, against reach.Obstacle) {
+	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.withoutCustom("network")}
 	disks, _ := vm.Disks() // what can't be read is refused elsewhere
 	for _, d := range disks {
 		switch {
@@ -24,12 +24,12 @@ func blankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 }
 
 // unreachable is why nobody would reach the blank machine at the node's address.
-func (c candidate) unreachable() []string {
+func (c candidate) unreachable() []Obstacle {
 	if len(c.readdressed()) > 0 {
 		return nil // which says so for every strategy
 	}
-	if _, why := blankAddress(c.found.Addr, c.vm, c.m, c.Build); why != "" {
-		return []string{why}
+	if _, o := blankAddress(c.found.Addr, c.vm, c.m, c.Build); o.Text != "" {
+		return []Obstacle{{Text: o.Text, Command: o.Command, Config: o.Config}}
 	}
 	return nil
 }
@@ -40,9 +40,9 @@ func (n *nodeRoll) reachBlank(vm VM, m Machine) (*reach.Setting, error) {
 	if n.plan.Strategy == Rollback {
 		return nil, nil // the system that comes back has its configuration
 	}
-	set, why := blankAddress(n.plan.Addr, vm, m, n.want.Build)
-	if why != "" {
-		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.plan.Node, why), "it was not so when the plan was made: run recast plan and look again")
+	set, against := blankAddress(n.plan.Addr, vm, m, n.want.Build)
+	if against.Text != "" {
+		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.plan.Node, against.Text), "it was not so when the plan was made: run recast plan and look again")
 	}
 	return set, nil
 }

@@ -93,7 +93,7 @@ func oldSettings(vm VM) map[string]string {
 	config := map[string]string{}
 	for key, value := range vm.Config {
 		switch d, err := ParseDisk(key, value); {
-		case slices.Contains(renewed, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key):
+		case slices.Contains(renewed, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key), key == "arch": // see forRoot
 		case err == nil && d.CloudInit():
 			config[key] = newCloudInit(d)
 		case err == nil:

@@ -225,7 +225,7 @@ func (c candidate) seenFromProxmox() map[Strategy][]string {
 	}
 	replacing = slices.Concat(replacing, texts(c.occupied()), texts(c.entangled()), texts(c.preconfigured()))
 	return map[Strategy][]string{
-		Recreate: slices.Concat(replacing, c.tied(), texts(c.unwritable()), c.immovable(Recreate)),
+		Recreate: slices.Concat(replacing, texts(c.tied()), texts(c.unwritable()), c.immovable(Recreate)),
 		Reimage:  replacing,
 	}
 }

@@ -34,7 +34,7 @@ func OpenReplace(ctx context.Context, px Proxmox, o ReplaceOptions) (*Replace, e
 			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", drives(o.VM))
 	}
 	if o.Strategy == Recreate {
-		if err := requireRemakeable(o.VM); err != nil {
+		if err := requireRemakeable(o.VM, ""); err != nil {
 			return nil, err
 		}
 	}
@@ -89,7 +89,7 @@ func ResumeReplace(px Proxmox, park VM, iso func(ctx context.Context) (string, e
 func replaceOf(px Proxmox, mem memory, rec Record, parking VMID) *Replace {
 	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
+		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
 		late: new(lateRequests),
 	}
 }

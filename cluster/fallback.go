@@ -41,9 +41,9 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 		}
 	}
 	if n.previous != nil {
-		_, why := blankAddress(n.found.Addr, *n.found.VM, m, *n.previous)
-		if why != "" && !slices.Contains(against, why) {
-			against = append(against, why)
+		_, o := blankAddress(n.found.Addr, *n.found.VM, m, *n.previous)
+		if o.Text != "" && !slices.Contains(against, o.Text) {
+			against = append(against, o.Text)
 		}
 	}
 	if n.previous == nil {

@@ -208,7 +208,7 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	}
 	against := slices.Concat(texts(c.occupied()), c.irreplaceable())
 	if n.plan.Strategy == Recreate {
-		against = append(against, c.tied()...)
+		against = append(against, texts(c.tied())...)
 	}
 	if len(against) == 0 {
 		return nil

@@ -50,6 +50,8 @@ type memory struct {
 	// that its blank machine has the node's address; nil: nothing.
 	Blank *reach.Setting `json:",omitempty"`
 
+	HostArch string `json:",omitempty"` // see Ties.HostArch
+
 	ConfigSum string `json:",omitempty"` // see Record.Config
 }
 

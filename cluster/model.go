@@ -59,12 +59,39 @@ type Ties struct {
 	Firewall firewall.Config
 	// Dropped goes with the VM as well, and no new VM could get it; in words.
 	Dropped   []string
+	ACL       []ACLEntry // at the VM itself, as far as our token sees them; they go with it, too
 	Jobs      []ReplicationJob
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
 	// Tags are those of the VM's tags that our token could not give to a new VM.
 	Tags []string
+	// HostArch is the architecture of the VM's host, as a VM's arch names it, where
+	// the VM has that setting; "": the host does not tell.
+	HostArch string
+	// Snippets are those of the files in the VM's cicustom that are there, by volid.
+	Snippets []string
+}
+
+// ACLEntry is one of Proxmox' access control list.
+type ACLEntry struct {
+	Path, Kind, Who, Role string // Kind is "user", "group" or "token"
+	Propagate             bool
+}
+
+func (e ACLEntry) words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
+
+// arguments are those by which pveum acl knows the entry.
+func (e ACLEntry) arguments() string {
+	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, shellQuote(e.Who), shellQuote(e.Role))
+}
+
+// propagates is the option that pveum acl modify has to be given; it propagates otherwise.
+func (e ACLEntry) propagates() string {
+	if e.Propagate {
+		return ""
+	}
+	return " --propagate 0"
 }
 
 // TiesRead is a VM's Ties, or why they could not be read.

@@ -7,6 +7,8 @@ type Obstacle struct {
 	Text string `json:"text"` // what it is, and what lifts it, in words
 	// Command lifts it, as root on the VM's host; "": no single command does.
 	Command string `json:"command,omitempty"`
+	// Config is what recast.yaml has to say besides, before the next recast lock.
+	Config string `json:"config,omitempty"`
 }
 
 // inWords are obstacles that no single command lifts.

@@ -18,13 +18,28 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		"snapshots":          {func(_ *Wanted, f *Found) { f.Ties.Snapshots = []string{"a", "it's"} }, []string{`qm delsnapshot 9002 a && qm delsnapshot 9002 'it'\''s'`}},
 		"pending changes":    {func(_ *Wanted, f *Found) { f.VM.Pending = []string{"cores", "memory"} }, []string{"qm set 9002 --revert cores,memory"}},
 		"user data alone":    {setting("cicustom", "user=local:snippets/u.yaml"), []string{"qm set 9002 --delete cicustom"}},
-		"user data and more": {setting("cicustom", "meta=local:snippets/m.yaml,user=local:snippets/u.yaml"), []string{"qm set 9002 --cicustom meta=local:snippets/m.yaml"}},
-		"an old boot order":  {setting("boot", "order=scsi0;scsi9"), []string{"qm set 9002 --boot order=scsi0"}},
-		"a hook":             {setting("hookscript", "local:snippets/h.pl"), []string{"qm set 9002 --delete hookscript"}},
-		"arguments of QEMU":  {setting("args", "-x"), []string{""}},
-		"a GPU":              {setting("hostpci0", "0000:01:00.0"), []string{""}},
-		"a network file":     {setting("cicustom", "network=local:snippets/n.yaml"), []string{""}},
-		"another processor":  {setting("arch", "x86_64"), []string{""}},
+		"user data and more": {func(_ *Wanted, f *Found) {
+			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,user=local:snippets/u.yaml", []string{"local:snippets/m.yaml"}
+		}, []string{"qm set 9002 --cicustom meta=local:snippets/m.yaml"}},
+		"an old boot order": {setting("boot", "order=scsi0;scsi9"), []string{"qm set 9002 --boot order=scsi0"}},
+		"a hook":            {setting("hookscript", "local:snippets/h.pl"), []string{"qm set 9002 --delete hookscript"}},
+		"arguments of QEMU": {setting("args", "-x"), []string{""}},
+		"a GPU": {setting("hostpci0", "01:00,pcie=1"), []string{
+			`pvesh create /cluster/mapping/pci --id vm9002-hostpci0 --map "node=pve1,path=0000:01:00,$(cd /sys/bus/pci/devices/0000:01:00.0 && ` +
+				`printf id=%s:%s,subsystem-id=%s:%s,iommugroup=%s $(cut -c3- vendor device subsystem_vendor subsystem_device) $(basename $(readlink iommu_group)))" && ` +
+				`qm set 9002 --hostpci0 mapping=vm9002-hostpci0,pcie=1 && qm reboot 9002`,
+		}},
+		"a GPU with a ROM":     {setting("hostpci0", "0000:01:00.0,romfile=x.bin"), []string{""}},
+		"two GPUs in one":      {setting("hostpci0", "host=0000:01:00.0;0000:02:00.0"), []string{""}},
+		"a stick":              {setting("usb1", "host=10c4:ea60,usb3=1"), []string{"pvesh create /cluster/mapping/usb --id vm9002-usb1 --map node=pve1,id=10c4:ea60 && qm set 9002 --usb1 mapping=vm9002-usb1,usb3=1 && qm reboot 9002"}},
+		"a socket for a stick": {setting("usb1", "host=1-4"), []string{""}},
+		"a colleague": {func(_ *Wanted, f *Found) {
+			f.Ties.ACL = []ACLEntry{{"/vms/9002", "token", "a@pve!b", "PVEVMUser", true}, {"/vms/9002", "user", "c@pve", "R", false}}
+		},
+			[]string{"pveum acl delete /vms/9002 --tokens 'a@pve!b' --roles PVEVMUser", "pveum acl delete /vms/9002 --users c@pve --roles R"}},
+		"an address of its own": {func(w *Wanted, f *Found) { w.Build.Platform = "nocloud"; static(f); delete(f.VM.Config, "ide0") }, []string{"qm set 9002 --scsi30 fast:cloudinit"}},
+		"a network file":        {setting("cicustom", "network=local:snippets/n.yaml"), []string{""}},
+		"another processor":     {setting("arch", "x86_64"), []string{""}},
 		"a copy of a disk": {func(_ *Wanted, f *Found) {
 			f.VM.Config["scsi2"] = "fast:vm-9002-disk-8,serial=data,size=20G"
 			f.VM.Config["scsihw"] = "virtio-scsi-single"

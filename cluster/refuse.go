@@ -25,12 +25,12 @@ type candidate struct {
 
 // againstRecreate says why the VM can't be deleted and made again.
 func (c candidate) againstRecreate() []Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.tied()), inWords(c.replicated(Recreate)), c.unwritable(), c.unprovable(), inWords(c.immovable(Recreate)))
+	return slices.Concat(c.againstReplacing(), c.tied(), c.replicated(Recreate), c.unwritable(), c.unprovable(), inWords(c.immovable(Recreate)))
 }
 
 // againstReimage says why the VM can't get a blank system disk.
 func (c candidate) againstReimage() []Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.replicated(Reimage)), inWords(c.immovable(Reimage)))
+	return slices.Concat(c.againstReplacing(), c.replicated(Reimage), inWords(c.immovable(Reimage)))
 }
 
 // againstInPlace says why the running system can't be upgraded.
@@ -69,7 +69,7 @@ func (c candidate) againstReplacing() []Obstacle {
 		out = append(out, c.disksErr.Error()+": correct the VM's configuration")
 	}
 	return slices.Concat(inWords(out), c.occupied(), c.entangled(), inWords(c.untellable()), inWords(c.irreplaceable()),
-		c.preconfigured(), inWords(c.unreachable()), inWords(c.sealed()), inWords(c.mislabelled()))
+		c.preconfigured(), c.unreachable(), inWords(c.sealed()), inWords(c.mislabelled()))
 }
 
 // occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.
@@ -102,9 +102,10 @@ func (c candidate) occupied() []Obstacle {
 	for _, what := range c.found.Ties.Busy {
 		add("", "%s: wait until that is over", what)
 	}
-	if len(c.vm.Pending) > 0 {
-		add(fmt.Sprintf("qm set %d --revert %s", c.vm.ID, shellQuote(strings.Join(c.vm.Pending, ","))),
-			"the VM has pending changes (%s): restart it or revert them", strings.Join(c.vm.Pending, ", "))
+	// Which host's processors it may have is nothing that the machine was proven with.
+	if pending := slices.DeleteFunc(slices.Clone(c.vm.Pending), func(key string) bool { return key == "affinity" }); len(pending) > 0 {
+		add(fmt.Sprintf("qm set %d --revert %s", c.vm.ID, shellQuote(strings.Join(pending, ","))),
+			"the VM has pending changes (%s): restart it or revert them", strings.Join(pending, ", "))
 	}
 	return append(out, c.missingBoot()...)
 }
@@ -120,7 +121,7 @@ func (c candidate) preconfigured() []Obstacle {
 	if customUserData(c.vm) {
 		out = append(out, Obstacle{
 			Text:    fmt.Sprintf("cicustom's user data (%s) %s: remove its user= part", c.vm.Config["cicustom"], would),
-			Command: withoutUserData(c.vm),
+			Command: c.vm.withoutCustom("user"), // the rest is for unwritable to judge
 		})
 	}
 	if serial := smbiosSerial(c.vm.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
@@ -149,9 +150,12 @@ func (c candidate) preconfigured() []Obstacle {
 
 func customUserData(vm VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
 
-// withoutUserData takes the user data out of cicustom and leaves its other parts.
-func withoutUserData(vm VM) string {
-	rest := slices.DeleteFunc(strings.Split(vm.Config["cicustom"], ","), func(part string) bool { return strings.HasPrefix(part, "user=") })
+// withoutCustom is the command that takes parts out of cicustom and leaves its others.
+func (vm VM) withoutCustom(parts ...string) string {
+	rest := slices.DeleteFunc(strings.Split(vm.Config["cicustom"], ","), func(part string) bool {
+		name, _, _ := strings.Cut(part, "=")
+		return slices.Contains(parts, name)
+	})
 	if len(rest) == 0 {
 		return fmt.Sprintf("qm set %d --delete cicustom", vm.ID)
 	}
@@ -191,13 +195,20 @@ func smbiosSerial(smbios string) string {
 }
 
 // tied is what a delete of the VM would take along.
-func (c candidate) tied() []string {
-	var out []string
+func (c candidate) tied() []Obstacle {
+	var out []Obstacle
 	for _, what := range c.found.Ties.Dropped {
-		out = append(out, fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what))
+		out = append(out, Obstacle{Text: fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what)})
+	}
+	for _, e := range c.found.Ties.ACL {
+		out = append(out, Obstacle{
+			Text: fmt.Sprintf("the VM has an ACL entry at %s (%s), which a delete would drop: remove it, and after the roll pveum acl modify %s; or use reimage",
+				e.Path, e.words(), e.arguments()+e.propagates()),
+			Command: "pveum acl delete " + e.arguments(),
+		})
 	}
 	if n := c.found.Node; n != nil && n.ProviderID != "" {
-		out = append(out, fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID))
+		out = append(out, Obstacle{Text: fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID)})
 	}
 	return out
 }

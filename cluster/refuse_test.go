@@ -61,10 +61,12 @@ func TestRecreateIsImpossible(t *testing.T) {
 	check(t, map[string]refusalCase{
 		"what a delete drops": {
 			change: func(_ *Wanted, f *Found, _ *Observation) {
-				f.Ties.Dropped = []string{"a firewall that Proxmox would not take again (option ips)", "an ACL entry at /vms/9002"}
+				f.Ties.Dropped = []string{"a firewall that Proxmox would not take again (option ips)"}
+				f.Ties.ACL = []ACLEntry{{Path: "/vms/9002", Kind: "group", Who: "ops team", Role: "PVEVMUser"}}
 			},
 			recreate: "the VM has a firewall that Proxmox would not take again (option ips), which a delete would drop: remove it, or use reimage\n" +
-				"the VM has an ACL entry at /vms/9002, which a delete would drop: remove it, or use reimage",
+				"the VM has an ACL entry at /vms/9002 (PVEVMUser of group ops team), which a delete would drop: remove it, and after the roll " +
+				"pveum acl modify /vms/9002 --groups 'ops team' --roles PVEVMUser --propagate 0; or use reimage",
 		},
 		"a replication job": {
 			change: func(_ *Wanted, f *Found, o *Observation) {
@@ -103,6 +105,24 @@ func TestRecreateIsImpossible(t *testing.T) {
 			change:   set("cicustom", "vendor=local:snippets/v.yaml"),
 			recreate: "the VM has cicustom (vendor=local:snippets/v.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
 		},
+		"cicustom, whose files are there": {change: func(_ *Wanted, f *Found, _ *Observation) {
+			f.VM.Config["cicustom"], f.Ties.Snippets = "vendor=local:snippets/v.yaml,meta=local:snippets/m.yaml", []string{"local:snippets/m.yaml", "local:snippets/v.yaml"}
+		}},
+		"cicustom with a network": {
+			change: func(_ *Wanted, f *Found, _ *Observation) {
+				f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,network=local:snippets/n.yaml", []string{"local:snippets/m.yaml", "local:snippets/n.yaml"}
+			},
+			recreate: "the VM has cicustom (network=local:snippets/n.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+		},
+		"the host's own architecture": {change: func(w *Wanted, f *Found, _ *Observation) {
+			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "x86_64"
+		}},
+		"an architecture of no known host": {change: func(w *Wanted, f *Found, _ *Observation) {
+			w.Build.Arch, f.VM.Config["arch"] = "amd64", "x86_64"
+		}, recreate: rootText("arch")},
+		"another architecture than the host's": {change: func(w *Wanted, f *Found, _ *Observation) {
+			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "aarch64"
+		}, recreate: rootText("arch")},
 		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
 		"persistent disk without serial": {
 			change:   set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
@@ -141,7 +161,8 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 		}, "backup job nightly is due in 12m: wait until that is over"),
 		"pending": both(func(_ *Wanted, f *Found, _ *Observation) { f.VM.Pending = []string{"cores", "memory"} },
 			"the VM has pending changes (cores, memory): restart it or revert them"),
-		"HA is taken care of": {change: func(_ *Wanted, f *Found, _ *Observation) { f.VM.HA, f.Ties.HA = true, &HAResource{VMID: 9002} }},
+		"a pending pinning to processors": {change: func(_ *Wanted, f *Found, _ *Observation) { f.VM.Pending = []string{"affinity"} }},
+		"HA is taken care of":             {change: func(_ *Wanted, f *Found, _ *Observation) { f.VM.HA, f.Ties.HA = true, &HAResource{VMID: 9002} }},
 	})
 }
 
@@ -153,8 +174,9 @@ func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 		return func(w *Wanted, f *Found, _ *Observation) { w.Build.KernelArgs, f.Machine.ConfigArgs = wanted, booted }
 	}
 	check(t, map[string]refusalCase{
-		"cicustom user data": both(set("cicustom", "meta=a:snippets/m,user=a:snippets/u"),
-			"cicustom's user data (meta=a:snippets/m,user=a:snippets/u) "+would+": remove its user= part"),
+		"cicustom user data": both(func(_ *Wanted, f *Found, _ *Observation) {
+			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=a:snippets/m,user=a:snippets/u", []string{"a:snippets/m"}
+		}, "cicustom's user data (meta=a:snippets/m,user=a:snippets/u) "+would+": remove its user= part"),
 		"SMBIOS serial": both(set("smbios1", "uuid=u-wk1,serial=ds=nocloud-net;s=http://x/"),
 			`the SMBIOS serial "ds=nocloud-net;s=http://x/" `+would+": remove it from smbios1"),
 		"SMBIOS serial in base64": both(set("smbios1", "base64=1,serial="+encoded+",uuid=u-wk1"),

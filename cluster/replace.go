@@ -37,6 +37,8 @@ type Replace struct {
 	// Blank is a setting of the VM that is another one until finish; nil: none.
 	Blank *reach.Setting
 
+	HostArch string // see Ties.HostArch
+
 	ha   *HAResource // that the VM was; nil: not managed
 	old  KeptDisk    // what the old system disk is kept as, but for where
 	made KeptDisk    // what is known of the system on the new one
@@ -289,7 +291,7 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
 			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
 	}
-	if err := errors.Join(requireRemakeable(vm), requireRemakeable(r.VM)); err != nil {
+	if err := errors.Join(requireRemakeable(vm, r.HostArch), requireRemakeable(r.VM, r.HostArch)); err != nil {
 		return err
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {

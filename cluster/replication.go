@@ -12,7 +12,7 @@ import (
 // the whole job fails from then on (pve-guest-common, Replication.pm,
 // find_common_replication_snapshot). A volume that can't be replicated Proxmox
 // neither adds nor gives back to such a VM (qemu-server, API2/Qemu.pm, move_disk).
-func (c candidate) replicated(s Strategy) []string {
+func (c candidate) replicated(s Strategy) []Obstacle {
 	jobs := c.found.Ties.Jobs
 	if len(jobs) == 0 || s == Reimage && c.systemErr == nil && c.leftOut(c.system) {
 		return nil
@@ -34,8 +34,8 @@ func (c candidate) replicated(s Strategy) []string {
 		lift = fmt.Sprintf("; or leave %s out of it, and use reimage: qm set %d --%s %s",
 			c.system.Key, c.vm.ID, c.system.Key, shellQuote(joinOptions(c.system.Volid, strings.Join(c.system.With("replicate", "0"), ","))))
 	}
-	return []string{fmt.Sprintf("replication %s of the VM, %s: on %s %s, roll once pvesr list no longer shows it, then %s%s",
-		strings.Join(ids, ", "), why, c.vm.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}
+	return []Obstacle{{Command: strings.Join(remove, " && "), Text: fmt.Sprintf("replication %s of the VM, %s: on %s %s, roll once pvesr list no longer shows it, then %s%s",
+		strings.Join(ids, ", "), why, c.vm.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}}
 }
 
 // create makes the job again.

@@ -159,7 +159,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	}
 	c := candidate{Wanted: n.wanted, vm: *n.found.VM, m: machine, found: n.found, world: o, system: system, systemErr: err}
 	c.disks, c.disksErr = c.vm.Disks()
-	n.Refused = append(n.Refused, slices.Concat(texts(c.occupied()), c.untellable(), texts(c.entangled()), c.replicated(Reimage), c.immovable(Reimage), o.hidden(c.vm))...)
+	n.Refused = append(n.Refused, slices.Concat(texts(c.occupied()), c.untellable(), texts(c.entangled()), texts(c.replicated(Reimage)), c.immovable(Reimage), o.hidden(c.vm))...)
 	n.askLosses()
 	n.add(system, true)
 	return nil

@@ -30,7 +30,7 @@ var (
 	}
 	// carriedBuses are numbered, and carried unless rawDevice says otherwise.
 	carriedBuses = []string{"hostpci", "ipconfig", "net", "numa", "parallel", "serial", "usb", "virtiofs"}
-	// hidden are those whose value can't be carried: what they name is elsewhere.
+	// hidden are those whose value says little: what they name is elsewhere.
 	hidden = []string{"cicustom", "cipassword"}
 )
 
@@ -61,11 +61,14 @@ func numberedBus(key string) string {
 }
 
 // forRoot are a VM's settings that only root@pam may write, sorted: a new VM could
-// not be given them.
-func (vm VM) forRoot() []string {
+// not be given them. Without arch it is what its host is (PVE/QemuServer/Helpers.pm,
+// get_vm_arch), which hostArch names, so that one is not needed where it says just that.
+func (vm VM) forRoot(hostArch string) []string {
 	var keys []string
 	for key, value := range vm.Config {
-		if slices.Contains(rootOnly, key) || rawDevice(key, value) {
+		switch {
+		case key == "arch" && value == hostArch:
+		case slices.Contains(rootOnly, key) || rawDevice(key, value):
 			keys = append(keys, key)
 		}
 	}
@@ -75,8 +78,8 @@ func (vm VM) forRoot() []string {
 
 // requireRemakeable refuses to recreate a VM that could be deleted but neither made
 // again nor put back. Any of these settings may have come since the plan.
-func requireRemakeable(vm VM) error {
-	keys := vm.forRoot()
+func requireRemakeable(vm VM, hostArch string) error {
+	keys := vm.forRoot(hostArch)
 	if len(keys) == 0 {
 		return nil
 	}
@@ -94,12 +97,12 @@ func (c candidate) unwritable() []Obstacle {
 	out := c.rawDevices()
 	add := func(key, format string, args ...any) {
 		o := Obstacle{Text: fmt.Sprintf(format, args...)}
-		if slices.Contains(spared, key) {
+		if o.Command = c.vm.mapDevice(key, c.vm.Config[key]); slices.Contains(spared, key) {
 			o.Command = fmt.Sprintf("qm set %d --delete %s", c.vm.ID, key)
 		}
 		out = append(out, o)
 	}
-	for _, key := range c.vm.forRoot() {
+	for _, key := range c.vm.forRoot(c.found.Ties.HostArch) {
 		add(key, "its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key)
 	}
 	for key, value := range c.vm.Config {
@@ -109,13 +112,29 @@ func (c candidate) unwritable() []Obstacle {
 			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
 		}
 	}
-	if custom := c.vm.Config["cicustom"]; custom != "" && !customUserData(c.vm) {
-		add("cicustom", "the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", custom)
+	for _, part := range c.unchecked() {
+		add("cicustom", "the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", part)
 	}
 	if c.vm.Config["cipassword"] != "" {
 		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
 	}
 	slices.SortFunc(out, func(a, b Obstacle) int { return strings.Compare(a.Text, b.Text) })
+	return out
+}
+
+// unchecked are the parts of cicustom with which a new VM might not start, or not
+// where the old one was: without its files Proxmox starts none (PVE/QemuServer/Cloudinit.pm,
+// read_cloudinit_snippets_file), and one of the network may say what the machine never did.
+func (c candidate) unchecked() []string {
+	var out []string
+	for part := range strings.SplitSeq(c.vm.Config["cicustom"], ",") {
+		switch kind, volid, _ := strings.Cut(part, "="); {
+		case kind == "" || kind == "user": // none, or refused for that
+		case kind != "network" && slices.Contains(c.found.Ties.Snippets, volid):
+		default:
+			out = append(out, part)
+		}
+	}
 	return out
 }
 
@@ -132,6 +151,9 @@ func (vm VM) madeAnew() []string {
 	}
 	if vm.Config["meta"] != "" {
 		out = append(out, "meta")
+	}
+	if arch := vm.Config["arch"]; arch != "" {
+		out = append(out, fmt.Sprintf("arch (left out: its host is %s)", arch))
 	}
 	return out
 }

@@ -69,8 +69,8 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 			"lock another version or other extensions, or use recreate or reimage"
 	)
 	noArgs := Obstacle{Text: argsText} // without them it is another machine
-	noPassword := Obstacle{passwordText, "qm set 9002 --delete cipassword"}
-	noSnapshots := Obstacle{snapshotText, "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
+	noPassword := Obstacle{Text: passwordText, Command: "qm set 9002 --delete cipassword"}
+	noSnapshots := Obstacle{Text: snapshotText, Command: "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
 	for name, tc := range map[string]struct {
 		asked  Strategy
 		change []func(*Found)

@@ -138,7 +138,7 @@ func (n *nodeRoll) proveReplace(ctx context.Context, mem memory, rec Record) err
 		return err
 	}
 	if n.plan.Strategy == Recreate {
-		if err := requireRemakeable(mem.VM); err != nil {
+		if err := requireRemakeable(mem.VM, mem.HostArch); err != nil {
 			return err
 		}
 	}
@@ -191,7 +191,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	}
 	mem := memory{
 		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: diskSerial(n.Run, n.plan.Node), HA: ha,
-		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept,
+		ControlPlane: m.ControlPlane, EtcdKept: n.plan.etcdKept, HostArch: n.plan.found.Ties.HostArch,
 		Old: KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: optionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.etcdKept,

@@ -4,6 +4,7 @@
 package reach
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -47,28 +48,40 @@ type Blank struct {
 	Storage    string            // that a new cloud-init drive can be on
 	Platform   string            // of the boot ISO: "nocloud", "metal"
 	KernelArgs []string          // that its schematic adds
+	NoNetwork  string            // the command that takes network= out of cicustom
 }
 
 // Setting is one of a VM's settings as it must be for the blank boot.
 type Setting struct{ Key, Value string }
 
+// Obstacle is why a blank machine will not have an address; the zero value: it will.
+type Obstacle struct {
+	Text    string // with a remedy
+	Command string // that lifts it, as root on the VM's host; "": none does
+	Config  string // what recast.yaml has to say besides, before the next recast lock: "images.platform: nocloud"
+}
+
+func inWords(format string, args ...any) Obstacle {
+	return Obstacle{Text: fmt.Sprintf(format, args...)}
+}
+
 // Find says how the blank machine will have that address, which is one of those the
-// machine has now: by itself, where set is nil, or with a setting of the VM. why is
-// the reason, with a remedy, why it will not; "" where it will.
-func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, why string) {
+// machine has now: by itself, where set is nil, or with a setting of the VM. against is
+// why it will not.
+func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, against Obstacle) {
 	i := slices.IndexFunc(all, func(a Address) bool { return a.Prefix.Addr() == addr })
 	if i < 0 {
-		return nil, fmt.Sprintf("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be told: use in-place", addr, addr)
+		return nil, inWords("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be told: use in-place", addr, addr)
 	}
 	a := all[i]
 	card := b.card(a.MAC)
 	switch {
 	case a.Layer == Operator && a.Lease.Operator == "vip":
-		return nil, fmt.Sprintf("its address %s is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again", addr)
+		return nil, inWords("its address %s is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again", addr)
 	case a.Kind != "":
 		return nil, a.unmade()
 	case card == "":
-		return nil, fmt.Sprintf("its address %s is on %s with MAC %s, which none of the VM's network cards has: look at netN of VM %d", addr, a.Link, a.MAC, b.ID)
+		return nil, inWords("its address %s is on %s with MAC %s, which none of the VM's network cards has: look at netN of VM %d", addr, a.Link, a.MAC, b.ID)
 	}
 	switch a.Layer {
 	case Operator:
@@ -80,99 +93,125 @@ func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, why string) {
 	case Kernel:
 		return nil, a.announced()
 	}
-	return nil, fmt.Sprintf("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
+	return nil, inWords("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
 }
 
 // unmade is why no blank machine has an address on a link that its configuration makes.
-func (a Address) unmade() string {
+func (a Address) unmade() Obstacle {
 	text := fmt.Sprintf("its address %s is on %s (%s), a link that only its machine configuration makes, so a blank machine would not have it: ", a.Prefix.Addr(), a.Link, a.Kind)
 	switch a.Kind {
 	case "vlan":
-		return text + "have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"
+		return Obstacle{Text: text + "have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"}
 	case "bond":
-		return text + "have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"
+		return Obstacle{Text: text + "have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"}
 	}
-	return text + "give the address to the VM's network card itself, or use in-place"
+	return Obstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
 }
 
 // leased is an address from DHCP. Talos asks for one on every card that nothing
 // else is said of, in maintenance mode as well (controllers/network/operator_config.go).
-func (b Blank) leased(a Address, card string) (*Setting, string) {
+func (b Blank) leased(a Address, card string) (*Setting, Obstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
-		return nil, fmt.Sprintf("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), orNone(a.Lease.Operator))
+		return nil, inWords("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), orNone(a.Lease.Operator))
 	case a.Lease.DUID:
-		return nil, fmt.Sprintf("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
+		return nil, inWords("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
 	}
 	// What the drive says of a card keeps Talos from asking for it by itself.
 	if given := b.Config["ipconfig"+card]; b.readsDrive() && given != "" && option(given, "ip") != "dhcp" {
-		return &Setting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, ""
+		return &Setting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, Obstacle{}
 	}
-	return nil, ""
+	return nil, Obstacle{}
 }
 
 // given is an address that only the machine's configuration has, or its platform's,
 // of which Talos keeps a copy on the system disk (platform_config_store.go).
-func (b Blank) given(a Address, card string) (*Setting, string) {
+func (b Blank) given(a Address, card string) (*Setting, Obstacle) {
 	addr, key := a.Prefix.Addr(), "ipconfig"+card
 	ip, gw := "ip", "gw"
 	if addr.Is6() {
 		ip, gw = "ip6", "gw6"
 	}
 	if was, err := netip.ParsePrefix(option(b.Config[key], ip)); err == nil && was.Addr() == addr && b.readsDrive() {
-		return nil, ""
+		return nil, Obstacle{}
 	}
+	gateway, err := a.gateway()
+	value := ipconfig(b.Config[key], ip, a.Prefix.String(), gw, gateway)
+	if against := b.untold(a, key, value); against.Text != "" || err.Text != "" {
+		return nil, cmp.Or(against, err)
+	}
+	return &Setting{key, value}, Obstacle{}
+}
+
+// gateway is what a cloud-init drive can say of the way out of the address's network; "": nothing.
+func (a Address) gateway() (string, Obstacle) {
+	addr := a.Prefix.Addr()
+	switch {
+	case !a.Gateway.IsValid() || a.Gateway.Is6() != addr.Is6():
+		return "", Obstacle{}
+	case a.Prefix.Contains(a.Gateway), addr.Is6():
+		return a.Gateway.String(), Obstacle{}
+	}
+	// nocloud's format has no route to it
+	return "", inWords("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
+}
+
+// untold is why the blank machine would not be told by the VM's cloud-init drive that
+// setting, which says what its address is.
+func (b Blank) untold(a Address, key, value string) Obstacle {
 	var first []string
+	var o Obstacle
 	if b.Platform != "nocloud" {
+		o.Config = "images.platform: nocloud"
 		first = append(first, "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address")
+	}
+	custom, lasting := b.Config["cicustom"], ""
+	if a.Layer == Platform { // nothing else has the address once the system disk is another
+		lasting = fmt.Sprintf(" --%s %s", key, value)
 	}
 	switch {
 	case b.CloudInit == "":
-		first = append(first, fmt.Sprintf("give the VM a cloud-init drive (qm set %d --%s %s:cloudinit)", b.ID, b.freeDrive(), b.Storage))
-	case strings.Contains(","+b.Config["cicustom"], ",network="):
-		first = append(first, fmt.Sprintf("take the network= part out of cicustom (%s)", b.Config["cicustom"]))
+		o.Command = fmt.Sprintf("qm set %d --%s %s:cloudinit", b.ID, b.freeDrive(), b.Storage) + lasting
+		first = append(first, fmt.Sprintf("give the VM a cloud-init drive (%s)", o.Command))
+	case strings.Contains(","+custom, ",network="):
+		o.Command = b.NoNetwork + lasting
+		first = append(first, fmt.Sprintf("take the network= part out of cicustom (%s)", custom))
 	case b.otherFormat():
-		first = append(first, fmt.Sprintf("set citype of VM %d to nocloud (qm set %d --citype nocloud)", b.ID, b.ID))
+		o.Command = fmt.Sprintf("qm set %d --citype nocloud", b.ID)
+		first = append(first, fmt.Sprintf("set citype of VM %d to nocloud (%s)", b.ID, o.Command))
 	}
-	if len(first) > 0 {
-		where := "its machine configuration alone"
-		if a.Layer == Platform {
-			where = "a copy on its system disk alone"
-		}
-		return nil, fmt.Sprintf("its address %s (%s) is in %s, so a blank machine would not have it: %s; or reserve it for MAC %s in DHCP and have the machine configuration say dhcp: true there; or use in-place",
-			addr, a.Link, where, strings.Join(first, ", and "), a.MAC)
+	if len(first) == 0 {
+		return Obstacle{}
 	}
-	gateway := ""
-	switch {
-	case !a.Gateway.IsValid() || a.Gateway.Is6() != addr.Is6():
-	case a.Prefix.Contains(a.Gateway), addr.Is6():
-		gateway = a.Gateway.String()
-	default: // nocloud's format has no route to it
-		return nil, fmt.Sprintf("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
+	where := "its machine configuration alone"
+	if a.Layer == Platform {
+		where = "a copy on its system disk alone"
 	}
-	return &Setting{key, ipconfig(b.Config[key], ip, a.Prefix.String(), gw, gateway)}, ""
+	o.Text = fmt.Sprintf("its address %s (%s) is in %s, so a blank machine would not have it: %s; or reserve it for MAC %s in DHCP and have the machine configuration say dhcp: true there; or use in-place",
+		a.Prefix.Addr(), a.Link, where, strings.Join(first, ", and "), a.MAC)
+	return o
 }
 
 // argued is an address from a kernel argument, which is part of an image.
-func (b Blank) argued(a Address) string {
+func (b Blank) argued(a Address) Obstacle {
 	for _, arg := range b.KernelArgs {
 		if rest, ok := strings.CutPrefix(arg, "ip="); ok {
 			rest = strings.NewReplacer("[", "", "]", "").Replace(rest)
 			if rest == a.Prefix.Addr().String() || strings.HasPrefix(rest, a.Prefix.Addr().String()+":") {
-				return ""
+				return Obstacle{}
 			}
 		}
 	}
-	return fmt.Sprintf("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
+	return inWords("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
 }
 
 // announced is an address that the kernel made of a router's announcement: the
 // same again where it is made of the card's MAC.
-func (a Address) announced() string {
+func (a Address) announced() Obstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
-		return ""
+		return Obstacle{}
 	}
-	return fmt.Sprintf("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be told: use in-place", a.Prefix.Addr(), a.MAC)
+	return inWords("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be told: use in-place", a.Prefix.Addr(), a.MAC)
 }
 
 func orNone(s string) string {

@@ -14,7 +14,7 @@ const mac = "BC:24:11:00:23:47"
 func machine() (Address, Blank) {
 	a := Address{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: Configuration, Gateway: netip.MustParseAddr("10.0.0.1")}
 	b := Blank{
-		ID: 9031, CloudInit: "ide0", Storage: "fast", Platform: "nocloud",
+		ID: 9031, CloudInit: "ide0", Storage: "fast", Platform: "nocloud", NoNetwork: "qm set 9031 --delete cicustom",
 		Config: map[string]string{"net0": "virtio=BC:24:11:00:23:46,bridge=vmbr0", "net1": "virtio=" + mac + ",bridge=vmbr0", "scsi30": "fast:vm-9031-disk-0"},
 	}
 	return a, b
@@ -50,13 +50,17 @@ func TestFind(t *testing.T) {
 		alone     = "its address 10.0.0.31 (eth0) is in its machine configuration alone, so a blank machine would not have it: "
 		otherwise = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
 		platform  = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
-		drive     = "give the VM a cloud-init drive (qm set 9031 --scsi29 fast:cloudinit)"
+		addDrive  = "qm set 9031 --scsi29 fast:cloudinit"
+		drive     = "give the VM a cloud-init drive (" + addDrive + ")"
+		nocloud   = "images.platform: nocloud"
 		noArg     = "its address 10.0.0.31 is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once"
 	)
 	for name, tc := range map[string]struct {
 		is  []change
 		set string // key=value
 		why string
+
+		command, config string // that lift it
 	}{
 		"configuration":                           {set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
 		"configuration, no gateway":               {is: []change{at("10.0.0.31/24", "")}, set: "ipconfig1=ip=10.0.0.31/24"},
@@ -66,13 +70,13 @@ func TestFind(t *testing.T) {
 		"configuration, another card has it":      {is: []change{setting("ipconfig0", "ip=10.0.0.31/24")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
 		"configuration, IPv6":                     {is: []change{at("fd00::31/64", "fe80::1")}, set: "ipconfig1=gw6=fe80::1,ip6=fd00::31/64"},
 		"configuration, IPv6 beside IPv4":         {is: []change{at("fd00::31/64", ""), setting("ipconfig1", "ip=dhcp")}, set: "ipconfig1=ip6=fd00::31/64,ip=dhcp"},
-		"configuration, no drive":                 {is: []change{noDrive}, why: alone + drive + otherwise},
-		"configuration, no drive but ipconfig":    {is: []change{noDrive, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + drive + otherwise},
-		"configuration, metal":                    {is: []change{metal}, why: alone + platform + otherwise},
-		"configuration, metal, ipconfig":          {is: []change{metal, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + platform + otherwise},
-		"configuration, metal, no drive":          {is: []change{metal, noDrive}, why: alone + platform + ", and " + drive + otherwise},
-		"configuration, files of the user's":      {is: []change{setting("cicustom", "network=local:snippets/n.yaml")}, why: alone + "take the network= part out of cicustom (network=local:snippets/n.yaml)" + otherwise},
-		"configuration, a drive for Windows":      {is: []change{setting("citype", "configdrive2")}, why: alone + "set citype of VM 9031 to nocloud (qm set 9031 --citype nocloud)" + otherwise},
+		"configuration, no drive":                 {is: []change{noDrive}, why: alone + drive + otherwise, command: addDrive},
+		"configuration, no drive but ipconfig":    {is: []change{noDrive, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + drive + otherwise, command: addDrive},
+		"configuration, metal":                    {is: []change{metal}, why: alone + platform + otherwise, config: nocloud},
+		"configuration, metal, ipconfig":          {is: []change{metal, setting("ipconfig1", "ip=10.0.0.31/24")}, why: alone + platform + otherwise, config: nocloud},
+		"configuration, metal, no drive":          {is: []change{metal, noDrive}, why: alone + platform + ", and " + drive + otherwise, command: addDrive, config: nocloud},
+		"configuration, files of the user's":      {is: []change{setting("cicustom", "network=local:snippets/n.yaml")}, why: alone + "take the network= part out of cicustom (network=local:snippets/n.yaml)" + otherwise, command: "qm set 9031 --delete cicustom"},
+		"configuration, a drive for Windows":      {is: []change{setting("citype", "configdrive2")}, why: alone + "set citype of VM 9031 to nocloud (qm set 9031 --citype nocloud)" + otherwise, command: "qm set 9031 --citype nocloud"},
 		"configuration, gateway elsewhere": {is: []change{at("10.0.0.31/32", "10.9.0.1")}, why: "its gateway 10.9.0.1 is not in the network of its address 10.0.0.31/32, which a cloud-init drive can't tell a blank machine: " +
 			"reserve the address for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there, or use in-place"},
 		"VLAN": {is: []change{on("eth0.42", "vlan")}, why: "its address 10.0.0.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
@@ -81,10 +85,14 @@ func TestFind(t *testing.T) {
 			"have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"},
 		"bridge": {is: []change{on("br0", "bridge")}, why: "its address 10.0.0.31 is on br0 (bridge), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"give the address to the VM's network card itself, or use in-place"},
-		"a card that the VM has not":     {is: []change{setting("net1", "virtio=BC:24:11:00:23:48")}, why: "its address 10.0.0.31 is on eth0 with MAC bc:24:11:00:23:47, which none of the VM's network cards has: look at netN of VM 9031"},
-		"platform":                       {is: []change{from(Platform, ""), setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.31/24")}},
-		"platform, from the copy":        {is: []change{from(Platform, "")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
-		"platform of metal":              {is: []change{from(Platform, ""), metal}, why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: " + platform + otherwise},
+		"a card that the VM has not": {is: []change{setting("net1", "virtio=BC:24:11:00:23:48")}, why: "its address 10.0.0.31 is on eth0 with MAC bc:24:11:00:23:47, which none of the VM's network cards has: look at netN of VM 9031"},
+		"platform":                   {is: []change{from(Platform, ""), setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.31/24")}},
+		"platform, from the copy":    {is: []change{from(Platform, "")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"platform, no drive": {
+			is: []change{from(Platform, ""), noDrive}, command: addDrive + " --ipconfig1 gw=10.0.0.1,ip=10.0.0.31/24",
+			why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: give the VM a cloud-init drive (" + addDrive + " --ipconfig1 gw=10.0.0.1,ip=10.0.0.31/24)" + otherwise,
+		},
+		"platform of metal":              {is: []change{from(Platform, ""), metal}, why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: " + platform + otherwise, config: nocloud},
 		"DHCP":                           {is: []change{from(Operator, "dhcp4"), metal, noDrive}},
 		"DHCP, the drive says so":        {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=dhcp")}},
 		"DHCP, the drive says otherwise": {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=10.0.0.9/24,gw=10.0.0.1,ip6=auto")}, set: "ipconfig1=ip6=auto,ip=dhcp"},
@@ -108,12 +116,12 @@ func TestFind(t *testing.T) {
 			for _, c := range tc.is {
 				c(&a, &b)
 			}
-			set, why := Find(a.Prefix.Addr(), []Address{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
+			set, against := Find(a.Prefix.Addr(), []Address{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
 			got := ""
 			if set != nil {
 				got = set.Key + "=" + set.Value
 			}
-			if diff := cmp.Diff([]string{tc.set, tc.why}, []string{got, why}); diff != "" {
+			if diff := cmp.Diff([]string{tc.set, tc.why, tc.command, tc.config}, []string{got, against.Text, against.Command, against.Config}); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -125,8 +133,8 @@ func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {
 	a, b := machine()
 	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be told: use in-place"
 	for _, all := range [][]Address{nil, {a}} {
-		if set, why := Find(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || why != want {
-			t.Errorf("set %v, why: %s", set, why)
+		if set, against := Find(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (Obstacle{Text: want}) {
+			t.Errorf("set %v, against: %+v", set, against)
 		}
 	}
 }

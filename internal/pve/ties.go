@@ -2,8 +2,10 @@ package pve
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -45,34 +47,37 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	replications, errReplications := l.replications(ctx, vm, jobs)
 	ha, errHA := l.haResource(ctx, vm.ID)
 	tags, errTags := l.restrictedTags(ctx, vm)
-	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags)
+	snippets, errSnippets := l.snippets(ctx, vm)
+	arch, errArch := l.hostArch(ctx, vm)
+	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags, errSnippets, errArch)
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
 	for _, option := range fw.Unsettable() {
 		wrong = append(wrong, fmt.Sprintf("option %s, which only an editor writes", option))
 	}
+	var dropped []string
 	for _, why := range wrong {
-		acl = append(acl, "a firewall that Proxmox would not take again ("+why+")")
+		dropped = append(dropped, "a firewall that Proxmox would not take again ("+why+")")
 	}
-	return cluster.Ties{Firewall: fw, Dropped: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags}, nil
+	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, Snippets: snippets}, nil
 }
 
-// aclEntries names the ACL entries of the VM itself, as far as our token sees them.
-func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]string, error) {
-	paths, err := once(ctx, l, "acl", func() (map[string]bool, error) {
-		var acls []struct{ Path string }
-		err := l.get(ctx, "/access/acl", &acls)
-		paths := map[string]bool{}
-		for _, a := range acls {
-			paths[a.Path] = true
+// aclEntries are the ACL entries of the VM itself, as far as our token sees them.
+func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
+	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
+		var acls []struct {
+			Path, Type, UGID, RoleID string
+			Propagate                json.RawMessage
 		}
-		return paths, err
+		err := l.get(ctx, "/access/acl", &acls)
+		entries := map[string][]cluster.ACLEntry{}
+		for _, a := range acls {
+			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: truth(a.Propagate)})
+		}
+		return entries, err
 	})
-	if path := fmt.Sprintf("/vms/%d", id); err == nil && paths[path] {
-		return []string{"an ACL entry at " + path}, nil
-	}
-	return nil, err
+	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
 // snapshots lists the VM's snapshots by name. Proxmox's list ends with the
@@ -110,4 +115,42 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		return nil, err
 	}
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
+}
+
+// hostArch is the architecture of the VM's host as a VM's arch names it, which is read
+// only where that counts. Proxmox 7 does not tell it, nor is it told to everybody.
+func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
+	if vm.Config["arch"] == "" {
+		return "", nil
+	}
+	return once(ctx, l, "arch of "+vm.Host, func() (string, error) {
+		var status struct {
+			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
+		}
+		err := l.get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
+		if isForbidden(err) {
+			return "", nil
+		}
+		return status.Kernel.Machine, err
+	})
+}
+
+// snippets are the files of the VM's cicustom that are there, as far as our token sees them.
+func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
+	var there []string
+	for part := range strings.SplitSeq(vm.Config["cicustom"], ",") {
+		_, volid, named := strings.Cut(part, "=")
+		if !named {
+			continue
+		}
+		has, err := l.HasVolume(ctx, vm.Host, volid)
+		switch {
+		case isForbidden(err):
+		case err != nil:
+			return nil, err
+		case has:
+			there = append(there, volid)
+		}
+	}
+	return there, nil
 }

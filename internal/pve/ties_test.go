@@ -86,6 +86,9 @@ func TestTies(t *testing.T) {
 	walled := func(f firewall.Config, dropped ...string) cluster.Ties {
 		return cluster.Ties{Firewall: f, Dropped: dropped}
 	}
+	with := func(key, value string) func(*cluster.VM) {
+		return func(vm *cluster.VM) { vm.Config = map[string]string{key: value} }
+	}
 	testTies(t, map[string]tie{
 		"none":             {},
 		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
@@ -102,8 +105,10 @@ func TestTies(t *testing.T) {
 			want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
 		},
 		"ACL entries": {
-			path: "GET /access/acl", answer: data(`[{"path":"/vms/101","ugid":"a@pve"},{"path":"/vms/101","ugid":"b@pve"}]`),
-			want: walled(firewall.Config{}, "an ACL entry at /vms/101"),
+			path: "GET /access/acl", answer: data(`[{"path":"/vms/101","ugid":"a@pve","type":"user","roleid":"R","propagate":1},{"path":"/vms/101","ugid":"b","type":"group","roleid":"S","propagate":"0"}]`),
+			want: cluster.Ties{ACL: []cluster.ACLEntry{
+				{Path: "/vms/101", Kind: "user", Who: "a@pve", Role: "R", Propagate: true}, {Path: "/vms/101", Kind: "group", Who: "b", Role: "S"},
+			}},
 		},
 		"snapshots": {
 			path: onVM101 + "/snapshot", answer: data(`[{"name":"before"},{"name":"after","parent":"before"},{"name":"current","parent":"after"}]`),
@@ -116,6 +121,23 @@ func TestTies(t *testing.T) {
 			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "stopped", Settings: map[string]string{
 				"max_restart": "3", "max_relocate": "0", "group": "rack1", "comment": "two words", "failback": "0",
 			}}},
+		},
+		"arch": {
+			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"current-kernel":{"machine":"x86_64"}}`),
+			want: cluster.Ties{HostArch: "x86_64"},
+		},
+		"arch of a host that does not tell": {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"kversion":"Linux 5.15"}`)},
+		"arch of a host that is not ours":   {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
+		"arch of a host that fails": {
+			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("500 no", ""),
+			err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/status: 500 no`,
+		},
+		"snippets": {
+			vm: with("cicustom", "meta=local:snippets/m.yaml,user=local:snippets/u.yaml"), path: "GET /nodes/pve1/storage/local/content",
+			answer: data(`[{"volid":"local:snippets/m.yaml"}]`), want: cluster.Ties{Snippets: []string{"local:snippets/m.yaml"}},
+		},
+		"snippets that are not ours to see": {
+			vm: with("cicustom", "meta=local:snippets/m.yaml"), path: "GET /nodes/pve1/storage/local/content", answer: raw("403 Permission check failed (/storage/local, Datastore.Audit)", ""),
 		},
 		"HA without a state": {
 			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d"}]`),

@@ -33,10 +33,13 @@ func (l *Lab) Reserve(node string, reserved bool) {
 	l.leases.free[node] = !reserved
 }
 
-// lease is the DHCP server. A node's MAC has the same address for as long as that is reserved.
+// lease is the DHCP server, if there is one. A node's MAC has the same address for as long as that is reserved.
 func (l *Lab) lease(mac string) (netip.Addr, bool) {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
+	if l.o.NoDHCP {
+		return netip.Addr{}, false
+	}
 	for _, n := range l.Nodes {
 		if n.MAC == mac && !l.leases.free[n.Name] {
 			return n.Addr, true

@@ -72,6 +72,9 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	case n.Persistent:
 		m.Documents = n.userVolume()
 	}
+	if l.o.NoDHCP {
+		m.Documents = append(m.Documents, fmt.Sprintf("apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: %s/%d\n", n.Addr, l.o.networkBits()))
+	}
 	config, err := l.Talos.MachineConfig(m)
 	if err != nil {
 		return err

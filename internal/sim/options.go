@@ -43,6 +43,9 @@ type Options struct {
 	NextTalos     string         // another version that there are images of; "": none
 	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
 	KubernetesVersion string
+	// NoDHCP leaves out the DHCP server: the lab's own machines have their address in
+	// their configuration, and the others see to it themselves.
+	NoDHCP bool
 	// Talos is the cluster whose secrets the machines have, from another lab with
 	// the same prefix; nil makes new ones.
 	Talos *talosapi.Cluster

@@ -51,18 +51,26 @@ func drawToRecreate(p *page, nodes []toRecreate) {
 }
 
 func (n toRecreate) line() string {
-	var commands, words []string
+	var commands, configs, words []string
 	for _, o := range n.obstacles {
-		if o.Command == "" {
+		if o.Command == "" && o.Config == "" {
 			words = append(words, o.Text)
-		} else if !slices.Contains(commands, o.Command) {
+		}
+		if o.Command != "" && !slices.Contains(commands, o.Command) {
 			commands = append(commands, o.Command)
 		}
+		if o.Config != "" && !slices.Contains(configs, o.Config) {
+			configs = append(configs, o.Config)
+		}
 	}
-	line := ""
+	var lift []string
 	if len(commands) > 0 {
-		line = fmt.Sprintf("as root on %s: %s", cmp.Or(n.host, "its host"), strings.Join(commands, " && "))
+		lift = append(lift, fmt.Sprintf("as root on %s: %s", cmp.Or(n.host, "its host"), strings.Join(commands, " && ")))
 	}
+	if len(configs) > 0 {
+		lift = append(lift, fmt.Sprintf("in recast.yaml %s, then recast lock", strings.Join(configs, ", ")))
+	}
+	line := strings.Join(lift, "; ")
 	switch {
 	case len(words) == 0:
 		return line

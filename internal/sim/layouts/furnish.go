@@ -82,6 +82,12 @@ func (l Layout) before(w *world.World) error {
 			return err
 		}
 	}
+	for _, volid := range l.Proxmox.Snippets {
+		storage, name, _ := strings.Cut(volid, ":snippets/")
+		if err := w.AddSnippet(storage, firstHost, name, []byte("what is in "+volid)); err != nil {
+			return err
+		}
+	}
 	for volid, size := range l.Proxmox.Volumes {
 		storage, name, _ := strings.Cut(volid, ":")
 		if err := w.AddLUN(storage, firstHost, name, size<<30, world.NewMedia([]byte("what is on "+volid))); err != nil {

@@ -45,8 +45,7 @@ type Layout struct {
 
 // Network is how the machines come to their addresses.
 type Network struct {
-	// NoDHCP says that no DHCP server answers them. A lab whose DHCP server can't be
-	// silent gives them their addresses all the same.
+	// NoDHCP says that no DHCP server answers them.
 	NoDHCP bool `yaml:"noDHCP"`
 }
 
@@ -80,6 +79,7 @@ type Proxmox struct {
 	}
 	Devices   map[string]int64 // of the first host, in GiB
 	ISOs      []string
+	Snippets  []string
 	Volumes   map[string]int64 // that belong to no VM that there is, in GiB
 	Snapshots map[int]string
 }
@@ -87,8 +87,12 @@ type Proxmox struct {
 // Lift is what a person does so that the node is recreated.
 type Lift struct {
 	Commands []string // of the shell of a Proxmox host
+	Config   string   // what recast.yaml says then, with recast lock after it: "images.platform: nocloud"
 	Recast   string   // what the node's line in recast.yaml gets besides: "acceptLoss: [x]"
 }
+
+// Helps says whether there is anything to do.
+func (l Lift) Helps() bool { return len(l.Commands) > 0 || l.Config != "" || l.Recast != "" }
 
 // Load reads all layouts of a directory, by name.
 func Load(dir string) ([]Layout, error) {
@@ -120,7 +124,7 @@ func Load(dir string) ([]Layout, error) {
 func (l Layout) Options() sim.Options {
 	o := sim.Options{
 		Hosts: l.Hosts, ControlPlanes: cmp.Or(l.ControlPlanes, 1), Workers: cmp.Or(l.Workers, 1),
-		TalosVersion: l.Talos, Platform: l.Platform, KernelArgs: l.KernelArgs, VMs: map[string]sim.VM{}, Before: l.before,
+		TalosVersion: l.Talos, Platform: l.Platform, NoDHCP: l.Network.NoDHCP, KernelArgs: l.KernelArgs, VMs: map[string]sim.VM{}, Before: l.before,
 	}
 	for prefix, m := range map[string]*Machine{"cp": l.ControlPlane, "wk": l.Worker} {
 		n := o.ControlPlanes

@@ -28,7 +28,7 @@ func nodeStatus(c *call) (any, error) {
 	total, used := c.RootDisk(c.node())
 	inUse := memoryInUse(c, c.node())
 	return object{
-		"pveversion": "pve-manager/9.2.11/14a22df3", "kversion": "Linux 6.17.2-1-pve", "uptime": int(c.Uptime(c.node()) / time.Second), "cpu": 0.05, "wait": 0, "idle": 0,
+		"pveversion": "pve-manager/9.2.11/14a22df3", "kversion": "Linux 6.17.2-1-pve", "current-kernel": object{"sysname": "Linux", "release": "6.17.2-1-pve", "version": "#1 SMP PREEMPT_DYNAMIC PMX 6.17.2-1", "machine": "x86_64"}, "uptime": int(c.Uptime(c.node()) / time.Second), "cpu": 0.05, "wait": 0, "idle": 0,
 		"loadavg": []string{"0.50", "0.40", "0.30"},
 		"cpuinfo": object{"cpus": hostCores, "cores": hostCores, "sockets": 1, "model": "Simulated CPU", "mhz": "3000.000", "hvm": "1", "user_hz": 100, "flags": ""},
 		"memory":  object{"total": hostMemory, "used": inUse, "free": hostMemory - inUse, "available": hostMemory - inUse},

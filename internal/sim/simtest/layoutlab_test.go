@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/layouts"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // layoutLab is a lab that has a layout, whose node is stale.
@@ -139,6 +140,13 @@ func (l *layoutLab) lift() error {
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", command, err)
+		}
+	}
+	if key, value, images := strings.Cut(strings.TrimPrefix(l.of.Lift.Config, "images."), ": "); images {
+		was := regexp.MustCompile("(?m)^  "+key+": .*$").Find(l.Read("recast.yaml"))
+		l.Replace("recast.yaml", string(was), "  "+key+": "+value)
+		if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
+			return fmt.Errorf("recast lock: %w", err)
 		}
 	}
 	l.line(l.of.Lift.Recast)

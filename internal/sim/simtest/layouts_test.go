@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
@@ -33,7 +32,6 @@ type verdict struct {
 	layouts.Layout
 	plan    cluster.NodePlan
 	lifted  *cluster.NodePlan // once a person has done what the layout says; nil: not needed, or there is nothing
-	printed bool              // the plan names the first of those commands, word for word
 }
 
 // TestLayouts plans a roll of every layout, as it is and once it is lifted, and
@@ -97,21 +95,35 @@ func loadLayouts(t *testing.T) []layouts.Layout {
 func judge(t *testing.T, l *layoutLab) verdict {
 	t.Helper()
 	v := verdict{Layout: l.of, plan: planOf(t, l.Lab, l.of.Node)}
-	if v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0 || len(l.of.Lift.Commands) == 0 && l.of.Lift.Recast == "" {
+	if v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0 || !l.of.Lift.Helps() {
 		return v
 	}
-	if len(l.of.Lift.Commands) > 0 {
-		said, err := json.Marshal(v.plan)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v.printed = strings.Contains(string(said), l.of.Lift.Commands[0])
+	if *layoutsDir == ownLayouts {
+		l.requirePrinted(v.plan)
 	}
 	if err := l.lift(); err != nil {
 		t.Fatal(err)
 	}
 	v.lifted = new(planOf(t, l.Lab, l.of.Node))
 	return v
+}
+
+// requirePrinted fails the test unless the plan tells all that a person is to do, word for word.
+func (l *layoutLab) requirePrinted(plan cluster.NodePlan) {
+	l.t.Helper()
+	var commands, config []string
+	for _, o := range plan.ToRecreate {
+		if o.Command != "" {
+			commands = append(commands, strings.Split(o.Command, " && ")...)
+		}
+		config = append(config, o.Config)
+	}
+	if diff := cmp.Diff(l.of.Lift.Commands, commands); diff != "" {
+		l.t.Errorf("commands that lift it (-the layout's +the plan's):\n%s", diff)
+	}
+	if want := l.of.Lift.Config; want != "" && !slices.Contains(config, want) {
+		l.t.Errorf("the plan does not say that recast.yaml needs %s: %v", want, config)
+	}
 }
 
 // TestLayoutsAreRolled rolls every layout as far as recast and the layout's own remedy

@@ -10,19 +10,13 @@ import (
 // layoutPage is docs/layouts.md.
 func layoutPage(all []verdict) string {
 	var rows strings.Builder
-	now, after, printed, silent := 0, 0, 0, 0
+	now, after := 0, 0
 	for _, v := range all {
-		if v.Network.NoDHCP && (v.recreated() || v.liftedToRecreate()) {
-			silent++
-		}
 		switch {
 		case v.recreated():
 			now++
 		case v.liftedToRecreate():
 			after++
-			if v.printed {
-				printed++
-			}
 		}
 		rows.WriteString(v.row())
 	}
@@ -33,15 +27,14 @@ Each of these layouts is a world of the lab, made from its public sources: [the 
 A test plans a roll of one node, does what the last column says, plans again, rolls, kills the roll in its middle, resumes it and
 compares. This page is what it saw: %s writes it afresh.
 
-**%d of %d are recreated as they are, %d after what the last column says: %d %%.** The plan itself prints %d of these %d commands word for word.
-Among the recreated are %d that have no DHCP server: the lab's answers them all the same.
+**%d of %d are recreated as they are, %d after what the last column says: %d %%.** The plan itself prints these commands, word for word.
 
 | layout | strategy | why | what lifts it to recreate |
 |---|---|---|---|
 %s
 ## What they are
 
-%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, printed, after, silent, rows.String(), sources(all))
+%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, rows.String(), sources(all))
 }
 
 func (v verdict) recreated() bool {
@@ -58,18 +51,19 @@ func (v verdict) row() string {
 		strategy, why = "refused", strings.Join(v.plan.Refused, "; ")
 	}
 	_, reason, _ := strings.Cut(why, ": ")
-	if v.Network.NoDHCP {
-		strategy += ", with the lab's DHCP"
-	}
 	command := "–"
 	switch {
 	case v.recreated():
 		command = ""
 	case v.liftedToRecreate():
 		command = "`" + strings.Join(v.Lift.Commands, "`, `") + "`"
-		if v.Lift.Recast != "" {
-			command = strings.TrimPrefix(command+", `"+v.Lift.Recast+"` on its line in recast.yaml", "``, ")
+		if v.Lift.Config != "" {
+			command += ", `" + v.Lift.Config + "` in recast.yaml and `recast lock`"
 		}
+		if v.Lift.Recast != "" {
+			command += ", `" + v.Lift.Recast + "` on its line in recast.yaml"
+		}
+		command = strings.TrimPrefix(command, "``, ")
 	case v.lifted != nil:
 		command = "– (not even with its remedy)"
 	}

@@ -50,6 +50,20 @@ func (w *World) AddISO(storageID, host, name string, content []byte) error {
 	return nil
 }
 
+// AddSnippet puts a file that configurations name on a storage.
+func (w *World) AddSnippet(storageID, host, name string, content []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(storageID, host)
+	if err != nil {
+		return fmt.Errorf("add snippet %s: %w", name, err)
+	}
+	v := s.put(host, snippetKind+"/"+name)
+	v.media.Write(content)
+	v.size = int64(len(content))
+	return nil
+}
+
 // AddPool makes a resource pool.
 func (w *World) AddPool(name string) {
 	w.mu.Lock()
