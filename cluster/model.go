@@ -69,7 +69,7 @@ type Ties struct {
 	// HostArch is the architecture of the VM's host, as a VM's arch names it, where
 	// the VM has that setting; "": the host does not tell.
 	HostArch string
-	// Snippets are those of the files in the VM's cicustom that are there, by volid.
+	// Snippets are those of the files in the VM's cicustom that our token sees, by volid.
 	Snippets []string
 }
 

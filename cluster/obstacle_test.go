@@ -21,9 +21,12 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		"user data and more": {func(_ *Wanted, f *Found) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,user=local:snippets/u.yaml", []string{"local:snippets/m.yaml"}
 		}, []string{"qm set 9002 --cicustom meta=local:snippets/m.yaml"}},
-		"an old boot order": {setting("boot", "order=scsi0;scsi9"), []string{"qm set 9002 --boot order=scsi0"}},
-		"a hook":            {setting("hookscript", "local:snippets/h.pl"), []string{"qm set 9002 --delete hookscript"}},
-		"arguments of QEMU": {setting("args", "-x"), []string{""}},
+		"user data, and a file unseen": {setting("cicustom", "user=a:snippets/u,meta=a:snippets/m"), []string{"qm set 9002 --delete cicustom", "qm set 9002 --delete cicustom"}},
+		"user data and a network":      {setting("cicustom", "user=a:snippets/u,network=a:snippets/n"), []string{"qm set 9002 --cicustom network=a:snippets/n", ""}},
+		"a file unseen":                {setting("cicustom", "vendor=a:snippets/v"), []string{"qm set 9002 --delete cicustom"}},
+		"an old boot order":            {setting("boot", "order=scsi0;scsi9"), []string{"qm set 9002 --boot order=scsi0"}},
+		"a hook":                       {setting("hookscript", "local:snippets/h.pl"), []string{"qm set 9002 --delete hookscript"}},
+		"arguments of QEMU":            {setting("args", "-x"), []string{""}},
 		"a GPU": {setting("hostpci0", "01:00,pcie=1"), []string{
 			`pvesh create /cluster/mapping/pci --id vm9002-hostpci0 --map "node=pve1,path=0000:01:00,$(cd /sys/bus/pci/devices/0000:01:00.0 && ` +
 				`printf id=%s:%s,subsystem-id=%s:%s,iommugroup=%s $(cut -c3- vendor device subsystem_vendor subsystem_device) $(basename $(readlink iommu_group)))" && ` +

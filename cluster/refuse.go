@@ -121,7 +121,7 @@ func (c candidate) preconfigured() []Obstacle {
 	if customUserData(c.vm) {
 		out = append(out, Obstacle{
 			Text:    fmt.Sprintf("cicustom's user data (%s) %s: remove its user= part", c.vm.Config["cicustom"], would),
-			Command: c.vm.withoutCustom("user"), // the rest is for unwritable to judge
+			Command: c.keepCustom(),
 		})
 	}
 	if serial := smbiosSerial(c.vm.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {

@@ -102,8 +102,9 @@ func TestRecreateIsImpossible(t *testing.T) {
 		"serial socket":   {change: set("serial0", "socket")},
 		"parallel":        {change: set("parallel0", "/dev/parport0"), recreate: rootText("parallel0")},
 		"cicustom without user data": {
-			change:   set("cicustom", "vendor=local:snippets/v.yaml"),
-			recreate: "the VM has cicustom (vendor=local:snippets/v.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+			change: set("cicustom", "vendor=local:snippets/v.yaml"),
+			recreate: "the VM has cicustom (vendor=local:snippets/v.yaml), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/local, " +
+				"or remove that part, with which Talos' platform metadata goes; or use reimage",
 		},
 		"cicustom, whose files are there": {change: func(_ *Wanted, f *Found, _ *Observation) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "vendor=local:snippets/v.yaml,meta=local:snippets/m.yaml", []string{"local:snippets/m.yaml", "local:snippets/v.yaml"}
@@ -112,7 +113,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 			change: func(_ *Wanted, f *Found, _ *Observation) {
 				f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,network=local:snippets/n.yaml", []string{"local:snippets/m.yaml", "local:snippets/n.yaml"}
 			},
-			recreate: "the VM has cicustom (network=local:snippets/n.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+			recreate: "the VM has cicustom (network=local:snippets/n.yaml), and what that says nobody sees: remove it, or use reimage",
 		},
 		"the host's own architecture": {change: func(w *Wanted, f *Found, _ *Observation) {
 			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "x86_64"

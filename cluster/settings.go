@@ -112,9 +112,7 @@ func (c candidate) unwritable() []Obstacle {
 			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
 		}
 	}
-	for _, part := range c.unchecked() {
-		add("cicustom", "the VM has cicustom (%s), whose files nobody checks when it is made again: remove it, or use reimage", part)
-	}
+	out = append(out, c.customised()...)
 	if c.vm.Config["cipassword"] != "" {
 		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
 	}
@@ -122,20 +120,39 @@ func (c candidate) unwritable() []Obstacle {
 	return out
 }
 
-// unchecked are the parts of cicustom with which a new VM might not start, or not
+// customised are the parts of cicustom with which a new VM might not start, or not be
 // where the old one was: without its files Proxmox starts none (PVE/QemuServer/Cloudinit.pm,
 // read_cloudinit_snippets_file), and one of the network may say what the machine never did.
-func (c candidate) unchecked() []string {
-	var out []string
+func (c candidate) customised() []Obstacle {
+	var out []Obstacle
 	for part := range strings.SplitSeq(c.vm.Config["cicustom"], ",") {
-		switch kind, volid, _ := strings.Cut(part, "="); {
+		kind, volid, _ := strings.Cut(part, "=")
+		storage, _, _ := strings.Cut(volid, ":")
+		switch {
 		case kind == "" || kind == "user": // none, or refused for that
-		case kind != "network" && slices.Contains(c.found.Ties.Snippets, volid):
-		default:
-			out = append(out, part)
+		case kind == "network":
+			out = append(out, Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), and what that says nobody sees: remove it, or use reimage", part)})
+		case !slices.Contains(c.found.Ties.Snippets, volid):
+			out = append(out, Obstacle{
+				Text: fmt.Sprintf("the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
+					"or remove that part, with which Talos' platform metadata goes; or use reimage", part, storage),
+				Command: c.keepCustom(),
+			})
 		}
 	}
 	return out
+}
+
+// keepCustom is the command that leaves of cicustom what a new VM can have, and the
+// network, which may be how the machine is reached.
+func (c candidate) keepCustom() string {
+	gone := []string{"user"}
+	for part := range strings.SplitSeq(c.vm.Config["cicustom"], ",") {
+		if kind, volid, _ := strings.Cut(part, "="); kind != "network" && !slices.Contains(c.found.Ties.Snippets, volid) {
+			gone = append(gone, kind)
+		}
+	}
+	return c.vm.withoutCustom(gone...)
 }
 
 // madeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,

@@ -81,7 +81,7 @@ func settingRefusals() []refusal {
 		return refusal{name: name, bring: whileOff(change(pairs...)), lift: whileOff(remove(keys...)), also: also}
 	}
 	ofRoot := []string{
-		"affinity=0-3", "amd-sev=type=std", "arch=x86_64", "args=-cpu host,+vmx", "hookscript=local:snippets/hook.pl",
+		"affinity=0-3", "amd-sev=type=std", "args=-cpu host,+vmx", "hookscript=local:snippets/hook.pl",
 		"hostpci0=0000:01:00.0,pcie=1", "hostpci1=mapping=gpu,romfile=vbios.bin", "hugepages=1024", "intel-tdx=type=tdx", "ivshmem=size=32",
 		"keephugepages=1", "parallel0=/dev/parport0", "serial1=/dev/ttyS0", "spice_enhancements=videostreaming=all", "usb0=host=1234:5678",
 	}
@@ -93,7 +93,8 @@ func settingRefusals() []refusal {
 	return []refusal{
 		settings("settings of root@pam", ofRoot, root...),
 		settings("what is written by others", []string{"cicustom=meta=local:snippets/meta.yaml", "cipassword=secret"},
-			"the VM has cicustom (meta=local:snippets/meta.yaml), whose files nobody checks when it is made again: remove it, or use reimage",
+			"the VM has cicustom (meta=local:snippets/meta.yaml), without which file a new VM would not start, and the token does not see it: "+
+				"grant it Datastore.Allocate on /storage/local, or remove that part, with which Talos' platform metadata goes; or use reimage",
 			"the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"),
 		{name: "protection", bring: change("protection=1"), lift: change("protection=0")},
 		settings("mapped device", []string{"hostpci0=mapping=gpu,pcie=1"}),
