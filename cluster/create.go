@@ -66,7 +66,7 @@ func (r *Replace) newConfig(iso string) (map[string]string, error) {
 	if r.Blank != nil {
 		config[r.Blank.Key] = r.Blank.Value
 	}
-	return config, nil
+	return config, r.takeOut(config)
 }
 
 // oldConfig is the remembered configuration without disks, which attach gives
@@ -167,12 +167,20 @@ func withoutOption(d Disk, names ...string) Disk {
 	return d
 }
 
-// cdKey picks the CD drive for the boot ISO: the one that is there, else a free key.
+// cdKey picks the CD drive for the boot ISO: an empty one, else the one that is there, else a free key.
 func cdKey(config map[string]string, disks []Disk) string {
+	drive := ""
 	for _, d := range disks {
-		if d.CDROM && !d.CloudInit() {
+		switch {
+		case !d.CDROM || d.CloudInit():
+		case d.Volid == "none":
 			return d.Key
+		case drive == "":
+			drive = d.Key
 		}
+	}
+	if drive != "" {
+		return drive
 	}
 	for _, key := range []string{"ide2", "ide0", "ide1", "ide3", "sata5", "sata4"} {
 		if _, taken := config[key]; !taken {

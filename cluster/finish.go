@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -110,7 +111,9 @@ func (r *Replace) settingsToRestore(ctx context.Context) (vm VM, set map[string]
 			del = append(del, key)
 		}
 	}
-	return vm, set, del, nil
+	media, err := r.mediaToPutBack(ctx, vm)
+	maps.Copy(set, media)
+	return vm, set, del, err
 }
 
 func (r *Replace) settingsRestored(ctx context.Context) (string, error) {

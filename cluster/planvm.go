@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -31,6 +32,10 @@ func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
 				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)
 			}
 		}
+	}
+	media, _ := vm.otherMedia() // what can't be read is refused
+	for _, key := range slices.Sorted(maps.Keys(media)) {
+		note("%s is empty until its node is healthy: %s is taken out, lest it configure the blank machine", key, media[key].Volid)
 	}
 	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && bootDevices(boot) == nil {
 		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)

@@ -32,7 +32,11 @@ func (r *Replace) blank(ctx context.Context) error {
 		return err
 	}
 	cd := cdKey(r.VM.Config, disks)
-	if err := r.set(ctx, map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}); err != nil {
+	media := map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}
+	if err := r.takeOut(media); err != nil {
+		return err
+	}
+	if err := r.set(ctx, media); err != nil {
 		return err
 	}
 	_, now, there, err := r.systemNow(r.current(ctx))

@@ -163,6 +163,23 @@ func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
 	return attachment{}, false
 }
 
+// userData is the machine configuration that an image of platform nocloud finds on a
+// CD with cloud-init data before it would go into maintenance mode
+// (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration). What
+// Proxmox writes on its own drive begins with #cloud-config, which Talos ignores.
+func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
+	if image.Platform != "nocloud" {
+		return firstConfig{}, false
+	}
+	for _, d := range m.devices() {
+		if raw, is := artefact.UserData(d.bytes()); is && d.CDROM {
+			_, err := parseConfig(raw)
+			return firstConfig{raw: raw}, err == nil
+		}
+	}
+	return firstConfig{}, false
+}
+
 // leased is the attachment with the address that DHCP gives to the link's card.
 func (m *machine) leased(a attachment) attachment {
 	card := 0

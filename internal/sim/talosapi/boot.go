@@ -118,12 +118,15 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	b.sequence("", "initialize", b.release().phases(initializePhases))
 	b.seq.to("config")
 	if !configured {
-		first, end, err := b.maintenance(ctx)
-		if err != nil {
-			return b.crash(ctx, err)
-		}
-		if end != carryOn {
-			return b.leave(ctx, end), nil
+		first, given := b.m.userData(b.med.image)
+		if !given {
+			var end outcome
+			if first, end, err = b.maintenance(ctx); err != nil {
+				return b.crash(ctx, err)
+			}
+			if end != carryOn {
+				return b.leave(ctx, end), nil
+			}
 		}
 		st, b.tried = stateData{Config: first.raw, NodeID: newNodeID()}, first.tried
 		if _, installed := systemDisk(b.m.devices()); installed && !b.tried {
