@@ -171,6 +171,11 @@ func (n *Needs) node(s Strategy, w Wanted, f Found, disks []DiskPlan) {
 			n.add("/", "give the new VM its tag "+tag, nil, "Sys.Modify")
 		}
 	}
+	if media, err := (VM{Config: config}).otherMedia(); err == nil && s == Reimage {
+		for key := range media {
+			n.medium(key, config[key])
+		}
+	}
 	if s == Reimage && f.blankSetting(w.Build) != nil {
 		n.add("/vms", "tell the blank machine its address", spots, "VM.Config.Network")
 	}

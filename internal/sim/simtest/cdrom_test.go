@@ -84,3 +84,29 @@ func TestConfigurationOnACD(t *testing.T) {
 		})
 	}
 }
+
+// TestSettingsOfRootThatChangeNothing: which processors of the host it has, the machine
+// does not see, and what its host is anyway need not be said.
+func TestSettingsOfRootThatChangeNothing(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		whileOff(change("arch=x86_64", "affinity=0-3"))(lab)
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "wk1")
+		if len(n.ToRecreate) != 1 || n.ToRecreate[0].Command != "qm set 9031 --delete affinity" {
+			t.Fatalf("to recreate: %+v", n.ToRecreate)
+		}
+		_, err := lab.Shell("pve1").Run(strings.Fields(n.ToRecreate[0].Command))
+		must(t, err)
+		if n = planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || !slices.Contains(n.Renewed, "arch (left out: its host is x86_64)") {
+			t.Errorf("lifted: %s: %s; renewed %q", n.Strategy, n.Why, n.Renewed)
+		}
+		_, err = lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		must(t, err)
+		requireDrift(t, lab, "cp1")
+		if s := lab.settings(); s["affinity"] != "" || s["arch"] != "" {
+			t.Errorf("affinity %q, arch %q", s["affinity"], s["arch"])
+		}
+		lab.RequireIntact()
+	})
+}

@@ -95,9 +95,11 @@ func (l *layoutLab) vm() world.VM {
 // the boot ISO was in, which is left empty where the VM had none.
 func (l *layoutLab) shape() map[string]string {
 	shape := map[string]string{}
-	for key, value := range l.vm().Config {
+	for key, value := range l.vm().Merged() {
 		d, err := cluster.ParseDisk(key, value)
 		switch {
+		case key == "arch" && value == "x86_64": // as the hosts are anyway
+			continue
 		case key == l.node.SystemDrive(), slices.Contains([]string{"meta", "vmgenid", "digest"}, key), err == nil && d.CDROM && !d.CloudInit():
 			continue
 		case err == nil && !d.CDROM:

@@ -70,6 +70,9 @@ func cloudRefusals() []refusal {
 	}}
 }
 
+const unseenMeta = "the VM has cicustom (meta=local:snippets/meta.yaml), without which file a new VM would not start, and the token does not see it: " +
+	"grant it Datastore.Allocate on /storage/local, or remove that part, with which Talos' platform metadata goes; or use reimage"
+
 // settingRefusals are settings that a token can't give to a new VM, or that are gone with the old one.
 func settingRefusals() []refusal {
 	settings := func(name string, pairs []string, also ...string) refusal {
@@ -93,8 +96,7 @@ func settingRefusals() []refusal {
 	return []refusal{
 		settings("settings of root@pam", ofRoot, root...),
 		settings("what is written by others", []string{"cicustom=meta=local:snippets/meta.yaml", "cipassword=secret"},
-			"the VM has cicustom (meta=local:snippets/meta.yaml), without which file a new VM would not start, and the token does not see it: "+
-				"grant it Datastore.Allocate on /storage/local, or remove that part, with which Talos' platform metadata goes; or use reimage",
+			unseenMeta,
 			"the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"),
 		{name: "protection", bring: change("protection=1"), lift: change("protection=0")},
 		settings("mapped device", []string{"hostpci0=mapping=gpu,pcie=1"}),
@@ -258,7 +260,7 @@ func preconfiguredRefusals() []refusal {
 	}
 	bring, lift := setting("cicustom", "user=local:snippets/user.yaml,meta=local:snippets/meta.yaml")
 	add("cloud-init user data", bring, lift,
-		"cicustom's user data (user=local:snippets/user.yaml,meta=local:snippets/meta.yaml) "+would+": remove its user= part")
+		"cicustom's user data (user=local:snippets/user.yaml,meta=local:snippets/meta.yaml) "+would+": remove its user= part", unseenMeta)
 	add("SMBIOS serial", smbios(",serial=ds=nocloud-net;s=http://10.0.0.1/"), plain,
 		`the SMBIOS serial "ds=nocloud-net;s=http://10.0.0.1/" `+would+": remove it from smbios1")
 	add("SMBIOS serial in base64", smbios(",base64=1,serial=ZHM9bm9jbG91ZDtzPWh0dHA6Ly8xMC4wLjAuMS8="), plain,
