@@ -73,27 +73,6 @@ type Ties struct {
 	Snippets []string
 }
 
-// ACLEntry is one of Proxmox' access control list.
-type ACLEntry struct {
-	Path, Kind, Who, Role string // Kind is "user", "group" or "token"
-	Propagate             bool
-}
-
-func (e ACLEntry) words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
-
-// arguments are those by which pveum acl knows the entry.
-func (e ACLEntry) arguments() string {
-	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, shellQuote(e.Who), shellQuote(e.Role))
-}
-
-// propagates is the option that pveum acl modify has to be given; it propagates otherwise.
-func (e ACLEntry) propagates() string {
-	if e.Propagate {
-		return ""
-	}
-	return " --propagate 0"
-}
-
 // TiesRead is a VM's Ties, or why they could not be read.
 type TiesRead struct {
 	Ties

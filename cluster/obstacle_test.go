@@ -36,10 +36,12 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		"two GPUs in one":      {setting("hostpci0", "host=0000:01:00.0;0000:02:00.0"), []string{""}},
 		"a stick":              {setting("usb1", "host=10c4:ea60,usb3=1"), []string{"pvesh create /cluster/mapping/usb --id vm9002-usb1 --map node=pve1,id=10c4:ea60 && qm set 9002 --usb1 mapping=vm9002-usb1,usb3=1 && qm reboot 9002"}},
 		"a socket for a stick": {setting("usb1", "host=1-4"), []string{""}},
-		"a colleague": {func(_ *Wanted, f *Found) {
-			f.Ties.ACL = []ACLEntry{{"/vms/9002", "token", "a@pve!b", "PVEVMUser", true}, {"/vms/9002", "user", "c@pve", "R", false}}
+		"a colleague": {
+			func(_ *Wanted, f *Found) {
+				f.Ties.ACL = []ACLEntry{{"/vms/9002", "token", "a@pve!b", "PVEVMUser", true}, {"/vms/9002", "user", "c@pve", "R", false}}
+			},
+			[]string{"pveum acl delete /vms/9002 --tokens 'a@pve!b' --roles PVEVMUser", "pveum acl delete /vms/9002 --users c@pve --roles R"},
 		},
-			[]string{"pveum acl delete /vms/9002 --tokens 'a@pve!b' --roles PVEVMUser", "pveum acl delete /vms/9002 --users c@pve --roles R"}},
 		"an address of its own": {func(w *Wanted, f *Found) { w.Build.Platform = "nocloud"; static(f); delete(f.VM.Config, "ide0") }, []string{"qm set 9002 --scsi30 fast:cloudinit"}},
 		"a network file":        {setting("cicustom", "network=local:snippets/n.yaml"), []string{""}},
 		"another processor":     {setting("arch", "x86_64"), []string{""}},

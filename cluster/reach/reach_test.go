@@ -44,23 +44,26 @@ func metal(_ *Address, b *Blank)   { b.Platform = "metal" }
 
 func args(list ...string) change { return func(_ *Address, b *Blank) { b.KernelArgs = list } }
 
+// What lifts most of them.
+const (
+	addDrive = "qm set 9031 --scsi29 fast:cloudinit"
+	nocloud  = "images.platform: nocloud"
+)
+
 func TestFind(t *testing.T) {
 	t.Parallel()
 	const (
 		alone     = "its address 10.0.0.31 (eth0) is in its machine configuration alone, so a blank machine would not have it: "
 		otherwise = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
 		platform  = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
-		addDrive  = "qm set 9031 --scsi29 fast:cloudinit"
 		drive     = "give the VM a cloud-init drive (" + addDrive + ")"
-		nocloud   = "images.platform: nocloud"
 		noArg     = "its address 10.0.0.31 is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once"
 	)
 	for name, tc := range map[string]struct {
-		is  []change
-		set string // key=value
-		why string
-
-		command, config string // that lift it
+		is              []change
+		set             string // key=value
+		why             string
+		command, config string
 	}{
 		"configuration":                           {set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
 		"configuration, no gateway":               {is: []change{at("10.0.0.31/24", "")}, set: "ipconfig1=ip=10.0.0.31/24"},

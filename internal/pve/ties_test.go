@@ -94,8 +94,10 @@ func TestTies(t *testing.T) {
 		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
 		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(firewall.Config{Options: firewall.Entry{"enable": "1"}})},
 		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(firewall.Config{Aliases: []firewall.Entry{{"name": "a"}}})},
-		"firewall IP sets": {path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
-			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}})},
+		"firewall IP sets": {
+			path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
+			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}}),
+		},
 		"a firewall option of an editor's": {
 			path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","ips":1}`),
 			want: walled(firewall.Config{Options: firewall.Entry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),

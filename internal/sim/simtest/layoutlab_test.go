@@ -145,7 +145,7 @@ func (l *layoutLab) lift() error {
 		}
 	}
 	if key, value, images := strings.Cut(strings.TrimPrefix(l.of.Lift.Config, "images."), ": "); images {
-		was := regexp.MustCompile("(?m)^  "+key+": .*$").Find(l.Read("recast.yaml"))
+		was := regexp.MustCompile("(?m)^  " + key + ": .*$").Find(l.Read("recast.yaml"))
 		l.Replace("recast.yaml", string(was), "  "+key+": "+value)
 		if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
 			return fmt.Errorf("recast lock: %w", err)

@@ -30,8 +30,8 @@ const (
 // verdict is what recast makes of a layout.
 type verdict struct {
 	layouts.Layout
-	plan    cluster.NodePlan
-	lifted  *cluster.NodePlan // once a person has done what the layout says; nil: not needed, or there is nothing
+	plan   cluster.NodePlan
+	lifted *cluster.NodePlan // once a person has done what the layout says; nil: not needed, or there is nothing
 }
 
 // TestLayouts plans a roll of every layout, as it is and once it is lifted, and
