@@ -34,7 +34,7 @@ func tiedRefusals() []refusal {
 			bring: func(l *Lab) { l.World.AddReplication(job) }, lift: func(l *Lab) { l.World.RemoveReplication(job.ID) },
 		},
 		{
-			name: "ACL entry of its own", also: tied("an ACL entry at /vms/9031"),
+			name: "ACL entry of its own", also: []string{colleague},
 			bring: func(l *Lab) { l.World.Grant(acl) }, lift: func(l *Lab) { l.World.Revoke(acl) },
 		},
 		{name: "firewall option of an editor's", bring: firewall(byHand), also: tied(unsettable), lift: noFirewall},
@@ -44,7 +44,7 @@ func tiedRefusals() []refusal {
 				l.World.Grant(acl)
 				l.World.SetFirewall(wk1, byHand)
 			},
-			also: append(tied("an ACL entry at /vms/9031"), tied(unsettable)...),
+			also: append(tied(unsettable), colleague),
 			lift: func(l *Lab) { l.World.Revoke(acl); noFirewall(l) },
 		},
 		{name: "an ACL entry of another VM", bring: func(l *Lab) { l.World.Grant(world.ACL{Path: "/vms/90310", Who: "alice@pve", Role: "PVEVMUser"}) }},
@@ -72,6 +72,9 @@ func cloudRefusals() []refusal {
 
 const unseenMeta = "the VM has cicustom (meta=local:snippets/meta.yaml), without which file a new VM would not start, and the token does not see it: " +
 	"grant it Datastore.Allocate on /storage/local, or remove that part, with which Talos' platform metadata goes; or use reimage"
+
+const colleague = "the VM has an ACL entry at /vms/9031 (PVEVMUser of user alice@pve), which a delete would drop: remove it, " +
+	"and after the roll pveum acl modify /vms/9031 --users alice@pve --roles PVEVMUser; or use reimage"
 
 // settingRefusals are settings that a token can't give to a new VM, or that are gone with the old one.
 func settingRefusals() []refusal {
