@@ -110,13 +110,41 @@ func (l *localLook) rookDaemons(ctx context.Context, namespace, dir string) (map
 	return kinds, nil
 }
 
-// keepsState says whether the pod has a directory at or below dir. Every daemon
-// has its logs and crash dumps there, whose loss loses no data.
+// keepsState says whether the pod has a directory at or below dir that nothing makes anew.
+// Every daemon has its logs, crash dumps and sockets there, whose loss loses no data.
 func keepsState(spec *corev1.PodSpec, dir string) bool {
+	activated := activatedVolumes(spec)
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
-		if v.HostPath == nil || v.Name == "rook-ceph-log" || v.Name == "rook-ceph-crash" {
-			return false
-		}
-		return within(path.Clean(v.HostPath.Path), dir)
+		stateless := slices.Contains([]string{"rook-ceph-log", "rook-ceph-crash", "ceph-daemons-sock-dir"}, v.Name)
+		return v.HostPath != nil && !stateless && !slices.Contains(activated, v.Name) && within(path.Clean(v.HostPath.Path), dir)
 	})
+}
+
+// activatedVolumes are the volumes of an OSD that its init container activate fills at every
+// start from what BlueStore or LVM's tags have on the device: ceph-volume raw activate,
+// ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool prime-osd-dir (rook,
+// pkg/operator/ceph/cluster/osd, activate-osd.sh and getActivatePVCInitContainer in spec.go).
+// Such an OSD mounts rook-data, the whole directory, as well and has none of its own there.
+// OSDs in a directory or on a partition of Rook before 1.3 have no such container. The mode is
+// what Rook itself reads back from the Deployment (getOSDInfo in osd.go). A loop device may be a
+// file of the system disk: nothing is proven of it.
+func activatedVolumes(spec *corev1.PodSpec) []string {
+	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "activate" })
+	osd := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == "osd" })
+	if i < 0 || osd < 0 {
+		return nil
+	}
+	env := slices.Concat(spec.InitContainers[i].Env, spec.Containers[osd].Env)
+	known := slices.ContainsFunc(env, func(e corev1.EnvVar) bool {
+		return e.Name == "ROOK_CV_MODE" && (e.Value == "raw" || e.Value == "lvm")
+	})
+	loop := slices.ContainsFunc(env, func(e corev1.EnvVar) bool { return strings.HasPrefix(e.Value, "/dev/loop") })
+	if !known || loop {
+		return nil
+	}
+	volumes := []string{"rook-data"}
+	for _, m := range spec.InitContainers[i].VolumeMounts {
+		volumes = append(volumes, m.Name)
+	}
+	return volumes
 }

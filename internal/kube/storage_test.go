@@ -131,6 +131,12 @@ func TestLocalDataOfRook(t *testing.T) {
 	osdData := map[string]string{"activate-osd": "/var/lib/rook/rook-ceph/f_1"}
 	finished := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", osdData)
 	finished.Status.Phase = corev1.PodSucceeded
+	onClaim := osdPod("raw", "/dev/sdb", map[string]string{"set1-data-0-bridge": "/var/lib/rook/rook-ceph/set1-data-0"})
+	onClaim.Spec.Volumes = append(onClaim.Spec.Volumes, corev1.Volume{Name: "set1-data-0", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "set1-data-0"},
+	}})
+	onClaimOldMode := onClaim.DeepCopy()
+	onClaimOldMode.Spec.InitContainers[0].Name = "blkdevmapper" // and no container that activates, with the mode lvm
 	cases := map[string]struct {
 		dir     string
 		pods    []*corev1.Pod
@@ -158,6 +164,25 @@ func TestLocalDataOfRook(t *testing.T) {
 		"a neighbour's directory": {
 			dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"x": "/var/lib/rook2"})},
 		},
+		"monitor on a claim, with sockets": {
+			dir:  "/var/lib/rook",
+			pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"ceph-daemons-sock-dir": "/var/lib/rook/exporter"})},
+		},
+		"OSD, raw":           {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}},
+		"OSD, raw, drained":  {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}, drained: true},
+		"OSD, LVM":           {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("lvm", "/dev/ceph-1/osd-block-1", osdVolumes)}},
+		"OSD, raw, on claim": {dir: "/var/lib/rook", pods: []*corev1.Pod{onClaim}},
+		"OSD, raw, and a monitor": {
+			dir:  "/var/lib/rook",
+			pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes), daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)},
+			want: data("rook-ceph-mon"),
+		},
+		"OSD that nothing activates":   {dir: "/var/lib/rook", pods: []*corev1.Pod{onClaimOldMode}, want: data("rook-ceph-osd")},
+		"OSD of an unknown mode":       {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("seastore", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD of no mode":               {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD in a file":                {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/loop0", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD with a directory of data": {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", map[string]string{"data": "/var/lib/rook/osd0"})}, want: data("rook-ceph-osd")},
+
 		"finished":      {dir: "/var/lib/rook", pods: []*corev1.Pod{finished}},
 		"external Ceph": {pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)}},
 	}
@@ -182,6 +207,29 @@ func TestLocalDataOfRook(t *testing.T) {
 			})
 		})
 	}
+}
+
+// osdVolumes are those that Rook gives an OSD on a device of the node (rook,
+// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and getActivateOSDInitContainer).
+var osdVolumes = map[string]string{
+	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
+	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",
+	"devices": "/dev", "run-udev": "/run/udev",
+}
+
+// osdPod is an OSD on wk1 in a mode of ceph-volume, whose first container activates it.
+func osdPod(mode, device string, volumes map[string]string) *corev1.Pod {
+	p := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", volumes)
+	env := []corev1.EnvVar{{Name: "ROOK_BLOCK_PATH", Value: device}, {Name: "ROOK_CV_MODE", Value: mode}}
+	p.Spec.Containers[0].Name, p.Spec.Containers[0].Env = "osd", env
+	activate := corev1.Container{Name: "activate", Image: "x"}
+	for _, name := range []string{"activate-osd", "set1-data-0-bridge"} {
+		if volumes[name] != "" {
+			activate.VolumeMounts = append(activate.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/var/lib/ceph/osd/ceph-0"})
+		}
+	}
+	p.Spec.InitContainers = []corev1.Container{activate}
+	return p
 }
 
 // tied is the Deployment that a daemon's pod comes from, without any pod.
