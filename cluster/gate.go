@@ -206,7 +206,7 @@ func (n *nodeRoll) requireReplaceable(ctx context.Context) error {
 	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
 		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
 	}
-	against := slices.Concat(texts(c.occupied()), c.irreplaceable())
+	against := slices.Concat(texts(c.occupied()), texts(c.irreplaceable()))
 	if n.plan.Strategy == Recreate {
 		against = append(against, texts(c.tied())...)
 	}

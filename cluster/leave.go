@@ -21,7 +21,7 @@ func (n *NodePlan) askLosses() {
 	if !leaves {
 		return
 	}
-	for _, reason := range c.irreplaceable() {
+	for _, reason := range texts(c.irreplaceable()) {
 		if n.found.Open() && n.Strategy != PutBack && n.Strategy != Rollback {
 			reason += fmt.Sprintf("; recast recover %s gives the replacement up instead", n.Node)
 		}

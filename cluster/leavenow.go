@@ -21,7 +21,7 @@ func (n *nodeRoll) requireNoLoss(ctx context.Context) error {
 	if !leaves {
 		return nil
 	}
-	against := c.irreplaceable()
+	against := texts(c.irreplaceable())
 	if len(against) == 0 {
 		return nil
 	}

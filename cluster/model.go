@@ -265,6 +265,9 @@ type LocalData struct {
 
 	Format string // of the pool that it is in: FormatLVM or FormatZFS; "" for a file or directory, or where nothing tells
 	Group  string // name of that volume group or pool; "" where nothing tells
+
+	Lift    string // what moves it to other nodes, in words; "" where nothing does
+	Command string // for kubectl, which begins that; "" for none
 }
 
 // NodeMetadata is what people put on a Node and a new Node would lack.

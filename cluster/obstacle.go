@@ -5,7 +5,7 @@ import "slices"
 // Obstacle is one thing that stands against a strategy.
 type Obstacle struct {
 	Text string `json:"text"` // what it is, and what lifts it, in words
-	// Command lifts it, as root on the VM's host; "": no single command does.
+	// Command lifts it, as root on the VM's host, or from anywhere if it is kubectl; "": no single command does.
 	Command string `json:"command,omitempty"`
 	// Config is what recast.yaml has to say besides, before the next recast lock.
 	Config string `json:"config,omitempty"`

@@ -68,7 +68,7 @@ func (c candidate) againstReplacing() []Obstacle {
 	if c.disksErr != nil {
 		out = append(out, c.disksErr.Error()+": correct the VM's configuration")
 	}
-	return slices.Concat(inWords(out), c.occupied(), c.entangled(), inWords(c.untellable()), inWords(c.irreplaceable()),
+	return slices.Concat(inWords(out), c.occupied(), c.entangled(), inWords(c.untellable()), c.irreplaceable(),
 		c.preconfigured(), c.unreachable(), inWords(c.sealed()), inWords(c.mislabelled()))
 }
 

@@ -24,8 +24,9 @@ const (
 
 // loss is data that goes with the system disk.
 type loss struct {
-	name string // what acceptLoss calls it
-	what string
+	name          string // what acceptLoss calls it
+	what          string
+	lift, command string // as of LocalData
 }
 
 // losses lists the data that only the system disk has, and the names in
@@ -35,15 +36,15 @@ func (c candidate) losses() (lost []loss, unknown []string) {
 		switch {
 		case v.Disk != c.m.SystemDisk, slices.Contains(talosLabels, v.Label), strings.HasPrefix(v.Label, swapVolume):
 		case v.Label == "":
-			lost = append(lost, loss{v.Device, "partition " + v.Device})
+			lost = append(lost, loss{name: v.Device, what: "partition " + v.Device})
 		default:
-			lost = append(lost, loss{v.Label, "volume " + v.Label})
+			lost = append(lost, loss{name: v.Label, what: "volume " + v.Label})
 		}
 	}
 	for _, l := range c.found.Local {
 		listed := slices.ContainsFunc(lost, func(o loss) bool { return o.name == l.Name })
 		if !listed && c.onSystemDisk(l) {
-			lost = append(lost, loss{l.Name, l.What})
+			lost = append(lost, loss{name: l.Name, what: l.What, lift: l.Lift, command: l.Command})
 		}
 	}
 	lost = append(lost, c.unseen...)
@@ -128,17 +129,23 @@ func (m Machine) bareSystemDisk() bool {
 }
 
 // irreplaceable is the data of the system disk that nobody has said may be lost.
-func (c candidate) irreplaceable() []string {
-	var out []string
+func (c candidate) irreplaceable() []Obstacle {
+	var out []Obstacle
 	lost, _ := c.losses()
 	for _, l := range lost {
+		what, remedy := "is on the system disk", "move it to a disk of its own"
 		switch {
 		case slices.Contains(c.AcceptLoss, l.name):
+			continue
 		case slices.Contains(c.unseen, l):
-			out = append(out, fmt.Sprintf("%s may be on the system disk and would be lost: see that it answers, or name %s in nodes[].acceptLoss", l.what, l.name))
-		default:
-			out = append(out, fmt.Sprintf("%s is on the system disk and would be lost: move it to a disk of its own, or name %s in nodes[].acceptLoss", l.what, l.name))
+			what, remedy = "may be on the system disk", "see that it answers"
+		case l.lift != "":
+			remedy = l.lift + "; or " + remedy
 		}
+		out = append(out, Obstacle{
+			Text:    fmt.Sprintf("%s %s and would be lost: %s, or name %s in nodes[].acceptLoss", l.what, what, remedy, l.name),
+			Command: l.command,
+		})
 	}
 	return out
 }

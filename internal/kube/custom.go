@@ -67,11 +67,23 @@ func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 
 // listCustom lists custom resources of all namespaces; named restricts it to those of
 // that name, "" does not.
-func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) (all []T, err error) {
+func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
+	if named == "" {
+		return listSelected[T](ctx, c, r, "", "")
+	}
+	return listSelected[T](ctx, c, r, "fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
+}
+
+// listLabelled is listCustom of those that a label selector picks; "" picks all.
+func listLabelled[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, labels string) ([]T, error) {
+	return listSelected[T](ctx, c, r, "labelSelector", labels)
+}
+
+func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, by, selector string) (all []T, err error) {
 	request := func() *rest.Request {
 		request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
-		if named != "" {
-			request = request.Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
+		if selector != "" {
+			request = request.Param(by, selector)
 		}
 		return request
 	}

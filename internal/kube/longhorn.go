@@ -3,8 +3,10 @@ package kube
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,14 +22,29 @@ var longhornVersion = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta
 type longhornNode struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
-		Disks map[string]struct {
-			Type string `json:"diskType"`
-			Path string `json:"path"`
-		} `json:"disks"`
+		Scheduling bool                        `json:"allowScheduling"`
+		Evicting   bool                        `json:"evictionRequested"`
+		Disks      map[string]longhornDiskSpec `json:"disks"`
 	} `json:"spec"`
 	Status struct {
-		Disks map[string]*longhornDisk `json:"diskStatus"`
+		Conditions []longhornCondition      `json:"conditions"`
+		Disks      map[string]*longhornDisk `json:"diskStatus"`
 	} `json:"status"`
+}
+
+type longhornDiskSpec struct {
+	Type       string `json:"diskType"`
+	Path       string `json:"path"`
+	Scheduling bool   `json:"allowScheduling"`
+	Evicting   bool   `json:"evictionRequested"`
+}
+
+// directory is that of the disk; "" for a whole block device. Longhorn's default ends in a slash.
+func (d longhornDiskSpec) directory() string {
+	if d.Type == "block" || d.Type == "lvm" {
+		return ""
+	}
+	return path.Clean("/" + d.Path)
 }
 
 type longhornDisk struct {
@@ -35,21 +52,145 @@ type longhornDisk struct {
 	Conditions    []longhornCondition `json:"conditions"`
 	Replicas      map[string]int64    `json:"scheduledReplica"`
 	BackingImages map[string]int64    `json:"scheduledBackingImage"`
+	Scheduled     int64               `json:"storageScheduled"` // of all that Longhorn counts, in bytes
 }
 
 // longhornCondition is no metav1.Condition: its times may be empty strings.
 type longhornCondition struct {
 	Type   string `json:"type"`
 	Status string `json:"status"`
+	Reason string `json:"reason"`
 }
 
-// empty says whether Longhorn knows that nothing is on the disk. It counts what
-// is there by the disk's UUID, and only while the disk is ready.
-func (d *longhornDisk) empty() bool {
-	ready := d != nil && d.UUID != "" && slices.ContainsFunc(d.Conditions, func(c longhornCondition) bool {
-		return c.Type == "Ready" && c.Status == "True"
+// longhornReplica is one copy of a volume (replica.go, InstanceSpec in instancemanager.go).
+type longhornReplica struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Node     string `json:"nodeID"`
+		DiskUUID string `json:"diskID"`
+		DiskPath string `json:"diskPath"`
+	} `json:"spec"`
+}
+
+func (r longhornReplica) on(node, dir, uuid string) bool {
+	return uuid != "" && r.Spec.DiskUUID == uuid || r.Spec.Node == node && path.Clean("/"+r.Spec.DiskPath) == dir
+}
+
+// longhornOrphan is data on a disk that no replica has (orphan.go).
+type longhornOrphan struct {
+	Spec struct {
+		Node       string            `json:"nodeID"`
+		Type       string            `json:"orphanType"`
+		Parameters map[string]string `json:"parameters"`
+	} `json:"spec"`
+}
+
+func (o longhornOrphan) on(node, dir string) bool {
+	return o.Spec.Node == node && o.Spec.Type == "replica" && path.Clean("/"+o.Spec.Parameters["DiskPath"]) == dir
+}
+
+// longhornContents is what is on a disk of Longhorn.
+type longhornContents struct {
+	replicas        []string
+	images, orphans int
+	known           bool // that there is no more
+}
+
+func (c longhornContents) empty() bool {
+	return c.known && len(c.replicas)+c.images+c.orphans == 0
+}
+
+func (c longhornContents) String() string {
+	if len(c.replicas)+c.images+c.orphans == 0 {
+		return "not ready: what is on it is unknown"
+	}
+	text := fmt.Sprintf("%d replicas", len(c.replicas))
+	if c.images > 0 {
+		text += fmt.Sprintf(", %d backing images", c.images)
+	}
+	if c.orphans > 0 {
+		text += fmt.Sprintf(", %d orphaned directories", c.orphans)
+	}
+	return text
+}
+
+// known says whether Longhorn tells all that is on the disk. It counts that by the disk's
+// UUID, and only while the disk is ready. That its node is down changes none of it; since
+// 1.12 the disk is not ready then (node_controller.go, markAllDisksNotReadyWhenNodeNotReady).
+func (d *longhornDisk) known() bool {
+	return d != nil && d.UUID != "" && slices.ContainsFunc(d.Conditions, func(c longhornCondition) bool {
+		return c.Type == "Ready" && (c.Status == "True" || c.Reason == "NodeNotReady")
 	})
-	return ready && len(d.Replicas)+len(d.BackingImages) == 0
+}
+
+// longhornLook is what Longhorn has of the nodes that are looked at.
+type longhornLook struct {
+	nodes    []longhornNode
+	replicas []longhornReplica
+	orphans  []longhornOrphan
+}
+
+// longhornLook reads what Longhorn says of the nodes. Replicas and orphans by themselves are
+// asked for where a disk would be empty without.
+func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err error) {
+	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.only())
+	if err != nil || !slices.ContainsFunc(look.nodes, longhornNode.seemsEmpty) {
+		return look, err
+	}
+	served, err := l.resources(ctx, longhornVersion)
+	if err != nil {
+		return look, err
+	}
+	serves := func(name string) bool { // a kind that is not served has no objects
+		return slices.ContainsFunc(served, func(r metav1.APIResource) bool { return r.Name == name })
+	}
+	if serves("replicas") {
+		labels := ""
+		if node := l.only(); node != "" {
+			labels = "longhornnode=" + node // on every replica that has a node (datastore/longhorn.go, labelNode)
+		}
+		if look.replicas, err = listLabelled[longhornReplica](ctx, l.Client, longhornVersion.WithResource("replicas"), labels); err != nil {
+			return look, err
+		}
+	}
+	if serves("orphans") {
+		look.orphans, err = listCustom[longhornOrphan](ctx, l.Client, longhornVersion.WithResource("orphans"), "")
+	}
+	return look, err
+}
+
+// seemsEmpty says whether some directory of the node would hold nothing, by what its status says.
+func (n longhornNode) seemsEmpty() bool {
+	for id, disk := range n.Spec.Disks {
+		if disk.directory() != "" && (longhornLook{}).contents(n, id).empty() {
+			return true
+		}
+	}
+	return false
+}
+
+func (look longhornLook) contents(node longhornNode, id string) longhornContents {
+	status, dir := node.Status.Disks[id], node.Spec.Disks[id].directory()
+	c := longhornContents{known: status.known() && status.Scheduled == 0}
+	uuid, names := "", map[string]bool{}
+	if status != nil {
+		uuid, c.images = status.UUID, len(status.BackingImages)
+		for name := range status.Replicas {
+			names[name] = true
+		}
+	}
+	for _, r := range look.replicas {
+		if r.on(node.Metadata.Name, dir, uuid) {
+			names[r.Metadata.Name] = true
+		}
+	}
+	for _, o := range look.orphans {
+		if o.on(node.Metadata.Name, dir) {
+			c.orphans++
+		}
+	}
+	c.replicas = slices.Sorted(maps.Keys(names))
+	return c
 }
 
 // longhornDisks finds the directories of each node in which Longhorn has
@@ -59,37 +200,44 @@ func (l *localLook) longhornDisks(ctx context.Context, groups []metav1.APIGroup)
 	if installed, err := understood(groups, longhornVersion); !installed {
 		return err
 	}
-	nodes, err := listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.only())
+	look, err := l.longhornLook(ctx)
 	if err != nil {
 		return err
 	}
-	for _, ln := range nodes {
+	var moves longhornMoves
+	for _, ln := range look.nodes {
 		n := l.byName(ln.Metadata.Name)
 		if n == nil {
 			continue
 		}
 		for id, disk := range ln.Spec.Disks {
-			if disk.Type == "block" || disk.Type == "lvm" {
+			dir := disk.directory()
+			if dir == "" {
 				continue
 			}
-			dir := path.Clean("/" + disk.Path) // Longhorn's default ends in a slash
 			n.managed = append(n.managed, managed{namespace: ln.Metadata.Namespace, dir: dir})
-			if ln.Status.Disks[id].empty() {
+			c := look.contents(ln, id)
+			if c.empty() {
 				continue
 			}
-			what := foreign.Line(fmt.Sprintf("Longhorn disk %s (%s)", id, contents(ln.Status.Disks[id])))
-			n.disks = append(n.disks, cluster.LocalData{Name: "longhorn" + dir, What: what, Path: dir})
+			if moves.nodes == nil {
+				if moves, err = l.longhornMoves(ctx, look.nodes); err != nil {
+					return err
+				}
+			}
+			data := cluster.LocalData{Name: "longhorn" + dir, What: foreign.Line(fmt.Sprintf("Longhorn disk %s (%s)", id, c)), Path: dir}
+			data.Lift, data.Command = moves.lift(ln, id, c)
+			n.disks = append(n.disks, data)
 		}
 	}
 	return nil
 }
 
-func contents(d *longhornDisk) string {
-	switch {
-	case d == nil || len(d.Replicas)+len(d.BackingImages) == 0:
-		return "not ready: what is on it is unknown"
-	case len(d.BackingImages) == 0:
-		return fmt.Sprintf("%d replicas", len(d.Replicas))
+// longhornVolume is that which a replica is of: Longhorn names it after it
+// (types/types.go, GenerateReplicaNameForVolume).
+func longhornVolume(replica string) string {
+	if i := strings.LastIndex(replica, "-r-"); i > 0 {
+		return replica[:i]
 	}
-	return fmt.Sprintf("%d replicas, %d backing images", len(d.Replicas), len(d.BackingImages))
+	return replica
 }

@@ -2,7 +2,6 @@ package kube_test
 
 import (
 	"maps"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,88 +39,6 @@ func (l *lab) install(t *testing.T, group, version, resource, kind string, names
 	}
 }
 
-func diskStatus(ready string, replicas ...string) map[string]any {
-	scheduled := map[string]any{}
-	for _, r := range replicas {
-		scheduled[r] = int64(1 << 30)
-	}
-	return map[string]any{
-		"diskUUID": "0b5f", "scheduledReplica": scheduled,
-		"conditions": []any{map[string]any{"type": "Ready", "status": ready, "lastTransitionTime": "", "lastProbeTime": ""}},
-	}
-}
-
-func longhornNode(disks, status map[string]any) map[string]any {
-	return map[string]any{"spec": map[string]any{"disks": disks}, "status": map[string]any{"diskStatus": status}}
-}
-
-func TestLocalDataOfLonghorn(t *testing.T) {
-	t.Parallel()
-	disk := func(kind, path string) map[string]any { return map[string]any{"diskType": kind, "path": path} }
-	def := map[string]any{"default": disk("filesystem", "/var/lib/longhorn/")}
-	unknown := []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (not ready: what is on it is unknown)", Path: "/var/lib/longhorn"}}
-	imaged := diskStatus("True", "r1")
-	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
-	noUUID := diskStatus("True")
-	delete(noUUID, "diskUUID")
-	cases := map[string]struct {
-		disks, status map[string]any
-		want          []cluster.LocalData
-	}{
-		"replicas": {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, []cluster.LocalData{
-			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (2 replicas)", Path: "/var/lib/longhorn"},
-		}},
-		"and backing images": {def, map[string]any{"default": imaged}, []cluster.LocalData{
-			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (1 replicas, 1 backing images)", Path: "/var/lib/longhorn"},
-		}},
-		"empty":               {disks: def, status: map[string]any{"default": diskStatus("True")}},
-		"no status yet":       {def, nil, unknown},
-		"status of null":      {def, map[string]any{"default": nil}, unknown},
-		"not ready":           {def, map[string]any{"default": diskStatus("False")}, unknown},
-		"not known by a UUID": {def, map[string]any{"default": noUUID}, unknown},
-		"block devices":       {disks: map[string]any{"a": disk("block", "/dev/sdb"), "b": disk("lvm", "/dev/sdc")}},
-		"two disks": {
-			map[string]any{"a": disk("", "/var/mnt/b"), "b": disk("filesystem", "/var/mnt/a")},
-			map[string]any{"a": diskStatus("True", "r1"), "b": diskStatus("True", "r2")},
-			[]cluster.LocalData{
-				{Name: "longhorn/var/mnt/a", What: "Longhorn disk b (1 replicas)", Path: "/var/mnt/a"},
-				{Name: "longhorn/var/mnt/b", What: "Longhorn disk a (1 replicas)", Path: "/var/mnt/b"},
-			},
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
-				add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
-				c := l.client(t, "system:masters")
-				if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
-					t.Errorf("wk1 (-want +got):\n%s", diff)
-				}
-				if got := l.localData(t, c, "wk2"); len(got) != 0 {
-					t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
-				}
-			})
-		})
-	}
-}
-
-func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
-		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
-		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
-		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
-			t.Errorf("err = %v", err)
-		}
-	})
-}
-
 func TestLocalDataOfRook(t *testing.T) {
 	t.Parallel()
 	data := func(daemons string) []cluster.LocalData {
@@ -131,12 +48,6 @@ func TestLocalDataOfRook(t *testing.T) {
 	osdData := map[string]string{"activate-osd": "/var/lib/rook/rook-ceph/f_1"}
 	finished := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", osdData)
 	finished.Status.Phase = corev1.PodSucceeded
-	onClaim := osdPod("raw", "/dev/sdb", map[string]string{"set1-data-0-bridge": "/var/lib/rook/rook-ceph/set1-data-0"})
-	onClaim.Spec.Volumes = append(onClaim.Spec.Volumes, corev1.Volume{Name: "set1-data-0", VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "set1-data-0"},
-	}})
-	onClaimOldMode := onClaim.DeepCopy()
-	onClaimOldMode.Spec.InitContainers[0].Name = "blkdevmapper" // and no container that activates, with the mode lvm
 	cases := map[string]struct {
 		dir     string
 		pods    []*corev1.Pod
@@ -164,25 +75,6 @@ func TestLocalDataOfRook(t *testing.T) {
 		"a neighbour's directory": {
 			dir: "/var/lib/rook", pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"x": "/var/lib/rook2"})},
 		},
-		"monitor on a claim, with sockets": {
-			dir:  "/var/lib/rook",
-			pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"ceph-daemons-sock-dir": "/var/lib/rook/exporter"})},
-		},
-		"OSD, raw":           {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}},
-		"OSD, raw, drained":  {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}, drained: true},
-		"OSD, LVM":           {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("lvm", "/dev/ceph-1/osd-block-1", osdVolumes)}},
-		"OSD, raw, on claim": {dir: "/var/lib/rook", pods: []*corev1.Pod{onClaim}},
-		"OSD, raw, and a monitor": {
-			dir:  "/var/lib/rook",
-			pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes), daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)},
-			want: data("rook-ceph-mon"),
-		},
-		"OSD that nothing activates":   {dir: "/var/lib/rook", pods: []*corev1.Pod{onClaimOldMode}, want: data("rook-ceph-osd")},
-		"OSD of an unknown mode":       {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("seastore", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
-		"OSD of no mode":               {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
-		"OSD in a file":                {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/loop0", osdVolumes)}, want: data("rook-ceph-osd")},
-		"OSD with a directory of data": {dir: "/var/lib/rook", pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", map[string]string{"data": "/var/lib/rook/osd0"})}, want: data("rook-ceph-osd")},
-
 		"finished":      {dir: "/var/lib/rook", pods: []*corev1.Pod{finished}},
 		"external Ceph": {pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)}},
 	}
@@ -207,29 +99,6 @@ func TestLocalDataOfRook(t *testing.T) {
 			})
 		})
 	}
-}
-
-// osdVolumes are those that Rook gives an OSD on a device of the node (rook,
-// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and getActivateOSDInitContainer).
-var osdVolumes = map[string]string{
-	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
-	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",
-	"devices": "/dev", "run-udev": "/run/udev",
-}
-
-// osdPod is an OSD on wk1 in a mode of ceph-volume, whose first container activates it.
-func osdPod(mode, device string, volumes map[string]string) *corev1.Pod {
-	p := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", volumes)
-	env := []corev1.EnvVar{{Name: "ROOK_BLOCK_PATH", Value: device}, {Name: "ROOK_CV_MODE", Value: mode}}
-	p.Spec.Containers[0].Name, p.Spec.Containers[0].Env = "osd", env
-	activate := corev1.Container{Name: "activate", Image: "x"}
-	for _, name := range []string{"activate-osd", "set1-data-0-bridge"} {
-		if volumes[name] != "" {
-			activate.VolumeMounts = append(activate.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/var/lib/ceph/osd/ceph-0"})
-		}
-	}
-	p.Spec.InitContainers = []corev1.Container{activate}
-	return p
 }
 
 // tied is the Deployment that a daemon's pod comes from, without any pod.

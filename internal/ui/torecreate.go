@@ -35,7 +35,7 @@ func drawToRecreate(p *page, nodes []toRecreate) {
 	}
 	p.line("")
 	p.wrapped("", "", p.paint(bold, "To have these recreated")+" (recast plan --explain NODE says all that stands against it):")
-	pending := false
+	pending, asked := false, false
 	width := 0
 	for _, n := range nodes {
 		width = max(width, len(n.node))
@@ -43,20 +43,30 @@ func drawToRecreate(p *page, nodes []toRecreate) {
 	for _, n := range nodes {
 		line := n.line()
 		pending = pending || strings.Contains(line, "qm set ")
+		asked = asked || strings.Contains(line, kubectl)
 		p.line("  %-*s  %s", width, n.node, foreign.Line(line))
 	}
 	if pending {
 		p.wrapped("", "", "What Proxmox keeps pending of that on a running VM counts once the VM was off.")
 	}
+	if asked {
+		p.wrapped("", "", "What kubectl asks for takes its time, and is to be undone afterwards (recast plan --explain NODE): roll once it is done.")
+	}
 }
 
+// kubectl begins commands for anywhere with the cluster's kubeconfig; all others are for the VM's host.
+const kubectl = "kubectl "
+
 func (n toRecreate) line() string {
-	var commands, configs, words []string
+	var commands, anywhere, configs, words []string
 	for _, o := range n.obstacles {
-		if o.Command == "" && o.Config == "" {
+		switch {
+		case o.Command == "" && o.Config == "":
 			words = append(words, o.Text)
-		}
-		if o.Command != "" && !slices.Contains(commands, o.Command) {
+		case o.Command == "", slices.Contains(commands, o.Command), slices.Contains(anywhere, o.Command):
+		case strings.HasPrefix(o.Command, kubectl):
+			anywhere = append(anywhere, o.Command)
+		default:
 			commands = append(commands, o.Command)
 		}
 		if o.Config != "" && !slices.Contains(configs, o.Config) {
@@ -64,6 +74,9 @@ func (n toRecreate) line() string {
 		}
 	}
 	var lift []string
+	if len(anywhere) > 0 {
+		lift = append(lift, strings.Join(anywhere, " && "))
+	}
 	if len(commands) > 0 {
 		lift = append(lift, fmt.Sprintf("as root on %s: %s", cmp.Or(n.host, "its host"), strings.Join(commands, " && ")))
 	}

@@ -1,12 +1,17 @@
 package simtest
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
@@ -131,6 +136,8 @@ func (l *layoutLab) lift() error {
 			l.World.AddMapping("pci", words[4], l.node.Host)
 		case strings.HasPrefix(command, "pvesh create /cluster/mapping/usb --id "):
 			l.World.AddMapping("usb", words[4], l.node.Host)
+		case words[0] == "kubectl":
+			err = l.kubectl(words[1:])
 		case words[0] == "pveum":
 			_, err = l.Pveum(words[1:])
 		case strings.HasPrefix(command, "pvesr delete "):
@@ -174,4 +181,39 @@ func (l *layoutLab) restart() {
 	if err := l.WaitReady(l.t.Context()); err != nil {
 		l.t.Fatal(err)
 	}
+}
+
+// kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
+// resource, and the minutes in which others act on that.
+func (l *layoutLab) kubectl(words []string) error {
+	l.t.Helper()
+	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {
+		return errors.New("only kubectl -n … patch … --type merge -p … is known")
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(l.Read("kubeconfig")))
+	if err != nil {
+		return err
+	}
+	transport, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: transport, DialContext: l.Lab.Lab.Client().DialContext, DisableKeepAlives: true}}
+	resource, group, _ := strings.Cut(words[3], ".")
+	url := fmt.Sprintf("%s/apis/%s/v1beta2/namespaces/%s/%s/%s", config.Host, group, words[1], resource, words[4])
+	request, err := http.NewRequestWithContext(l.t.Context(), http.MethodPatch, url, strings.NewReader(strings.Trim(words[8], "'")))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/merge-patch+json")
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return errors.New(response.Status)
+	}
+	time.Sleep(5 * time.Minute)
+	return nil
 }

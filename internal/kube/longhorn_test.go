@@ -1,0 +1,212 @@
+package kube_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+func diskStatus(ready string, replicas ...string) map[string]any {
+	scheduled := map[string]any{}
+	for _, r := range replicas {
+		scheduled[r] = int64(1 << 30)
+	}
+	return map[string]any{
+		"diskUUID": "0b5f", "scheduledReplica": scheduled,
+		"conditions": []any{map[string]any{"type": "Ready", "status": ready, "lastTransitionTime": "", "lastProbeTime": ""}},
+	}
+}
+
+func longhornNode(disks, status map[string]any) map[string]any {
+	return map[string]any{"spec": map[string]any{"disks": disks}, "status": map[string]any{"diskStatus": status}}
+}
+
+func TestLocalDataOfLonghorn(t *testing.T) {
+	t.Parallel()
+	disk := func(kind, path string) map[string]any { return map[string]any{"diskType": kind, "path": path} }
+	def := map[string]any{"default": disk("filesystem", "/var/lib/longhorn/")}
+	unknown := []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (not ready: what is on it is unknown)", Path: "/var/lib/longhorn"}}
+	imaged := diskStatus("True", "r1")
+	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
+	noUUID := diskStatus("True")
+	delete(noUUID, "diskUUID")
+	cases := map[string]struct {
+		disks, status map[string]any
+		want          []cluster.LocalData
+	}{
+		"replicas": {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, []cluster.LocalData{
+			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (2 replicas)", Path: "/var/lib/longhorn"},
+		}},
+		"and backing images": {def, map[string]any{"default": imaged}, []cluster.LocalData{
+			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (1 replicas, 1 backing images)", Path: "/var/lib/longhorn"},
+		}},
+		"empty":               {disks: def, status: map[string]any{"default": diskStatus("True")}},
+		"no status yet":       {def, nil, unknown},
+		"status of null":      {def, map[string]any{"default": nil}, unknown},
+		"not ready":           {def, map[string]any{"default": diskStatus("False")}, unknown},
+		"not known by a UUID": {def, map[string]any{"default": noUUID}, unknown},
+		"block devices":       {disks: map[string]any{"a": disk("block", "/dev/sdb"), "b": disk("lvm", "/dev/sdc")}},
+		"two disks": {
+			map[string]any{"a": disk("", "/var/mnt/b"), "b": disk("filesystem", "/var/mnt/a")},
+			map[string]any{"a": diskStatus("True", "r1"), "b": diskStatus("True", "r2")},
+			[]cluster.LocalData{
+				{Name: "longhorn/var/mnt/a", What: "Longhorn disk b (1 replicas)", Path: "/var/mnt/a"},
+				{Name: "longhorn/var/mnt/b", What: "Longhorn disk a (1 replicas)", Path: "/var/mnt/b"},
+			},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+				add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
+				c := l.client(t, "system:masters")
+				if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
+					t.Errorf("wk1 (-want +got):\n%s", diff)
+				}
+				if got := l.localData(t, c, "wk2"); len(got) != 0 {
+					t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
+				}
+			})
+		})
+	}
+}
+
+// Longhorn's own objects say that a disk is not empty, whatever its Node's status says.
+func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	replica := func(node, uuid, path string) map[string]any {
+		return map[string]any{
+			"metadata": map[string]any{"name": "pvc-1-r-1a2b3c4d", "labels": map[string]any{"longhornnode": node}},
+			"spec":     map[string]any{"volumeName": "pvc-1", "nodeID": node, "diskID": uuid, "diskPath": path},
+		}
+	}
+	orphan := func(node, kind string) map[string]any {
+		return map[string]any{"spec": map[string]any{"nodeID": node, "orphanType": kind, "parameters": map[string]any{"DiskPath": "/var/lib/longhorn/"}}}
+	}
+	down := diskStatus("False")
+	down["conditions"].([]any)[0].(map[string]any)["reason"] = "NodeNotReady"
+	more := diskStatus("True")
+	more["storageScheduled"] = int64(1 << 30)
+	changed := diskStatus("False")
+	changed["conditions"].([]any)[0].(map[string]any)["reason"] = "DiskFilesystemChanged"
+	cases := map[string]struct {
+		status          map[string]any
+		replica, orphan map[string]any
+		want            string // "" for no loss
+	}{
+		"nothing":                      {status: diskStatus("True")},
+		"nothing, and its node down":   {status: down},
+		"another filesystem":           {status: changed, want: "not ready: what is on it is unknown"},
+		"more than is listed":          {status: more, want: "not ready: what is on it is unknown"},
+		"replica by the disk's UUID":   {status: diskStatus("True"), replica: replica("wk1", "0b5f", "/x"), want: "1 replicas"},
+		"replica by its path":          {status: diskStatus("True"), replica: replica("wk1", "", "/var/lib/longhorn/"), want: "1 replicas"},
+		"replica, and its node down":   {status: down, replica: replica("wk1", "0b5f", "/var/lib/longhorn/"), want: "1 replicas"},
+		"replica of another disk":      {status: diskStatus("True"), replica: replica("wk1", "1c6a", "/var/mnt/x")},
+		"replica of another node":      {status: diskStatus("True"), replica: replica("wk2", "1c6a", "/var/lib/longhorn/")},
+		"orphaned directory":           {status: diskStatus("True"), orphan: orphan("wk1", "replica"), want: "0 replicas, 1 orphaned directories"},
+		"orphaned directory elsewhere": {status: diskStatus("True"), orphan: orphan("wk2", "replica")},
+		"orphaned instance":            {status: diskStatus("True"), orphan: orphan("wk1", "replica-instance")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
+				l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
+				replicas, orphans := l.install(t, "longhorn.io", "v1beta2", "replicas", "Replica", true), l.install(t, "longhorn.io", "v1beta2", "orphans", "Orphan", true)
+				if tc.replica != nil {
+					replicas("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
+				}
+				if tc.orphan != nil {
+					orphans("longhorn-system", "orphan-1", tc.orphan)
+				}
+				got := ""
+				for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
+					got += d.What
+				}
+				if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			})
+		})
+	}
+}
+
+// What Longhorn can move to another node has the command that asks it to.
+func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
+	t.Parallel()
+	const evict = `kubectl -n longhorn-system patch nodes.longhorn.io wk1 --type merge -p '{"spec":{"allowScheduling":false,"evictionRequested":true,"disks":{"default":{"allowScheduling":false}}}}'`
+	node := func(replicas []string, edit func(spec, status map[string]any)) map[string]any {
+		n := longhornNode(map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/", "allowScheduling": true}},
+			map[string]any{"default": diskStatus("True", replicas...)})
+		spec, status := n["spec"].(map[string]any), n["status"].(map[string]any)
+		spec["allowScheduling"] = true
+		if edit != nil {
+			edit(spec, status)
+		}
+		return n
+	}
+	down := func(_, status map[string]any) {
+		status["conditions"] = []any{map[string]any{"type": "Ready", "status": "False"}}
+	}
+	cases := map[string]struct {
+		own     func(spec, status map[string]any)
+		other   map[string]any
+		command string
+		says    string
+	}{
+		"another node":               {other: node(nil, nil), command: evict, says: "has Longhorn move it to its other nodes; roll once the disk has no replicas, then undo that"},
+		"one with another volume":    {other: node([]string{"pvc-2-r-1"}, nil), command: evict, says: "roll once"},
+		"one that has the volume":    {other: node([]string{"pvc-1-r-2"}, nil), says: "every other Longhorn node that takes replicas has one of volume pvc-1"},
+		"one that takes none":        {other: node(nil, func(spec, _ map[string]any) { spec["allowScheduling"] = false })},
+		"one that is evicted itself": {other: node(nil, func(spec, _ map[string]any) { spec["evictionRequested"] = true })},
+		"one that is down":           {other: node(nil, down)},
+		"none":                       {},
+		"asked already": {
+			own: func(spec, _ map[string]any) { spec["allowScheduling"], spec["evictionRequested"] = false, true }, other: node(nil, nil),
+			says: "Longhorn was asked to move it: roll once the disk has no replicas",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+				add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
+				if tc.other != nil {
+					add("longhorn-system", "wk3", tc.other) // of which the lab knows no node: nothing is moved there
+				}
+				data := l.localData(t, l.client(t, "system:masters"), "wk1")
+				if len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "" {
+					t.Errorf("got %+v, want the command %q and %q", data, tc.command, tc.says)
+				}
+			})
+		})
+	}
+}
+
+func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
+		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
+		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}

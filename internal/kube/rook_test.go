@@ -1,0 +1,95 @@
+package kube_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// What an OSD's own device brings back at every start is no loss.
+func TestLocalDataOfOSDs(t *testing.T) {
+	t.Parallel()
+	data := func(daemons string) []cluster.LocalData {
+		return []cluster.LocalData{{Name: "rook/var/lib/rook", What: "Rook's directory of CephCluster rook-ceph/ceph (" + daemons + ")", Path: "/var/lib/rook"}}
+	}
+	monData := map[string]string{"ceph-daemon-data": "/var/lib/rook/mon-a/data"}
+	onClaim := osdPod("raw", "/dev/sdb", map[string]string{"set1-data-0-bridge": "/var/lib/rook/rook-ceph/set1-data-0"})
+	onClaim.Spec.Volumes = append(onClaim.Spec.Volumes, corev1.Volume{Name: "set1-data-0", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "set1-data-0"},
+	}})
+	onClaimOldMode := onClaim.DeepCopy()
+	onClaimOldMode.Spec.InitContainers[0].Name = "blkdevmapper" // and no container that activates, with the mode lvm
+	cases := map[string]struct {
+		pods    []*corev1.Pod
+		drained bool // the pods are gone, their Deployments are not
+		want    []cluster.LocalData
+	}{
+		"monitor on a claim, with sockets": {
+			pods: []*corev1.Pod{daemonPod("rook-ceph", "rook-ceph-mon", "wk1", map[string]string{"ceph-daemons-sock-dir": "/var/lib/rook/exporter"})},
+		},
+		"OSD, raw":           {pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}},
+		"OSD, raw, drained":  {pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes)}, drained: true},
+		"OSD, LVM":           {pods: []*corev1.Pod{osdPod("lvm", "/dev/ceph-1/osd-block-1", osdVolumes)}},
+		"OSD, raw, on claim": {pods: []*corev1.Pod{onClaim}},
+		"OSD, raw, and a monitor": {
+			pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", osdVolumes), daemonPod("rook-ceph", "rook-ceph-mon", "wk1", monData)},
+			want: data("rook-ceph-mon"),
+		},
+		"OSD that nothing activates":   {pods: []*corev1.Pod{onClaimOldMode}, want: data("rook-ceph-osd")},
+		"OSD of an unknown mode":       {pods: []*corev1.Pod{osdPod("seastore", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD of no mode":               {pods: []*corev1.Pod{osdPod("", "/dev/sdb", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD in a file":                {pods: []*corev1.Pod{osdPod("raw", "/dev/loop0", osdVolumes)}, want: data("rook-ceph-osd")},
+		"OSD with a directory of data": {pods: []*corev1.Pod{osdPod("raw", "/dev/sdb", map[string]string{"data": "/var/lib/rook/osd0"})}, want: data("rook-ceph-osd")},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, "wk1", "wk2")
+				time.Sleep(10 * time.Second)
+				add := l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)
+				add("rook-ceph", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
+				for _, p := range tc.pods {
+					if tc.drained {
+						l.put(t, store.Deployments(), tied(p))
+					} else {
+						l.put(t, store.Pods(), p)
+					}
+				}
+				if diff := cmp.Diff(tc.want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// osdVolumes are those that Rook gives an OSD on a device of the node (rook,
+// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and getActivateOSDInitContainer).
+var osdVolumes = map[string]string{
+	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
+	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",
+	"devices": "/dev", "run-udev": "/run/udev",
+}
+
+// osdPod is an OSD on wk1 in a mode of ceph-volume, whose first container activates it.
+func osdPod(mode, device string, volumes map[string]string) *corev1.Pod {
+	p := daemonPod("rook-ceph", "rook-ceph-osd", "wk1", volumes)
+	env := []corev1.EnvVar{{Name: "ROOK_BLOCK_PATH", Value: device}, {Name: "ROOK_CV_MODE", Value: mode}}
+	p.Spec.Containers[0].Name, p.Spec.Containers[0].Env = "osd", env
+	activate := corev1.Container{Name: "activate", Image: "x"}
+	for _, name := range []string{"activate-osd", "set1-data-0-bridge"} {
+		if volumes[name] != "" {
+			activate.VolumeMounts = append(activate.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/var/lib/ceph/osd/ceph-0"})
+		}
+	}
+	p.Spec.InitContainers = []corev1.Container{activate}
+	return p
+}
