@@ -20,11 +20,15 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 	case !found:
 		return fault.DiskMismatch.Refusedf("VM %d is gone", r.VM.ID)
 	}
-	have, err := vm.Disks()
+	vm.Pods = r.VM.Pods
+	before, err := r.VM.Disks()
 	if err != nil {
 		return err
 	}
-	before, err := r.VM.Disks()
+	if err := r.knowPods(ctx, &vm, before); err != nil {
+		return err
+	}
+	have, err := vm.Disks()
 	if err != nil {
 		return err
 	}
@@ -33,6 +37,19 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 		problems, err = sharedDisks(ctx, r.Proxmox, vm, have)
 	}
 	return errors.Join(append(problems, err)...)
+}
+
+// knowPods asks whether drives that a running VM had not before are pods': those come and
+// go. Where nobody can be asked, what was remembered has to do.
+func (r *Replace) knowPods(ctx context.Context, vm *VM, before []Disk) error {
+	have, err := vm.Disks()
+	if err != nil || !vm.Running || r.pods == nil {
+		return err
+	}
+	if !slices.ContainsFunc(have, func(d Disk) bool { _, had := findDrive(before, d.Key); return !had && vm.doubtful(d) }) {
+		return nil
+	}
+	return vm.knowPods(ctx, r.pods)
 }
 
 func findDrive(disks []Disk, key string) (Disk, bool) {

@@ -67,6 +67,9 @@ func Discover(ctx context.Context, src Sources, o DiscoverOptions) (Discovery, e
 	if err := excludable(found, o.Exclude); err != nil {
 		return Discovery{}, err
 	}
+	if err := d.knowPods(ctx, src.Kube); err != nil {
+		return Discovery{}, err
+	}
 	var problems []error
 	for i, n := range found {
 		if uuid := n.uuid(); uuid != "" {
@@ -230,7 +233,9 @@ func (d *Discovered) match(vms []VM) error {
 		return fault.As(fault.Config, err)
 	}
 	d.System, d.Unproven = ProveSystemDisk(d.VM, d.Machine, "")
-	drives = slices.DeleteFunc(drives, func(drive Disk) bool { return drive.Key == d.System.Key || drive.CSI() })
+	drives = slices.DeleteFunc(drives, func(drive Disk) bool {
+		return drive.Key == d.System.Key || drive.CSI() || drive.likeCSI() && !slices.ContainsFunc(vms, func(vm VM) bool { return vm.ID == drive.Owner })
+	}) // of the latter a plan asks Kubernetes
 	if d.Unproven == nil {
 		d.Persistent = drives
 	} else {

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,6 +15,7 @@ type Disk struct {
 	Owner   VMID     // from the volume's name; 0 when it has none (an ISO, a device path)
 	CDROM   bool     // a CD drive, the cloud-init drive among them
 	Options []string // everything after the volid, in order, as written
+	Pod     bool     // a PersistentVolume names it: see VM.Pods; false where nobody has looked
 }
 
 var (
@@ -78,24 +78,6 @@ func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 // cloudInit is how Proxmox tells its own (PVE/QemuServer/Drive.pm,
 // drive_is_cloudinit): vm-9011-data-cloudinit is somebody's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
-
-var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
-
-// CSI says whether a storage driver of Kubernetes attached this disk for a pod
-// (sergelogvinov/proxmox-csi-plugin names its volumes vm-9999-pvc-…): it comes
-// and goes with the pod, and belongs to nobody's VM.
-func (d Disk) CSI() bool {
-	_, name, _ := strings.Cut(d.Volid, ":")
-	return csiVolume.MatchString(strings.TrimSuffix(strings.TrimSuffix(name, ".qcow2"), ".raw"))
-}
-
-// dropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
-func (vm VM) dropCSI() {
-	maps.DeleteFunc(vm.Config, func(key, value string) bool {
-		d, err := ParseDisk(key, value)
-		return err == nil && d.CSI()
-	})
-}
 
 // Storage is the part of the volid before the colon.
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
@@ -171,6 +153,7 @@ func (vm VM) Disks() ([]Disk, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", vm, err)
 		}
+		d.Pod = slices.Contains(vm.Pods, d.Volid)
 		disks = append(disks, d)
 	}
 	slices.SortFunc(disks, func(a, b Disk) int { return compareKeys(a.Key, b.Key) })

@@ -65,6 +65,7 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 	g.Go(func() error { errLocal = readLocalData(ctx, src.Kube, nodes); return nil })
 	g.Go(func() error { errTies = readTies(ctx, src.Proxmox, vms); return nil })
 	_ = g.Wait() // the same
+	knowPods(nodes)
 	why := map[*Found]error{}
 	for i, f := range vms {
 		why[f] = errTies[i]

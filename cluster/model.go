@@ -31,6 +31,10 @@ type VM struct {
 	Digest   string            // of the configuration, for compare-and-swap
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted
+
+	// Pods are the volumes in its drives that PersistentVolumes name, as volids, where
+	// that was asked. Proxmox knows nothing of it.
+	Pods []string `json:",omitempty"`
 }
 
 // UUID is the SMBIOS UUID, lower-case; "" if the configuration has none.
@@ -265,6 +269,7 @@ type LocalData struct {
 
 	Format string // of the pool that it is in: FormatLVM or FormatZFS; "" for a file or directory, or where nothing tells
 	Group  string // name of that volume group or pool; "" where nothing tells
+	Handle string // of a volume of Proxmox, by its CSI driver: it is on no node for good
 
 	Lift    string // what moves it to other nodes, in words; "" where nothing does
 	Command string // for kubectl, which begins that; "" for none
@@ -362,6 +367,7 @@ type Found struct {
 	Parking *Parking   // its parking VM: the one with an open record, else the one on the VM's host, if there is one
 	Ties    Ties
 	Local   []LocalData
+	handles []string // of all volumes of Proxmox' CSI driver
 	// ConfigKnown says that the machine configuration is at hand although the
 	// node may not answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool

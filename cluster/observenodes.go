@@ -70,7 +70,18 @@ func observeTies(ctx context.Context, src Sources, found []Found) error {
 		}
 		return errs[i] // the others' may be the same
 	})
-	return g.Wait()
+	err := g.Wait()
+	knowPods(nodes)
+	return err
+}
+
+// knowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
+func knowPods(nodes []*Found) {
+	for _, f := range nodes {
+		if f.VM != nil {
+			f.VM.Pods = f.VM.podVolumes(f.handles)
+		}
+	}
 }
 
 func matching(found []Found, of func(*Found) bool) (nodes []*Found) {
@@ -107,8 +118,12 @@ func readLocalData(ctx context.Context, kube KubeReader, nodes []*Found) error {
 		known[i] = *f.Node
 	}
 	local, err := kube.LocalData(ctx, known...)
+	var handles []string
+	for _, v := range local[""] {
+		handles = append(handles, v.Handle)
+	}
 	for _, f := range nodes {
-		f.Local = local[f.Name]
+		f.Local, f.handles = local[f.Name], handles
 	}
 	return err
 }

@@ -56,7 +56,7 @@ func (n *nodeRoll) replaceOf(mem memory, rec Record, parking VMID) *Replace {
 	if b := n.want.Build; b.ID == rec.Build {
 		r.made = KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
-	r.late, r.say = &n.late, n.say
+	r.late, r.say, r.pods = &n.late, n.say, n.Kube.PodVolumes
 	return r
 }
 

@@ -330,8 +330,11 @@ type KubeReader interface {
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// LocalData lists, for each of the nodes, what is bound to be on that very node: local
 	// and hostPath PersistentVolumes in use with affinity to it, what its pods write to
-	// it, directories of Longhorn and Rook, pools of LINSTOR. It reads everything once, afresh.
+	// it, directories of Longhorn and Rook, pools of LINSTOR. Under no name, "", it has the volumes
+	// of Proxmox' CSI driver. It reads everything once, afresh.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
+	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
+	PodVolumes(ctx context.Context) ([]string, error)
 	// PendingCertificates lists the certificate requests of the node's kubelet
 	// that wait for somebody's approval, by name.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)

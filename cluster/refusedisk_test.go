@@ -16,6 +16,12 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		}
 	}
 	held := hold("fast:vm-200-disk-0,serial=held")
+	ofPod := func(volid string) func(w *Wanted, f *Found, o *Observation) {
+		return func(w *Wanted, f *Found, o *Observation) {
+			set("scsi4", volid)(w, f, o)
+			f.VM.Pods = []string{volid}
+		}
+	}
 	check(t, map[string]refusalCase{
 		"a holder's disk":                       {change: held},
 		"a holder's disk that it does not name": {change: hold("none,media=cdrom")},
@@ -24,7 +30,11 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 			"scsi4 (fast:vm-200-disk-0) belongs to VM 200: name that as nodes[].holder, or reassign the disk to VM 9002"),
 		"a disk of no VM that exists": both(set("scsi4", "fast:vm-9999-disk-0,serial=x"),
 			"scsi4 (fast:vm-9999-disk-0) carries the number of VM 9999, which does not exist: reassign it to VM 9002"),
-		"a disk of a pod": {change: set("scsi4", "csi:vm-9999-pvc-1a2b")},
+		"a disk of a pod": {change: ofPod("csi:vm-9999-pvc-1a2b")},
+		"a disk of a pod that is named like any other": {change: ofPod("csi:vm-9999-disk-0")},
+		"a disk that is named as a pod's": both(set("scsi4", "csi:vm-9999-pvc-1a2b"),
+			"scsi4 (csi:vm-9999-pvc-1a2b) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
+				"have Kubernetes answer, or make its PersistentVolume again; or, where nobody needs it here, take it out of VM 9002, which keeps the volume: qm set 9002 --delete scsi4"),
 		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
 			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
 		"no such holder": both(func(w *Wanted, _ *Found, _ *Observation) { w.Holder = 201 },

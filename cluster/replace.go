@@ -50,6 +50,9 @@ type Replace struct {
 	// aloneAtStart says that whoever starts the VM sees first that nobody else has its disks.
 	aloneAtStart bool
 
+	// pods lists the handles of pods' volumes; nil: nobody can be asked.
+	pods func(ctx context.Context) ([]string, error)
+
 	frees []FreePlan // kept disks that are superseded once this one is parked
 
 	late *lateRequests         // those that may still come

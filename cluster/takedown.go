@@ -165,6 +165,12 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if vm.Host != n.plan.Host { // where the plan's parking VM is
 		return memory{}, n.movedSince(vm)
 	}
+	if n.plan.found.VM != nil {
+		vm.Pods = n.plan.found.VM.Pods
+	}
+	if err := vm.knowPods(ctx, n.Kube.PodVolumes); err != nil {
+		return memory{}, err
+	}
 	system, err := ProveSystemDisk(vm, m, n.want.SystemDisk)
 	if err != nil {
 		return memory{}, err

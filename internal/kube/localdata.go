@@ -45,6 +45,9 @@ func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[
 	for _, n := range l.nodes {
 		data[n.name] = n.data()
 	}
+	if len(l.pods) > 0 {
+		data[""] = l.pods
+	}
 	return data, nil
 }
 
@@ -53,6 +56,7 @@ type localLook struct {
 	*Client
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
+	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver
 }
 
 // localNode is one of them, with what was found there.
@@ -122,6 +126,7 @@ func (l *localLook) localVolumes(ctx context.Context) error {
 			for _, n := range l.nodes {
 				n.volumes = nil
 			}
+			l.pods = nil
 		}
 		for i := range list.Items {
 			l.addVolume(&list.Items[i])
@@ -135,6 +140,9 @@ func (l *localLook) localVolumes(ctx context.Context) error {
 }
 
 func (l *localLook) addVolume(pv *corev1.PersistentVolume) {
+	if csi := pv.Spec.CSI; csi != nil && csi.Driver == proxmoxDriver {
+		l.pods = append(l.pods, cluster.LocalData{Name: "pv/" + pv.Name, What: foreign.Line(describe(pv)), Handle: csi.VolumeHandle})
+	}
 	if !holdsData(pv) {
 		return
 	}
@@ -185,6 +193,9 @@ var pooled = map[string]struct{ format, attribute string }{
 	"local.csi.openebs.io": {format: cluster.FormatLVM, attribute: "openebs.io/volgroup"}, // lvm-localpv, pkg/driver/controller.go, CreateVolume
 	"zfs.csi.openebs.io":   {format: cluster.FormatZFS, attribute: "openebs.io/poolname"}, // zfs-localpv, likewise
 }
+
+// proxmoxDriver is sergelogvinov/proxmox-csi-plugin (pkg/csi/driver.go, DriverName).
+const proxmoxDriver = "csi.proxmox.sinextra.dev"
 
 // linstorDriver has volumes in the pools that LINSTOR has on the node; which of
 // them a volume is in, its PersistentVolume does not say.

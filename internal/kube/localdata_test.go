@@ -147,3 +147,43 @@ func daemonPod(namespace, app, node string, paths map[string]string) *corev1.Pod
 	}
 	return p
 }
+
+// Volumes of Proxmox' CSI driver are on no node for good: their handles say which they are.
+func TestPodVolumes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1", "wk2")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		n, err := c.Node(t.Context(), "wk1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		look := func() (map[string][]cluster.LocalData, []string) {
+			data, err := c.LocalData(t.Context(), n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			handles, err := c.PodVolumes(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return data, handles
+		}
+		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
+		if data, handles := look(); len(data[""]) > 0 || len(handles) > 0 {
+			t.Errorf("of another driver: %+v, %q", data[""], handles)
+		}
+		theirs := volume("a", csi("csi.proxmox.sinextra.dev"), on("topology.kubernetes.io/zone", "pve1"))
+		theirs.Spec.CSI.VolumeHandle, theirs.Status.Phase = "lab/pve1/fast/vm-9999-media", corev1.VolumeReleased
+		l.put(t, store.Volumes(), theirs)
+		data, handles := look()
+		want := []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (kept after its release, claim default/db-0)", Handle: "lab/pve1/fast/vm-9999-media"}}
+		if diff := cmp.Diff(want, data[""]); diff != "" {
+			t.Errorf("local data (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{"lab/pve1/fast/vm-9999-media"}, handles); diff != "" {
+			t.Errorf("handles (-want +got):\n%s", diff)
+		}
+	})
+}

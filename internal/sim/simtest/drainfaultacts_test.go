@@ -184,6 +184,7 @@ func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 func podDisk(s *talosScene) {
 	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
 	s.EditVM(s.Lab.node(s.rolls).VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+	proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(s.Lab)
 }
 
 func podDiskGone(s *talosScene) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -71,7 +72,8 @@ func diskRefusals() []refusal {
 					l.t.Fatal(err)
 				}
 				change("scsi7=fast:9999/vm-9999-pvc-0b5f.raw")(l)
-			}, undo: remove("scsi7"),
+				proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(l)
+			}, undo: all(remove("scsi7"), without(store.Volumes(), "", "pvc-proxmox")),
 		},
 	}, append(storageRefusals(), provenRefusals()...)...)
 }

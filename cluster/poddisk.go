@@ -1,0 +1,105 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// CSI says whether a storage driver of Kubernetes attached this disk for a pod: it
+// comes and goes with the pod, and belongs to nobody's VM. A PersistentVolume says so;
+// the name of a volume proves nothing.
+func (d Disk) CSI() bool { return d.Pod }
+
+// csiVolume is how sergelogvinov/proxmox-csi-plugin names the volumes that it makes,
+// vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume): none is there twice.
+var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
+
+// likeCSI says whether the disk is named as that driver names its own.
+func (d Disk) likeCSI() bool {
+	_, name, _ := strings.Cut(d.Volid, ":")
+	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
+}
+
+// podVolumes are the volumes in the VM's drives that one of these handles means:
+// REGION/ZONE/STORAGE/VOLUME, where ZONE is the host that has the volume, "" on a shared
+// storage (pkg/utils/volume/volume.go there). Older releases wrote the host that it was made on,
+// wherever the VM: with the names that the driver gives, that makes no difference.
+func (vm VM) podVolumes(handles []string) []string {
+	if len(handles) == 0 {
+		return nil
+	}
+	var out []string
+	for key, value := range vm.Config {
+		d, err := ParseDisk(key, value)
+		if err != nil || d.CDROM || d.ofHost() {
+			continue
+		}
+		means := func(handle string) bool {
+			parts := strings.SplitN(handle, "/", 4)
+			return len(parts) == 4 && parts[2]+":"+parts[3] == d.Volid && (parts[1] == "" || parts[1] == vm.Host || d.likeCSI())
+		}
+		if slices.ContainsFunc(handles, means) {
+			out = append(out, d.Volid)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// doubtful says whether a drive of the VM may be a pod's, going by whose number it carries.
+func (vm VM) doubtful(d Disk) bool {
+	return !d.CDROM && !d.ofHost() && !d.Pod && d.Owner != vm.ID
+}
+
+// knowPods asks for the volumes of pods where a drive of the VM may be one.
+func (vm *VM) knowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
+	disks, err := vm.Disks()
+	if err != nil || !slices.ContainsFunc(disks, vm.doubtful) {
+		return err
+	}
+	all, err := handles(ctx)
+	if err != nil {
+		return fmt.Errorf("see which disks of %s are pods': %w", vm, err)
+	}
+	for _, volid := range vm.podVolumes(all) {
+		if !slices.Contains(vm.Pods, volid) {
+			vm.Pods = append(slices.Clone(vm.Pods), volid)
+		}
+	}
+	return nil
+}
+
+// knowPods tells all VMs which of their drives are pods', in one look at Kubernetes; nil: it is not asked.
+func (d *Discovery) knowPods(ctx context.Context, kube KubeReader) error {
+	if kube == nil {
+		return nil
+	}
+	handles := sync.OnceValues(func() ([]string, error) { return kube.PodVolumes(ctx) })
+	for i := range d.VMs {
+		if err := d.VMs[i].knowPods(ctx, func(context.Context) ([]string, error) { return handles() }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
+func (vm VM) dropCSI() {
+	maps.DeleteFunc(vm.Config, func(key, value string) bool {
+		d, err := ParseDisk(key, value)
+		return err == nil && slices.Contains(vm.Pods, d.Volid)
+	})
+}
+
+// unclaimed says what to do about a disk that is named as a pod's, and no PersistentVolume has it.
+func (d Disk) unclaimed(vm VM) Obstacle {
+	line := fmt.Sprintf("qm set %d --delete %s", vm.ID, d.Key)
+	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
+		"have Kubernetes answer, or make its PersistentVolume again; or, where nobody needs it here, take it out of VM %d, which keeps the volume: %s", d.Key, d.Volid, vm.ID, line)}
+}

@@ -1,0 +1,111 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		value, handle string
+		want          bool
+	}{
+		"on the host":                {"fast:vm-9999-media,size=1G", "lab/pve1/fast/vm-9999-media", true},
+		"under the VM's own number":  {"fast:vm-9031-disk-7", "lab/pve1/fast/vm-9031-disk-7", true},
+		"on a shared storage":        {"ceph:vm-9999-media", "lab//ceph/vm-9999-media", true},
+		"in a file":                  {"nfs:9999/vm-9999-media.qcow2", "lab//nfs/9999/vm-9999-media.qcow2", true},
+		"on another host":            {"fast:vm-9999-media", "lab/pve2/fast/vm-9999-media", false},
+		"made on another host":       {"ceph:vm-9999-pvc-0b5f", "lab/pve2/ceph/vm-9999-pvc-0b5f", true},
+		"on another storage":         {"slow:vm-9999-media", "lab/pve1/fast/vm-9999-media", false},
+		"another one":                {"fast:vm-9999-media", "lab/pve1/fast/vm-9999-media-2", false},
+		"named so, and of no handle": {"fast:vm-9999-pvc-0b5f", "lab/pve1/fast/vm-9999-pvc-77", false},
+		"a handle that is none":      {"fast:vm-9999-media", "vm-9999-media", false},
+		"a CD drive":                 {"fast:vm-9999-media,media=cdrom", "lab/pve1/fast/vm-9999-media", false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
+			vm.Pods = vm.podVolumes([]string{"x/y/z/a", c.handle})
+			disks, err := vm.Disks()
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := disks[1]
+			if d.CSI() != c.want || disks[0].CSI() {
+				t.Errorf("%s is a pod's: %t, want %t", d.Volid, d.CSI(), c.want)
+			}
+		})
+	}
+}
+
+// What a new VM gets is what was no pod's, and a run in another process knows the same.
+func TestPodVolumesAreRememberedAndDropped(t *testing.T) {
+	t.Parallel()
+	vm := VM{ID: 9031, Host: "pve1", Pods: []string{"fast:vm-9999-media"}, Config: map[string]string{
+		"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media,size=1G", "scsi8": "fast:vm-9999-pvc-0b5f",
+	}}
+	vm.dropCSI()
+	if diff := cmp.Diff(map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi8": "fast:vm-9999-pvc-0b5f"}, vm.Config); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	packed, err := memory{VM: vm}.pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unpackMemory(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(vm.Pods, mem.VM.Pods); diff != "" {
+		t.Errorf("remembered (-want +got):\n%s", diff)
+	}
+}
+
+// A drive that a running VM has besides is a pod's if Kubernetes says so; where it can't be asked, nothing goes on.
+func TestAddedDisksAreAskedFor(t *testing.T) {
+	t.Parallel()
+	before := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0"}}
+	now := before
+	now.Running, now.Config = true, map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media"}
+	silent := errors.New("no answer")
+	cases := map[string]struct {
+		handles []string
+		err     error
+		alone   bool // there is nobody to ask
+		pod     bool
+	}{
+		"a pod's":         {handles: []string{"lab/pve1/fast/vm-9999-media"}, pod: true},
+		"nobody's":        {handles: []string{"lab/pve1/fast/vm-9999-other"}},
+		"no answer":       {err: silent},
+		"nobody is asked": {handles: []string{"lab/pve1/fast/vm-9999-media"}, alone: true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := &Replace{VM: before, pods: func(context.Context) ([]string, error) { return c.handles, c.err }}
+			if c.alone {
+				r.pods = nil
+			}
+			vm := now
+			disks, err := before.Disks()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
+				t.Fatalf("err = %v", err)
+			}
+			have, err := vm.Disks()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if problems := added(vm, disks, have); (len(problems) == 0) != c.pod {
+				t.Errorf("problems: %v", problems)
+			}
+		})
+	}
+}
