@@ -180,7 +180,13 @@ func (n *nodeRoll) requireUnchanged(ctx context.Context) error {
 	if vm.Host != n.plan.Host {
 		return n.movedSince(vm)
 	}
-	if vm.Digest != n.plan.Digest || vm.UUID() != n.plan.UUID {
+	same := vm.Digest == n.plan.Digest
+	if was := n.plan.found.VM; !same && was != nil && was.Digest == n.plan.Digest {
+		if same, err = was.sameButPods(ctx, vm, n.Kube.PodVolumes); err != nil {
+			return err
+		}
+	}
+	if !same || vm.UUID() != n.plan.UUID {
 		return fault.WithHint(fault.PlanMoved.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
 	}
 	return nil

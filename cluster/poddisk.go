@@ -97,6 +97,19 @@ func (vm VM) dropCSI() {
 	})
 }
 
+// sameButPods says whether a VM is as it was but for disks of pods: those come to a node
+// when another one is drained.
+func (vm VM) sameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
+	now.Pods = vm.Pods
+	if err := now.knowPods(ctx, handles); err != nil {
+		return false, err
+	}
+	before, after := maps.Clone(vm.Config), maps.Clone(now.Config)
+	VM{Config: before, Pods: vm.Pods}.dropCSI()
+	VM{Config: after, Pods: now.Pods}.dropCSI()
+	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
+}
+
 // unclaimed says what to do about a disk that is named as a pod's, and no PersistentVolume has it.
 func (d Disk) unclaimed(vm VM) Obstacle {
 	line := fmt.Sprintf("qm set %d --delete %s", vm.ID, d.Key)

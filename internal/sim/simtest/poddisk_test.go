@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -65,6 +66,45 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 			t.Errorf("the pod's disk: %q, %v", vm.Config["scsi7"], err)
 		}
 	})
+}
+
+// TestAPodsDiskComesToTheNextNode when the one before is drained: that is no change since
+// the plan. Another drive that comes is.
+func TestAPodsDiskComesToTheNextNode(t *testing.T) {
+	const volid = "fast:9999/vm-9999-media.raw"
+	for name, isPods := range map[string]bool{"a pod's": true, "somebody's": false} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				if err := lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))); err != nil {
+					t.Fatal(err)
+				}
+				if isPods {
+					proxmoxVolume("9999/vm-9999-media.raw")(lab)
+				}
+				lab.Patch(sim.PatchedExtension)
+				c := lab.Client()
+				c.Emit = whenStarted("wk1/bring-up", func() { lab.EditVM(9032, "scsi7", volid) })
+				if isPods {
+					c.Emit = whenStarted("wk1/bring-up", func() {
+						lab.EditVM(9032, "scsi7", volid)
+						go func() { // the driver
+							for n, err := lab.Kube.Node(t.Context(), "wk2"); err == nil && !n.Spec.Unschedulable; n, err = lab.Kube.Node(t.Context(), "wk2") {
+								time.Sleep(time.Second)
+							}
+							if err := lab.World.SetConfig("", "pve1", world.ChangeRequest{ID: 9032, Delete: []string{"scsi7"}}); err != nil {
+								t.Errorf("detach: %v", err)
+							}
+						}()
+					})
+				}
+				_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1", "wk2"}})
+				if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
+					t.Fatal(err)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
 }
 
 // A disk that is named as a pod's and that no PersistentVolume names is never dropped: the plan says so.
