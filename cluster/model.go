@@ -65,6 +65,7 @@ type Ties struct {
 	Dropped   []string
 	ACL       []ACLEntry // at the VM itself, as far as our token sees them; they go with it, too
 	Jobs      []ReplicationJob
+	VNets     []VNet      // networks of the VM's beside the hosts' own bridges
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
@@ -75,6 +76,13 @@ type Ties struct {
 	HostArch string
 	// Snippets are those of the files in the VM's cicustom that our token sees, by volid.
 	Snippets []string
+}
+
+// VNet is a network of Proxmox' SDN, or a bridge that is not named as the hosts' own are.
+type VNet struct {
+	Name   string
+	IPAM   bool // the VNet's zone keeps the addresses of VMs
+	Hidden bool // our token is not shown it
 }
 
 // TiesRead is a VM's Ties, or why they could not be read.

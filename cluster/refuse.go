@@ -207,6 +207,14 @@ func (c candidate) tied() []Obstacle {
 			Command: "pveum acl delete " + e.arguments(),
 		})
 	}
+	for _, v := range c.found.Ties.VNets {
+		switch { // pve-network, PVE/Network/SDN/Vnets.pm, del_ips_from_mac and add_next_free_cidr
+		case v.Hidden:
+			out = append(out, Obstacle{Text: fmt.Sprintf("the VM is on %s, which Proxmox does not show the token, so nobody can say whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)})
+		case v.IPAM:
+			out = append(out, Obstacle{Text: fmt.Sprintf("the VM is on VNet %s, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage", v.Name)})
+		}
+	}
 	if n := c.found.Node; n != nil && n.ProviderID != "" {
 		out = append(out, Obstacle{Text: fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID)})
 	}

@@ -49,7 +49,8 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	tags, errTags := l.restrictedTags(ctx, vm)
 	snippets, errSnippets := l.snippets(ctx, vm)
 	arch, errArch := l.hostArch(ctx, vm)
-	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags, errSnippets, errArch)
+	vnets, errVNets := l.vnets(ctx, vm)
+	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags, errSnippets, errArch, errVNets)
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
@@ -60,7 +61,7 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	for _, why := range wrong {
 		dropped = append(dropped, "a firewall that Proxmox would not take again ("+why+")")
 	}
-	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, Snippets: snippets}, nil
+	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, VNets: vnets, Snippets: snippets}, nil
 }
 
 // aclEntries are the ACL entries of the VM itself, as far as our token sees them.

@@ -83,29 +83,8 @@ func testTies(t *testing.T, cases map[string]tie) {
 
 func TestTies(t *testing.T) {
 	t.Parallel()
-	walled := func(f firewall.Config, dropped ...string) cluster.Ties {
-		return cluster.Ties{Firewall: f, Dropped: dropped}
-	}
-	with := func(key, value string) func(*cluster.VM) {
-		return func(vm *cluster.VM) { vm.Config = map[string]string{key: value} }
-	}
 	testTies(t, map[string]tie{
-		"none":             {},
-		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
-		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(firewall.Config{Options: firewall.Entry{"enable": "1"}})},
-		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(firewall.Config{Aliases: []firewall.Entry{{"name": "a"}}})},
-		"firewall IP sets": {
-			path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
-			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}}),
-		},
-		"a firewall option of an editor's": {
-			path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","ips":1}`),
-			want: walled(firewall.Config{Options: firewall.Entry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),
-		},
-		"a rule that is wrong": {
-			path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","errors":{"source":"no such alias 'a'"}}]`),
-			want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
-		},
+		"none": {},
 		"ACL entries": {
 			path: "GET /access/acl", answer: data(`[{"path":"/vms/101","ugid":"a@pve","type":"user","roleid":"R","propagate":1},{"path":"/vms/101","ugid":"b","type":"group","roleid":"S","propagate":"0"}]`),
 			want: cluster.Ties{ACL: []cluster.ACLEntry{
@@ -124,23 +103,6 @@ func TestTies(t *testing.T) {
 				"max_restart": "3", "max_relocate": "0", "group": "rack1", "comment": "two words", "failback": "0",
 			}}},
 		},
-		"arch": {
-			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"current-kernel":{"machine":"x86_64"}}`),
-			want: cluster.Ties{HostArch: "x86_64"},
-		},
-		"arch of a host that does not tell": {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"kversion":"Linux 5.15"}`)},
-		"arch of a host that is not ours":   {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
-		"arch of a host that fails": {
-			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("500 no", ""),
-			err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/status: 500 no`,
-		},
-		"snippets": {
-			vm: with("cicustom", "meta=local:snippets/m.yaml,user=local:snippets/u.yaml"), path: "GET /nodes/pve1/storage/local/content",
-			answer: data(`[{"volid":"local:snippets/m.yaml"}]`), want: cluster.Ties{Snippets: []string{"local:snippets/m.yaml"}},
-		},
-		"snippets that are not ours to see": {
-			vm: with("cicustom", "meta=local:snippets/m.yaml"), path: "GET /nodes/pve1/storage/local/content", answer: raw("403 Permission check failed (/storage/local, Datastore.Audit)", ""),
-		},
 		"HA without a state": {
 			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d"}]`),
 			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{}}},
@@ -152,6 +114,65 @@ func TestTies(t *testing.T) {
 		"HA setting of an unknown kind": {
 			path: haList, answer: data(`[{"sid":"vm:101","new":{"a":1}}]`),
 			err: `read what belongs to VM 101 "wk1" on pve1: HA resource vm:101: new is neither a text nor a number: {"a":1}`,
+		},
+	})
+}
+
+func TestTiesOfAFirewall(t *testing.T) {
+	t.Parallel()
+	walled := func(f firewall.Config, dropped ...string) cluster.Ties {
+		return cluster.Ties{Firewall: f, Dropped: dropped}
+	}
+	testTies(t, map[string]tie{
+		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
+		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(firewall.Config{Options: firewall.Entry{"enable": "1"}})},
+		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(firewall.Config{Aliases: []firewall.Entry{{"name": "a"}}})},
+		"firewall IP sets": {
+			path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
+			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}}),
+		},
+		"a firewall option of an editor's": {
+			path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","ips":1}`),
+			want: walled(firewall.Config{Options: firewall.Entry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),
+		},
+		"a rule that is wrong": {
+			path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","errors":{"source":"no such alias 'a'"}}]`),
+			want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
+		},
+	})
+}
+
+// TestTiesOfSettings: what a setting of the VM needs to be there.
+func TestTiesOfSettings(t *testing.T) {
+	t.Parallel()
+	with := func(key, value string) func(*cluster.VM) {
+		return func(vm *cluster.VM) { vm.Config = map[string]string{key: value} }
+	}
+	testTies(t, map[string]tie{
+		"arch": {
+			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"current-kernel":{"machine":"x86_64"}}`),
+			want: cluster.Ties{HostArch: "x86_64"},
+		},
+		"arch of a host that does not tell": {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: data(`{"kversion":"Linux 5.15"}`)},
+		"arch of a host that is not ours":   {vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
+		"arch of a host that fails": {
+			vm: with("arch", "x86_64"), path: "GET /nodes/pve1/status", answer: raw("500 no", ""),
+			err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/status: 500 no`,
+		},
+		"networks": {
+			vm: func(vm *cluster.VM) {
+				vm.Config = map[string]string{"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "net1": "virtio=BC:24:11:00:00:02,bridge=tenant1", "net2": "virtio=BC:24:11:00:00:03,bridge=plain", "net3": "virtio=BC:24:11:00:00:04,bridge=other"}
+			},
+			path:   "GET /nodes/pve1/network?type=any_bridge",
+			answer: data(`[{"iface":"vmbr0","type":"bridge"},{"iface":"plain","type":"OVSBridge"},{"iface":"tenant1","type":"vnet","ipam":1}]`),
+			want:   cluster.Ties{VNets: []cluster.VNet{{Name: "tenant1", IPAM: true}, {Name: "plain"}, {Name: "other", Hidden: true}}},
+		},
+		"snippets": {
+			vm: with("cicustom", "meta=local:snippets/m.yaml,user=local:snippets/u.yaml"), path: "GET /nodes/pve1/storage/local/content",
+			answer: data(`[{"volid":"local:snippets/m.yaml"}]`), want: cluster.Ties{Snippets: []string{"local:snippets/m.yaml"}},
+		},
+		"snippets that are not ours to see": {
+			vm: with("cicustom", "meta=local:snippets/m.yaml"), path: "GET /nodes/pve1/storage/local/content", answer: raw("403 Permission check failed (/storage/local, Datastore.Audit)", ""),
 		},
 	})
 }

@@ -1,6 +1,10 @@
 package pveapi
 
-import "time"
+import (
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
 
 func nodeRoutes() []route {
 	return []route{
@@ -8,6 +12,7 @@ func nodeRoutes() []route {
 		{method: "GET", path: "/nodes/{node}/version", daemonless: true, handle: version},
 		{method: "GET", path: "/nodes/{node}/status", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeStatus},
 		{method: "GET", path: "/nodes/{node}/time", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeTime},
+		{method: "GET", path: "/nodes/{node}/network", params: []string{"type"}, handle: bridges},
 		{method: "GET", path: "/nodes/{node}/disks/lvmthin", permit: []demand{{"/", []string{"Sys.Audit"}}}, handle: thinPools},
 	}
 }
@@ -42,6 +47,28 @@ func nodeStatus(c *call) (any, error) {
 func nodeTime(c *call) (any, error) {
 	now := c.Clock(c.node()).Unix()
 	return object{"timezone": "UTC", "time": now, "localtime": now}, nil
+}
+
+// bridges lists a host's bridges and the VNets that the caller may use or see (pve-manager,
+// PVE/API2/Network.pm, index); of a host no other interfaces are simulated.
+func bridges(c *call) (any, error) {
+	list := []object{}
+	add := func(zone, name string, entry object) {
+		if c.may("/sdn/zones/"+zone+"/"+name, "SDN.Audit", "SDN.Use") {
+			entry["iface"], entry["active"] = name, 1
+			list = append(list, entry)
+		}
+	}
+	kind := c.params["type"]
+	if kind == "" || kind == "bridge" || kind == "any_bridge" || kind == "any_local_bridge" {
+		add("localnetwork", world.LocalBridge, object{"type": "bridge", "bridge_ports": "", "autostart": 1, "method": "manual"})
+	}
+	if kind == "any_bridge" || kind == "include_sdn" || kind == "vnet" {
+		for _, v := range c.VNets() {
+			add(v.Zone, v.Name, object{"type": "vnet", "ipam": bit(v.IPAM), "vlanaware": 0, "active": "1"})
+		}
+	}
+	return list, nil
 }
 
 func thinPools(c *call) (any, error) {

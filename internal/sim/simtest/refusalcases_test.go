@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -47,8 +48,33 @@ func tiedRefusals() []refusal {
 			also: append(tied(unsettable), colleague),
 			lift: func(l *Lab) { l.World.Revoke(acl); noFirewall(l) },
 		},
+		onVNet("VNet whose zone has IPAM", world.VNet{Name: "tenant1", Zone: "zone1", IPAM: true}, true,
+			"the VM is on VNet tenant1, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage"),
+		onVNet("VNet whose zone has no IPAM", world.VNet{Name: "tenant2", Zone: "zone1"}, true),
+		onVNet("VNet that the token does not see", world.VNet{Name: "tenant3", Zone: "zone3"}, false, "the VM is on tenant3, which Proxmox does not show the token, "+
+			"so nobody can say whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage"),
 		{name: "an ACL entry of another VM", bring: func(l *Lab) { l.World.Grant(world.ACL{Path: "/vms/90310", Who: "alice@pve", Role: "PVEVMUser"}) }},
 		{name: "a replication job of another VM", bring: func(l *Lab) { l.World.AddReplication(world.ReplicationJob{ID: "9001-0", Guest: 9001, Target: "pve2"}) }},
+	}
+}
+
+// onVNet has wk1's network card on a VNet.
+func onVNet(name string, v world.VNet, shown bool, also ...string) refusal {
+	plug := func(l *Lab, bridge string) {
+		set := map[string]string{"net0": regexp.MustCompile(`bridge=\w+`).ReplaceAllString(l.vm(wk1).Config["net0"], "bridge="+bridge)}
+		whileOff(func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Set: set}) })(l)
+	}
+	return refusal{
+		name: name, also: also, lift: func(l *Lab) { plug(l, world.LocalBridge) },
+		bring: func(l *Lab) {
+			l.World.AddVNet(v)
+			for _, who := range []string{"recast@pve", "recast@pve!roll"} {
+				if !shown {
+					l.World.Grant(world.ACL{Path: "/sdn/zones/" + v.Zone, Who: who, Role: world.NoAccess, Propagate: true})
+				}
+			}
+			plug(l, v.Name)
+		},
 	}
 }
 

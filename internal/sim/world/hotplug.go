@@ -149,19 +149,22 @@ func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
 			return false, err
 		}
 	}
-	if bridge := property(value, "bridge"); bridge != "" && !hasBridge(bridge) {
+	if bridge := property(value, "bridge"); bridge != "" && !w.hasBridge(bridge) {
 		return false, fmt.Errorf("bridge '%s' does not exist", bridge)
 	}
 	return true, nil
 }
 
-// hasBridge says that the hosts have a bridge: the one that every installation begins with.
-func hasBridge(name string) bool { return name == "vmbr0" }
+// hasBridge says that the hosts have a bridge: the one that every installation begins
+// with, or that of a VNet.
+func (w *World) hasBridge(name string) bool {
+	return name == LocalBridge || w.zoneOf(name) != localZone
+}
 
 // checkNetworks is what makes a start fail that no create and no change minded.
-func (v *vm) checkNetworks() error {
+func (w *World) checkNetworks(v *vm) error {
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
-		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !hasBridge(bridge) {
+		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !w.hasBridge(bridge) {
 			return failf("bridge '%s' does not exist", bridge)
 		}
 	}

@@ -41,7 +41,7 @@ func (w *World) launch(v *vm) (*process, error) {
 		return nil, failf("VM %d already running", v.id)
 	}
 	w.applyPending("", v)
-	if err := v.checkNetworks(); err != nil {
+	if err := w.checkNetworks(v); err != nil {
 		return nil, err
 	}
 	if err := w.checkMappings(v); err != nil {

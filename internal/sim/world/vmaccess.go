@@ -162,7 +162,7 @@ func (w *World) checkBridges(user string, set map[string]string) error {
 		if optionName(key) != "net" || bridge == "" {
 			continue
 		}
-		if err := w.check(user, "/sdn/zones/localnetwork/"+bridge, "SDN.Use"); err != nil {
+		if err := w.check(user, "/sdn/zones/"+w.zoneOf(bridge)+"/"+bridge, "SDN.Use"); err != nil {
 			return err
 		}
 	}

@@ -80,6 +80,7 @@ type World struct {
 	replication []ReplicationJob
 	backups     []BackupJob
 	firewalls   map[int]Firewall
+	vnets       []VNet
 	mappings    map[string]map[string]bool // devices of hosts by a name: "pci gpu" -> hosts
 	failures    []failure
 	moveStops   []moveStop
