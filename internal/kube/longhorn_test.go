@@ -131,12 +131,12 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 				if tc.orphan != nil {
 					orphans("longhorn-system", "orphan-1", tc.orphan)
 				}
-				got := ""
+				var got strings.Builder
 				for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
-					got += d.What
+					got.WriteString(d.What)
 				}
-				if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got != want {
-					t.Errorf("got %q, want %q", got, want)
+				if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got.String() != want {
+					t.Errorf("got %q, want %q", got.String(), want)
 				}
 			})
 		})
