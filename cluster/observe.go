@@ -72,7 +72,9 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
-	if err = g.Wait(); err == nil {
+	err = g.Wait()
+	knowPods(matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
+	if err == nil {
 		observeFiles(ctx, src, wanted, o.Found)
 	}
 	return o, err

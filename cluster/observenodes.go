@@ -70,9 +70,7 @@ func observeTies(ctx context.Context, src Sources, found []Found) error {
 		}
 		return errs[i] // the others' may be the same
 	})
-	err := g.Wait()
-	knowPods(nodes)
-	return err
+	return g.Wait()
 }
 
 // knowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
