@@ -11,8 +11,8 @@ import (
 // booleans are parameters that are 1 or 0 and nothing else: on, yes and true are
 // for the values of property strings (check_type in JSONSchema.pm).
 var booleans = []string{
-	"current", "destroy-unreferenced-disks", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
-	"keepActive", "live-restore", "new-format", "online", "overrule-shutdown", "purge", "remove", "skiplock", "unique", "verify-certificates", "vmstate",
+	"current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
+	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "remove", "skiplock", "unique", "verify-certificates", "vmstate",
 	"with-conntrack-state", "with-local-disks",
 }
 
@@ -27,15 +27,16 @@ var (
 
 // integers are parameters that are whole numbers.
 var integers = map[string]bounds{
-	"background_delay": {1, 30}, "bwlimit": natural, "delay": {1, 30}, "guest": anyVMID, "limit": natural, "max_relocate": natural, "max_restart": natural,
-	"newid": anyVMID, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
+	"background_delay": {1, 30}, "bwlimit": natural, "delay": {1, 30}, "enable": natural, "guest": anyVMID, "limit": natural, "max_relocate": natural, "max_restart": natural,
+	"newid": anyVMID, "pos": natural, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
 }
 
 // isBoolean says whether a parameter of the route is a boolean. Some names are
 // one thing here and another there.
 func (r route) isBoolean(name string) bool {
 	switch r.method + " " + r.path + " " + name {
-	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "GET /nodes/{node}/storage format":
+	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "GET /nodes/{node}/storage format",
+		"PUT /nodes/{node}/qemu/{vmid}/firewall/options enable":
 		return true
 	}
 	return slices.Contains(booleans, name)
