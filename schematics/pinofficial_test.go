@@ -15,9 +15,6 @@ func TestPinOfficial(t *testing.T) {
 	t.Parallel()
 	older := digestOf("an older one")
 	pin := Explicit{Repository: agentRef, Digest: older, Place: "recast.yaml:9:1"}
-	images := newShelf(catalog())
-	images.put(agentRef, "0.9", older, ExtensionImage{Architectures: []string{"amd64"}, Name: "qemu-guest-agent", Version: "0.9"})
-	from := Sources{Catalog: catalog(), Images: images}
 	want := Extension{Name: "qemu-guest-agent", Version: "0.9", Ref: agentRef, Digest: older, Explicit: true}
 	both := "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"
 	for name, tc := range map[string]struct {
@@ -29,6 +26,9 @@ func TestPinOfficial(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			images := newShelf(catalog())
+			images.put(agentRef, "0.9", older, ExtensionImage{Architectures: []string{"amd64"}, Name: "qemu-guest-agent", Version: "0.9"})
+			from := Sources{Catalog: catalog(), Images: images}
 			req := own(tc.text, pin)
 			req.Files["b"] = File{Path: "b.yaml", Data: []byte(both)}
 			for range 2 { // from nothing, and over the lock of the first time
