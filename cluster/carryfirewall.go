@@ -43,13 +43,6 @@ func (r *Replace) keepFirewall(ctx context.Context) error {
 	if kept, err := r.firewallKept(ctx); err != nil || kept {
 		return err
 	}
-	now, err := r.Proxmox.Firewall(ctx, r.VM)
-	switch {
-	case err != nil:
-		return fmt.Errorf("read the firewall of %s: %w", r.VM, err)
-	case now.Sum() != r.Firewall:
-		return r.otherFirewall(r.VM)
-	}
 	return r.copyFirewall(ctx, rememberStep, r.VM, r.Parking)
 }
 

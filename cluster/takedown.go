@@ -89,13 +89,13 @@ func (n *nodeRoll) remember(ctx context.Context) error {
 		}
 		// Only that is missing or damaged: the journal was lost.
 		sum, err := n.rememberMachineConfig(ctx, mem.Kubernetes)
+		if err == nil && sum != park.Record.Config {
+			err = n.updateRecord(ctx, func(rec *Record) { rec.Config = sum })
+		}
 		if err != nil {
 			return err
 		}
-		if sum == park.Record.Config {
-			return n.keepFirewall(ctx)
-		}
-		return errors.Join(n.updateRecord(ctx, func(rec *Record) { rec.Config = sum }), n.keepFirewall(ctx))
+		return n.keepFirewall(ctx)
 	}
 	mem, err := n.observeMemory(ctx)
 	if err != nil {
