@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -81,6 +82,20 @@ func TestExplainRecreate(t *testing.T) {
 	i := slices.IndexFunc(e.Compared, func(c Comparison) bool { return strings.HasPrefix(c.What, "extension ") && !c.Same })
 	if i < 0 || e.Compared[i].Found == "" || e.Compared[i].Wanted == "" {
 		t.Errorf("%+v", e.Compared)
+	}
+}
+
+// TestExplainAFirewall: a new VM gets it, and a VM that stays has it.
+func TestExplainAFirewall(t *testing.T) {
+	t.Parallel()
+	for _, s := range []Strategy{Recreate, Reimage} {
+		e := explain(t, "wk1", func(wanted []Wanted, o *Observation) {
+			wanted[1].Strategy = s
+			o.Found[1].Ties.Firewall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
+		})
+		if gets := strings.Contains(paths(e), "bring-up/attach/firewall"); gets != (s == Recreate) {
+			t.Errorf("%s: %s", s, paths(e))
+		}
 	}
 }
 

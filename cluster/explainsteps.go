@@ -75,6 +75,9 @@ func (n NodePlan) exchange() (*Replace, error) {
 	vm.Config = maps.Clone(vm.Config)
 	vm.dropCSI()
 	mem := memory{VM: vm, SystemKey: n.System.Key}
+	if n.Strategy == Recreate {
+		mem.Firewall = n.found.Ties.Firewall.Sum()
+	}
 	rec, err := Record{Node: n.Node, Strategy: n.Strategy}.open(mem, n.found.Parking)
 	if err != nil {
 		return nil, err
