@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -145,6 +146,7 @@ func (n *NodePlan) planFile() {
 	case file.err != nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.err.Error())
 	default:
+		n.Refused = append(n.Refused, n.found.dropsVolumes(file.Changes)...)
 		shown := file.ConfigFile
 		shown.Applied = true
 		if n.found.Machine == nil {
@@ -152,6 +154,27 @@ func (n *NodePlan) planFile() {
 		}
 		n.ConfigFile = &shown
 	}
+}
+
+// dropsVolumes tells of the volumes on persistent disks that a file lacks the document of: Talos
+// would not mount them, pods would write to the system disk instead, and the node would never be
+// what it was.
+func (f *Found) dropsVolumes(changes []config.Change) []string {
+	if f.Machine == nil {
+		return nil
+	}
+	var out []string
+	for _, v := range f.Machine.Volumes {
+		document := v.document()
+		if document == "" || v.Phase != "ready" || v.Disk == f.Machine.SystemDisk {
+			continue
+		}
+		if slices.ContainsFunc(changes, func(c config.Change) bool { return c.Document == document && c.Path == "" && c.Kind == config.Removed }) {
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk %s: put that document back, "+
+				"or, where the volume is to go, have the node run without it first (talosctl apply-config)", document, v.Disk))
+		}
+	}
+	return out
 }
 
 // noteFile tells of a file that an upgrade in place leaves unapplied.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,6 +136,48 @@ func TestPlanShowsTheFile(t *testing.T) {
 				if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
 					t.Errorf("%s: %q, want %q", text.what, all, text.want)
 				}
+			}
+		})
+	}
+}
+
+// TestAFileThatDropsAVolume is refused where the volume is on a disk that stays, and Talos manages it
+// now.
+func TestAFileThatDropsAVolume(t *testing.T) {
+	t.Parallel()
+	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk sdb: put that document back"
+	for name, tc := range map[string]struct {
+		document string
+		volume   Volume
+		want     string
+	}{
+		"user volume":        {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, fmt.Sprintf(refused, "UserVolumeConfig data")},
+		"raw volume":         {"kind: RawVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "r-data", Phase: "ready"}, fmt.Sprintf(refused, "RawVolumeConfig data")},
+		"swap":               {"kind: SwapVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "s-data", Phase: "ready"}, fmt.Sprintf(refused, "SwapVolumeConfig data")},
+		"another volume's":   {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-dat", Phase: "ready"}, ""},
+		"not managed":        {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-data"}, ""},
+		"on the system disk": {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, ""},
+		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := paused(nil)
+			file := hasToken
+			if name == "a field of it" {
+				file += "\n---\nkind: UserVolumeConfig\nname: data\nsize: 2GiB"
+			}
+			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *Found) {
+				m := *f.Machine
+				m.Volumes = append(slices.Clone(m.Volumes), tc.volume)
+				f.Machine = &m
+			})(wanted, &o)
+			plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := strings.Join(plan.Nodes[0].Refused, "\n")
+			if !strings.Contains(all, tc.want) || tc.want == "" && strings.Contains(all, "machineConfigs") {
+				t.Errorf("refused: %q, want %q", all, tc.want)
 			}
 		})
 	}

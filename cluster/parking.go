@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -386,6 +385,5 @@ func formed(ctx context.Context, px Proxmox, vm VM) (VM, error) {
 // handed over.
 func lateParking(vm VM, cluster string) (Record, bool) {
 	rec, found, err := ReadRecord(vm)
-	empty := !slices.ContainsFunc(slices.Collect(maps.Keys(vm.Config)), IsDiskKey)
-	return rec, found && err == nil && empty && rec.Open && rec.Intent == nil && rec.Cluster == cluster
+	return rec, found && err == nil && rec.Cluster == cluster && Parking{vm, rec}.empty()
 }

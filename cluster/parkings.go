@@ -1,14 +1,22 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Parkings finds the parking VMs of a cluster among all VMs.
+// Parkings finds the parking VMs of a cluster among all VMs, but for those that came
+// too late for anybody to use them.
 func Parkings(vms []VM, cluster string) ([]Parking, error) {
+	all, err := allParkings(vms, cluster)
+	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.cameLate(all) }), err
+}
+
+func allParkings(vms []VM, cluster string) ([]Parking, error) {
 	var out []Parking
 	var problems []error
 	for _, vm := range vms {
@@ -21,6 +29,25 @@ func Parkings(vms []VM, cluster string) ([]Parking, error) {
 		}
 	}
 	return out, errors.Join(problems...)
+}
+
+// cameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
+// another one was there: every run takes the one that its node has on the host. Of two that
+// nobody has used the newer run's counts.
+func (p Parking) cameLate(all []Parking) bool {
+	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
+		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
+		return same && (!q.unused() || cmp.Or(cmp.Compare(q.Record.Run, p.Record.Run), cmp.Compare(p.VM.ID, q.VM.ID)) > 0)
+	})
+}
+
+// unused says whether nothing was done with the parking VM since it was created.
+func (p Parking) unused() bool { return p.empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
+
+// empty says whether nothing was ever handed over to the parking VM of a replacement.
+func (p Parking) empty() bool {
+	drives := slices.ContainsFunc(slices.Collect(maps.Keys(p.VM.Config)), IsDiskKey)
+	return p.Record.Open && p.Record.Intent == nil && !drives
 }
 
 // parkingsOf are the parking VMs of a node: one on each Proxmox host where it was

@@ -130,7 +130,13 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (VM, error) 
 	if err != nil {
 		return vm, err
 	}
+	vms, err := p.Proxmox.VMs(ctx)
+	if err != nil {
+		return vm, fmt.Errorf("list VMs: %w", err)
+	}
+	all, _ := allParkings(vms, p.Cluster) // what can't be read is no other one of the node
 	park := Parking{vm, rec}
+	park.Record.Open = rec.Open && !park.cameLate(all)
 	against := park.untouchable(nil)
 	switch {
 	case !is || rec.Cluster != p.Cluster || rec.Node != v.Node || vm.Name != v.Name || vm.Host != v.Host:

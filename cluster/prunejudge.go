@@ -245,6 +245,8 @@ func (j *judgement) vmOf(parking VMID) *VM {
 
 // judgeVM lets a parking VM go that owns nothing, or will own nothing.
 func (j *judgement) judgeVM(v *ParkingVerdict, p Parking) {
+	late := p.cameLate(j.parkings)
+	p.Record.Open = p.Record.Open && !late
 	v.Keep = append(v.Keep, p.untouchable(j.Holders)...)
 	staying := 0
 	known := map[string]bool{}
@@ -264,7 +266,11 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p Parking) {
 			v.Keep = append(v.Keep, d+" is in no record of recast: not ours, look at it")
 		}
 	}
-	if len(v.Keep) == 0 {
+	switch {
+	case len(v.Keep) > 0:
+	case late:
+		v.Goes = fmt.Sprintf("Proxmox made it for run %s when another one was in use: nothing was ever handed over to it", p.Record.Run)
+	default:
 		v.Goes = "it owns nothing any more"
 	}
 }

@@ -16,11 +16,23 @@ var systemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
 
 const (
 	userVolume = "u-"       // prefix of a user volume's label
+	rawVolume  = "r-"       // of a raw volume's
 	swapVolume = "s-"       // of a swap volume's, which holds nothing
 	userMounts = "/var/mnt" // where user volumes are mounted
 
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
+
+// document is the kind and name of the document that the volume is made by; "" where
+// it is none of such a kind (machinery, constants, and config/types/block).
+func (v Volume) document() string {
+	for prefix, kind := range map[string]string{userVolume: "UserVolumeConfig", rawVolume: "RawVolumeConfig", swapVolume: "SwapVolumeConfig"} {
+		if name, found := strings.CutPrefix(v.Label, prefix); found {
+			return kind + " " + name
+		}
+	}
+	return ""
+}
 
 // loss is data that goes with the system disk.
 type loss struct {
@@ -188,7 +200,7 @@ func (c candidate) mislabelled() []string {
 			stays && slices.Contains(talosLabels, v.Label) && v.Phase == "":
 			out = append(out, fmt.Sprintf("%s carries a %s partition (%s) that Talos does not use now and might use then: delete that partition", v.Disk, v.Label, v.Device))
 		}
-		if slices.Contains(talosLabels, v.Label) || strings.HasPrefix(v.Label, userVolume) || strings.HasPrefix(v.Label, "r-") {
+		if slices.Contains(talosLabels, v.Label) || strings.HasPrefix(v.Label, userVolume) || strings.HasPrefix(v.Label, rawVolume) {
 			seen[v.Label]++
 			if seen[v.Label] == 2 {
 				out = append(out, fmt.Sprintf("the label %s is there twice, on %s: relabel or delete what is not in use",

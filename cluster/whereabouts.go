@@ -103,6 +103,9 @@ func tellable(ctx context.Context, err error) bool {
 func (r *Replace) located(ctx context.Context, err error) error {
 	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
 	park, errPark := r.Proxmox.VM(ctx, r.Parking)
+	if rec, is, _ := ReadRecord(park); is && rec.VMID != r.VM.ID {
+		park, errPark = VM{}, fmt.Errorf("%s is another node's: %w", park, ErrNotFound)
+	}
 	for _, e := range []error{errVM, errPark} {
 		if e != nil && !errors.Is(e, ErrNotFound) {
 			return err // no more can be told than that

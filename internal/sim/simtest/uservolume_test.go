@@ -6,40 +6,70 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
 
-// TestUserVolumeIsAwaited: what is on a worker's data disk is a volume of its configuration. A node
-// that gets one without it has the partition and does not mount it, so that its pods would write
-// elsewhere: it is not healthy before Talos manages the volume again.
-func TestUserVolumeIsAwaited(t *testing.T) {
+// TestAFileWithoutAUserVolume: a file that lacks the volume on the data disk would give a node that
+// has the partition and does not mount it, so that its pods would write elsewhere. The plan
+// refuses it, and takes it once the document is back.
+func TestAFileWithoutAUserVolume(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if v := lab.userVolume(t); v.Phase != "ready" || v.Disk != "sdb" {
-			t.Fatalf("u-data of a worker is %+v", v)
-		}
 		files := staleFile(t, lab)
 		whole := string(files["wk1"])
-		_, rest, found := strings.Cut(whole, userVolume)
-		if !found {
-			t.Fatalf("no user volume in\n%s", whole)
+		files["wk1"] = cluster.Secret(strings.Replace(whole, "---\n"+userVolumeIn(t, whole), "", 1))
+		p := lab.planOf(with(lab.Client(), "20000101-0000-feed", files), "wk1", onlyWorker)
+		const want = "its file in talos.machineConfigs lacks UserVolumeConfig data, whose volume is on the persistent disk sdb: put that document back, "
+		if !slices.ContainsFunc(p.Refused, func(text string) bool { return strings.HasPrefix(text, want) }) {
+			t.Errorf("refused: %q, want %q", p.Refused, want)
 		}
-		rest, _, _ = strings.Cut(rest, "---\n")
-		files["wk1"] = cluster.Secret(strings.Replace(whole, "---\n"+userVolume+rest, "", 1))
-		user := with(lab.Client(), "20000101-0000-feed", files)
-		err := user.roll(onlyWorker)(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "persistent volume u-data is none") {
-			t.Fatalf("a roll that leaves the volume unmounted: %v", err)
-		}
-		lab.RequireIntact()
-
-		lab.editConfig("wk1", "version: v1alpha1\n", userVolume+rest+"---\nversion: v1alpha1\n")
 		must(t, with(lab.Client(), "20000101-0000-beef", configFiles{"wk1": cluster.Secret(whole)}).roll(onlyWorker)(t.Context()))
 		if v := lab.userVolume(t); v.Phase != "ready" || v.Disk != "sdb" {
 			t.Errorf("u-data is %+v", v)
 		}
 		lab.RequireIntact()
 	})
+}
+
+// TestUserVolumeIsAwaited: a node that has the partition and does not mount it is not healthy
+// before Talos manages the volume again.
+func TestUserVolumeIsAwaited(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		user, edited := lab.Client(), false
+		document := userVolumeIn(t, string(lab.configOf("wk1")))
+		user.Emit = func(e step.Event) {
+			if !edited && strings.Contains(e.Text, cluster.Settling) {
+				edited = true
+				lab.editConfig("wk1", "---\n"+document, "")
+			}
+		}
+		err := user.roll(onlyWorker)(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "persistent volume u-data is none") {
+			t.Fatalf("a roll whose node does not mount the volume: %v", err)
+		}
+		lab.RequireIntact()
+
+		lab.editConfig("wk1", "version: v1alpha1\n", document+"---\nversion: v1alpha1\n")
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		if v := lab.userVolume(t); v.Phase != "ready" || v.Disk != "sdb" {
+			t.Errorf("u-data is %+v", v)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// userVolumeIn is the document of the user volume in a configuration.
+func userVolumeIn(t *testing.T, config string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(config, userVolume)
+	if !found {
+		t.Fatalf("no user volume in\n%s", config)
+	}
+	rest, _, _ = strings.Cut(rest, "---\n")
+	return userVolume + rest
 }
 
 // userVolume is how Talos has the volume on wk1's data disk.
