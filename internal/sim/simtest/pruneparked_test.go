@@ -253,3 +253,42 @@ func volidOf(lab *Lab, id int, key string) string {
 	volid, _, _ := strings.Cut(lab.vmConfig(id)[key], ",")
 	return volid
 }
+
+// TestAParkingVMThatCameLate: Proxmox makes the parking VM of a run that has died when the next
+// one has rolled the node with another. Rolls pass it over, and prune deletes it.
+func TestAParkingVMThatCameLate(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		var first int
+		var rec cluster.Record
+		for _, vm := range lab.World.VMs() {
+			if r, found, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config}); found && err == nil && r.Node == "wk1" {
+				first, rec = vm.ID, r
+			}
+		}
+		late := cluster.Record{
+			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
+			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true,
+		}
+		text, err := late.Description()
+		must(t, err)
+		lab.DefineVM(9050, map[string]string{"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0", "description": text})
+
+		lab.setRoll("strategy: reimage")
+		lab.Patch(sim.CommonExtension)
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
+		rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
+		must(t, err)
+		for _, v := range rep.VMs {
+			if v.Removed != (v.VMID == 9050) {
+				t.Errorf("VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
+			}
+		}
+		if lab.vmConfig(first) == nil || lab.vmConfig(9050) != nil {
+			t.Error("the wrong parking VM was deleted")
+		}
+		lab.RequireIntact()
+	})
+}
