@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -12,26 +13,31 @@ import (
 
 // askEtcd lists whom to ask about etcd, the node itself last.
 func (n *nodeRoll) askEtcd() []endpoint {
-	var others []endpoint
-	for _, e := range n.plan.controlPlanes {
-		if e.Node != n.plan.Node {
-			others = append(others, e)
-		}
-	}
-	return append(others, endpoint{n.plan.Node, n.plan.Addr})
+	return append(n.otherEtcd(), endpoint{n.plan.Node, n.plan.Addr})
 }
 
-// leftEtcd is the goal of leaving: the record says so and no member of that
-// name is left. A machine that is off already stays listed, where the others
-// can do without it; the fresh one takes its place by its name (talos
+func (n *nodeRoll) otherEtcd() []endpoint {
+	return slices.DeleteFunc(slices.Clone(n.plan.controlPlanes), func(e endpoint) bool { return e.Node == n.plan.Node })
+}
+
+// leftEtcd is the goal of leaving: no member of that name is left, and the record says
+// whether the data is gone, too. A machine that is off already stays listed, where the
+// others can do without it; the fresh one takes its place by its name (talos
 // internal/app/machined/pkg/system/services/etcd.go).
 func (n *nodeRoll) leftEtcd(ctx context.Context) (string, error) {
 	park, err := n.parking(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case park.Record.Left || n.outOfEtcd:
-		return n.plan.Node + " has left etcd", nil
+	}
+	if park.Record.Left || n.outOfEtcd {
+		back, err := n.rejoinedEtcd(ctx)
+		if err != nil || !back {
+			return n.plan.Node + " has left etcd", err
+		}
+		n.outOfEtcd = false
+		if err := n.updateRecord(ctx, func(rec *Record) { rec.Left = false }); err != nil {
+			return "", err
+		}
 	}
 	off, err := n.isOff(ctx)
 	if err != nil || !off {
@@ -44,6 +50,71 @@ func (n *nodeRoll) leftEtcd(ctx context.Context) (string, error) {
 	return n.plan.Node + " is off, and etcd goes on without it", nil
 }
 
+// rejoinedEtcd says whether a node that has left etcd is a member again: Talos joins anew
+// with the next boot, whoever makes the machine reboot.
+func (n *nodeRoll) rejoinedEtcd(ctx context.Context) (bool, error) {
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	v, err := viewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
+	if err != nil {
+		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
+		if !vm.Running {
+			err = fault.WithHint(err, "if it was reset meanwhile, it has joined again, and etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
+		}
+		return false, err
+	}
+	_, member, err := v.member(n.plan.Node)
+	return member, err
+}
+
+// leavesEtcd says whether the node's vote goes with its system disk.
+func (n *nodeRoll) leavesEtcd() bool { return n.plan.Role == controlPlane && !n.plan.etcdKept }
+
+// leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
+func (n *nodeRoll) leaveAgain(ctx context.Context) error {
+	if !n.leavesEtcd() {
+		return nil
+	}
+	if left, err := n.leftEtcd(ctx); err != nil || left != "" {
+		return err
+	}
+	return n.leaveEtcd(ctx)
+}
+
+// staysOut starts a node again that is off while etcd needs it: it was reset after it had left,
+// and has joined again before it was off.
+func (n *nodeRoll) staysOut(ctx context.Context, vm VM) error {
+	if !n.leavesEtcd() {
+		return nil
+	}
+	err := n.repeat(ctx, "take-down/stop", repeatBefore, func(ctx context.Context) error {
+		left, err := n.leftEtcd(ctx)
+		if err != nil || left != "" {
+			return err
+		}
+		return n.offBeforeItLeft(ctx)
+	})
+	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
+		return err
+	}
+	errStart := n.sending(ctx, sentStart, LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
+	return final(errors.Join(err, prefix("start "+vm.String()+" again", errStart)))
+}
+
+func (n *nodeRoll) offBeforeItLeft(ctx context.Context) error {
+	err := fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node)
+	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
+	if errVM != nil {
+		return errors.Join(err, errVM)
+	}
+	return fault.WithHint(err, "start %s in Proxmox and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", vm)
+}
+
 // leaveEtcd makes the node leave etcd while the others can still agree to it:
 // its data goes with the system disk, and a member without data is a vote lost.
 func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
@@ -52,8 +123,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 	case err != nil:
 		return err
 	case off:
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node),
-			"start VM %d and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", n.plan.VMID)
+		return n.offBeforeItLeft(ctx)
 	}
 	member, serves := false, false
 	err = n.repeat(ctx, "take-down/leave-etcd", repeatBefore, func(ctx context.Context) error {
@@ -76,10 +146,8 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 			return lost
 		}
 	}
-	others := n.askEtcd()
-	others = others[:len(others)-1]
 	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		v, err := viewEtcd(ctx, n.Talos, others, n.plan.Node)
+		v, err := viewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
 		if err != nil {
 			return false, "", err
 		}

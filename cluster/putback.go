@@ -213,7 +213,7 @@ func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
 			return err
 		}
 	}
-	return n.powerOff(ctx, r, "put-back/stop", vm)
+	return n.powerOff(ctx, r, "put-back/stop", vm, func(context.Context) error { return nil })
 }
 
 func (r *Replace) exists(ctx context.Context) (string, error) {

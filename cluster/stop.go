@@ -39,6 +39,18 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }
 
+// stoppedFor is the goal of stop: etcd does not need the node either, where it has left.
+func (n *nodeRoll) stoppedFor(ctx context.Context) (string, error) {
+	reason, err := n.stopped(ctx)
+	if err != nil || reason == "" || !n.leavesEtcd() {
+		return reason, err
+	}
+	if left, err := n.leftEtcd(ctx); err != nil || left == "" {
+		return "", err
+	}
+	return reason, nil
+}
+
 // stop keeps a rebooting host and Proxmox HA from starting the VM again, then
 // asks the guest, then pulls the plug. It waits for the VM, not for the task.
 func (n *nodeRoll) stop(ctx context.Context) error {
@@ -54,10 +66,12 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 	if err != nil {
 		return final(n.keepServing(ctx, r, err))
 	}
-	if !vm.Running {
-		return nil
+	if vm.Running {
+		if err := n.powerOff(ctx, r, "take-down/stop", vm, n.leaveAgain); err != nil {
+			return err
+		}
 	}
-	return n.powerOff(ctx, r, "take-down/stop", vm)
+	return n.staysOut(ctx, vm)
 }
 
 // keepServing leaves a node that was drained but could not be stopped as it was,
@@ -82,7 +96,8 @@ func (n *nodeRoll) keepServing(ctx context.Context, r *Replace, cause error) err
 	return errors.Join(cause, n.backOut(ctx))
 }
 
-func (n *nodeRoll) powerOff(ctx context.Context, r *Replace, id string, vm VM) error {
+// powerOff stops the VM; beforePull is asked where the guest does not do it by itself.
+func (n *nodeRoll) powerOff(ctx context.Context, r *Replace, id string, vm VM, beforePull func(context.Context) error) error {
 	var refused error // by the guest; what is wrong with the record is no reason to pull the plug
 	err := r.sending(ctx, sentShutdown, n.Timing.Stop+LateQueue, func(ctx context.Context) error {
 		refused = n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop)
@@ -91,6 +106,9 @@ func (n *nodeRoll) powerOff(ctx context.Context, r *Replace, id string, vm VM) e
 	if err != nil {
 		if ctx.Err() != nil || refused == nil {
 			return fmt.Errorf("shut down %s: %w", vm, err)
+		}
+		if err := beforePull(ctx); err != nil {
+			return err
 		}
 		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
 		if err := r.sending(ctx, sentStop, LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {

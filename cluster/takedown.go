@@ -23,10 +23,10 @@ func (n *nodeRoll) takeDown() step.Step {
 				{ID: "remember", Title: "remember what the node must get back", Skip: n.remembered, Do: n.remember},
 				{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
 			}
-			if n.plan.Role == controlPlane && !n.plan.etcdKept {
+			if n.leavesEtcd() {
 				steps = append(steps, step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.leftEtcd, Do: n.leaveEtcd})
 			}
-			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stopped, Do: n.stop})
+			steps = append(steps, step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: n.stoppedFor, Do: n.stop})
 			return append(steps, n.replacing().takeDown(n.plan.Strategy)...), nil
 		},
 	}

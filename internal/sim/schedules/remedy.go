@@ -75,13 +75,14 @@ func (p *play) vmNumbered(id string) (world.VM, bool) {
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
 
-// reboot resets the VM of a node.
+// reboot resets the VM of a node, and gives it time to come back.
 func (p *play) reboot(node int) {
 	vm, err := p.vmOf(node)
 	if err == nil {
 		err = p.task(p.lab.World.Reset("root@pam", vm.Host, vm.ID))
 	}
 	p.tell("reboot %s: %s", p.lab.Nodes[node].Name, said(err))
+	sleep(p.ctx, 2*time.Minute)
 }
 
 // empty wipes the volume of a node in which its etcd's data is.
