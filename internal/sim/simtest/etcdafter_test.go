@@ -5,10 +5,12 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -67,6 +69,67 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 					t.Errorf("voting members of etcd: %q", voters)
 				}
 				requireDrift(t, lab, "cp2", "cp3", "wk1")
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// TestResetAfterItLeft: whoever resets a control plane that has left etcd makes it join again. Its
+// vote does not go with its disk: it leaves once more, here and in the run after a kill.
+func TestResetAfterItLeft(t *testing.T) {
+	long(t)
+	only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+	for name, c := range map[string]struct {
+		planes      int
+		killed, off bool   // the run dies then; the machine goes off once it has joined again
+		refused     string // the next run says that
+	}{
+		"of two":                   {planes: 2},
+		"of three":                 {planes: 3},
+		"killed":                   {planes: 2, killed: true},
+		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be told: no control plane says who the members of etcd are"},
+		"killed and off, of three": {planes: 3, killed: true, off: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				left := lab.memberIDs()["cp1"]
+				var once sync.Once
+				reset := func() {
+					must(t, lab.World.PowerOff(9001))
+					must(t, lab.World.PowerOn(9001))
+				}
+				lab.Recorder.Hooks(nil, func(call record.Call) {
+					if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
+						once.Do(func() { time.AfterFunc(100*time.Millisecond, reset) })
+					}
+				})
+				user := lab.Client()
+				if c.killed {
+					user.killedAt(t, before("take-down/stop"), user.roll(only))
+					time.Sleep(3 * time.Minute)
+					if is := lab.memberIDs()["cp1"]; is == "" || is == left {
+						t.Fatalf("cp1 is member %q, it was %q", is, left)
+					}
+					user = lab.second()
+				}
+				if c.off {
+					must(t, lab.World.PowerOff(9001))
+				}
+				err := user.roll(only)(t.Context())
+				if c.refused != "" {
+					if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
+						t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
+					}
+					must(t, lab.World.PowerOn(9001))
+					time.Sleep(2 * time.Minute)
+					err = lab.Client().roll(only)(t.Context())
+				}
+				must(t, err)
+				if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
+					t.Errorf("voting members of etcd: %v", voters)
+				}
 				lab.RequireIntact()
 			})
 		})
