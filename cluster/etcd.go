@@ -31,8 +31,11 @@ func (n *nodeRoll) leftEtcd(ctx context.Context) (string, error) {
 	}
 	if park.Record.Left || n.outOfEtcd {
 		back, err := n.rejoinedEtcd(ctx)
-		if err != nil || !back {
-			return n.plan.Node + " has left etcd", err
+		if err != nil {
+			return "", err
+		}
+		if !back {
+			return n.plan.Node + " has left etcd", nil
 		}
 		n.outOfEtcd = false
 		if err := n.updateRecord(ctx, func(rec *Record) { rec.Left = false }); err != nil {

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -33,11 +32,11 @@ func allParkings(vms []VM, cluster string) ([]Parking, error) {
 
 // cameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
 // another one was there: every run takes the one that its node has on the host. Of two that
-// nobody has used the newer run's counts.
+// nobody has used either would do; which run began later is not asked, as that is a matter of clocks.
 func (p Parking) cameLate(all []Parking) bool {
 	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
 		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
-		return same && (!q.unused() || cmp.Or(cmp.Compare(q.Record.Run, p.Record.Run), cmp.Compare(p.VM.ID, q.VM.ID)) > 0)
+		return same && (!q.unused() || q.VM.ID < p.VM.ID)
 	})
 }
 

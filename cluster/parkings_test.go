@@ -113,7 +113,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 	}{
 		"another one is done":        {park(9001, "r2", done), park(9002, "r1", nil), []VMID{9001}},
 		"another one is at work":     {park(9001, "r2", func(p *Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []VMID{9001}},
-		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []VMID{9002}},
+		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []VMID{9001}},
 		"neither, of one run":        {park(9001, "r1", nil), park(9002, "r1", nil), []VMID{9001}},
 		"a disk is in it":            {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.VM.Config["scsi1"] = "fast:vm-9002-disk-0" }), []VMID{9001, 9002}},
 		"something was written":      {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.Record.Written = 1 }), []VMID{9001, 9002}},
