@@ -213,7 +213,7 @@ func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
 			return err
 		}
 	}
-	return n.powerOff(ctx, r, "put-back/stop", vm, func(context.Context) error { return nil })
+	return n.powerOff(ctx, r, "put-back/stop", vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }) // it may have been reset, and have joined again
 }
 
 func (r *Replace) exists(ctx context.Context) (string, error) {
