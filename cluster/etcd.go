@@ -89,15 +89,12 @@ func (n *nodeRoll) leaveAgain(ctx context.Context) error {
 	return n.leaveEtcd(ctx)
 }
 
-// staysOut starts a node again that is off while etcd needs it: it was reset after it had left,
-// and has joined again before it was off.
-func (n *nodeRoll) staysOut(ctx context.Context, vm VM) error {
-	if !n.leavesEtcd() {
-		return nil
-	}
-	err := n.repeat(ctx, "take-down/stop", repeatBefore, func(ctx context.Context) error {
-		left, err := n.leftEtcd(ctx)
-		if err != nil || left != "" {
+// staysOut starts a node again that is off while etcd needs it, of which out is not true: it was
+// reset after it had left, and has joined again before it was off.
+func (n *nodeRoll) staysOut(ctx context.Context, vm VM, id string, out func(context.Context) (string, error)) error {
+	err := n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
+		reason, err := out(ctx)
+		if err != nil || reason != "" {
 			return err
 		}
 		return n.offBeforeItLeft(ctx)
@@ -105,6 +102,7 @@ func (n *nodeRoll) staysOut(ctx context.Context, vm VM) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
+	n.say(id, "etcd waits for its vote; starting it again")
 	errStart := n.sending(ctx, sentStart, LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
 	return final(errors.Join(err, prefix("start "+vm.String()+" again", errStart)))
 }

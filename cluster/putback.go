@@ -129,26 +129,47 @@ func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
 	return err
 }
 
-// leaveAsReplacement makes a replacement that has joined etcd leave it again.
-// One that does not answer is displaced by its name when the old system joins. A
+// replacementOut is the goal of taking the replacement out of etcd: it is no member, or it is off and the
+// others go on without it: its member is displaced by its name when the old system joins. A
 // member of another ID on the old disk is the old system's own, which has joined anew.
-func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
+func (n *nodeRoll) replacementOut(ctx context.Context, r *Replace) (string, error) {
 	mem, err := n.memory(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !mem.ControlPlane || mem.EtcdKept || mem.EtcdMembers < 2 {
-		return nil
+		return "etcd goes on with what the disks hold", nil
 	}
-	if vm, found, err := r.current(ctx); err != nil || !found || !r.isBlank(vm) {
-		return err
+	vm, found, err := r.powered(ctx)
+	if err != nil {
+		return "", err
+	}
+	if !found || !r.isBlank(vm) {
+		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
 	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil && !vm.Running {
+		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
+	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	m, found, err := v.member(n.plan.Node)
-	if err != nil || !found || m.ID == mem.EtcdID {
+	switch {
+	case err != nil:
+		return "", err
+	case !found || m.ID == mem.EtcdID:
+		return "the replacement is no member of etcd", nil
+	case !vm.Running && len(v.unhealthy(n.plan.Node)) == 0:
+		return "the replacement is off, and etcd goes on without it", nil
+	}
+	return "", nil
+}
+
+// leaveAsReplacement makes a replacement that has joined etcd leave it again.
+// One that does not answer is displaced by its name when the old system joins.
+func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
+	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err
 	}
 	if _, err := n.Talos.Identity(ctx, n.plan.Addr); err != nil {
@@ -167,6 +188,9 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 func (n *nodeRoll) standsStill(ctx context.Context, r *Replace) (string, error) {
 	reason, err := r.standsStill(ctx)
 	if err != nil || reason == "" {
+		return "", err
+	}
+	if out, err := n.replacementOut(ctx, r); err != nil || out == "" {
 		return "", err
 	}
 	park, err := n.parking(ctx)
@@ -213,7 +237,13 @@ func (n *nodeRoll) stopNew(ctx context.Context, r *Replace) error {
 			return err
 		}
 	}
-	return n.powerOff(ctx, r, "put-back/stop", vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }) // it may have been reset, and have joined again
+	const id = "put-back/stop" // it may have been reset since it left etcd, and have joined again
+	if vm.Running {
+		if err := n.powerOff(ctx, r, id, vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }); err != nil {
+			return err
+		}
+	}
+	return n.staysOut(ctx, vm, id, func(ctx context.Context) (string, error) { return n.replacementOut(ctx, r) })
 }
 
 func (r *Replace) exists(ctx context.Context) (string, error) {

@@ -71,7 +71,10 @@ func (n *nodeRoll) stop(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.staysOut(ctx, vm)
+	if !n.leavesEtcd() {
+		return nil
+	}
+	return n.staysOut(ctx, vm, "take-down/stop", n.leftEtcd)
 }
 
 // keepServing leaves a node that was drained but could not be stopped as it was,

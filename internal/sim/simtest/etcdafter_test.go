@@ -135,3 +135,76 @@ func TestResetAfterItLeft(t *testing.T) {
 		})
 	}
 }
+
+// TestReplacementResetAfterItLeft: a replacement that is given up leaves etcd, too; one that is reset
+// then has joined again before it is off.
+func TestReplacementResetAfterItLeft(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		planes      int
+		slow        time.Duration // Proxmox takes that long to shut it down
+		killed, off bool          // the run dies then; the machine goes off once it has joined again
+		refused     string        // the next run says that
+	}{
+		"of two":              {planes: 2},
+		"of three":            {planes: 3},
+		"of two, shut down":   {planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and started again
+		"of three, shut down": {planes: 3, slow: 30 * time.Second},
+		"killed":              {planes: 2, killed: true},
+		"killed and off":      {planes: 2, killed: true, off: true, refused: "no control plane says who the members of etcd are"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
+				lab.Patch(everywhere)
+				begun := lab.Client()
+				begun.killedAt(t, before("finish/keep"), begun.roll(cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
+				time.Sleep(3 * time.Minute)
+				replacement := lab.memberIDs()["cp1"]
+				var once sync.Once
+				lab.Recorder.Hooks(func(call record.Call) error {
+					if call.Method == http.MethodPost && strings.HasSuffix(call.Path, "/qemu/9001/status/shutdown") {
+						time.Sleep(c.slow)
+					}
+					return nil
+				}, func(call record.Call) {
+					if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
+						once.Do(func() {
+							time.AfterFunc(100*time.Millisecond, func() {
+								must(t, lab.World.PowerOff(9001))
+								must(t, lab.World.PowerOn(9001))
+							})
+						})
+					}
+				})
+				user := lab.second()
+				if c.killed {
+					user.killedAt(t, before("put-back/stop"), user.giveUp("cp1"))
+					time.Sleep(3 * time.Minute)
+					if is := lab.memberIDs()["cp1"]; is == "" || is == replacement {
+						t.Fatalf("cp1 is member %q, it was %q", is, replacement)
+					}
+					user = lab.second()
+				}
+				if c.off {
+					must(t, lab.World.PowerOff(9001))
+				}
+				err := user.giveUp("cp1")(t.Context())
+				if c.refused != "" {
+					if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
+						t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
+					}
+					if c.off {
+						must(t, lab.World.PowerOn(9001))
+					}
+					time.Sleep(2 * time.Minute)
+					err = lab.Client().giveUp("cp1")(t.Context())
+				}
+				must(t, err)
+				if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
+					t.Errorf("voting members of etcd: %v", voters)
+				}
+				lab.RequireIntact()
+			})
+		})
+	}
+}
