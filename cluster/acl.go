@@ -1,6 +1,10 @@
 package cluster
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/recast-sh/recast/internal/words"
+)
 
 // ACLEntry is one of Proxmox' access control list.
 type ACLEntry struct {
@@ -12,7 +16,7 @@ func (e ACLEntry) words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.K
 
 // arguments are those by which pveum acl knows the entry.
 func (e ACLEntry) arguments() string {
-	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, shellQuote(e.Who), shellQuote(e.Role))
+	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, words.Quote(e.Who), words.Quote(e.Role))
 }
 
 // propagates is the option that pveum acl modify has to be given; it propagates otherwise.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // bootEntryStep sees that an old system disk that came back boots the entry that
@@ -53,7 +54,7 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 					if err == nil && m.FromISO {
 						return false, "it runs from its boot ISO, not from its system disk", nil
 					}
-					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + cmpNone(m.Stage), n.stillOn(ctx, err)
+					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + words.OrNone(m.Stage), n.stillOn(ctx, err)
 				})
 			}
 			err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want })

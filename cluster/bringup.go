@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // bringUp ends with the node healthy on the new build and the record closed.
@@ -195,7 +196,7 @@ func (n *nodeRoll) apply(ctx context.Context, disk MachineDisk, kubernetes Kuber
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
-	err = prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	err = fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
 	if err != nil && !errors.Is(err, ErrLostAnswer) {
 		return fault.WithHint(err,
 			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.plan.Node, n.plan.Node)
@@ -234,20 +235,13 @@ func (b Build) checkBooted(m Machine) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
 			fault.NoBoot.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
-				cmpNone(short(m.Schematic.ID)), cmpNone(short(m.Schematic.LockHash())), b.TalosVersion, short(b.SchematicID), short(b.LockHash)),
+				words.OrNone(words.Short(m.Schematic.ID)), words.OrNone(words.Short(m.Schematic.LockHash())), b.TalosVersion, words.Short(b.SchematicID), words.Short(b.LockHash)),
 			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
 	}
 	for _, r := range diffTarget(b, m) {
 		problems = append(problems, fault.NoBoot.Refusedf("what it booted is not what is wanted: %s", r.Text))
 	}
 	return problems
-}
-
-func cmpNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 func checkBlankDisks(m Machine, mem memory, configured bool) []error {

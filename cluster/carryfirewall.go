@@ -21,7 +21,7 @@ func rememberFirewall(ctx context.Context, px Inventory, vm VM, s Strategy) (str
 		return "", nil
 	}
 	f, err := px.Firewall(ctx, vm)
-	return f.Sum(), prefix("read the firewall of "+vm.String(), err)
+	return f.Sum(), fault.Prefix("read the firewall of "+vm.String(), err)
 }
 
 // firewallKept says whether the parking VM has the firewall, and nothing that was
@@ -35,7 +35,7 @@ func (r *Replace) firewallKept(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	kept, err := r.Proxmox.Firewall(ctx, park)
-	return kept.Sum() == r.Firewall, prefix("read the firewall of "+park.String(), err)
+	return kept.Sum() == r.Firewall, fault.Prefix("read the firewall of "+park.String(), err)
 }
 
 // keepFirewall gives the parking VM the firewall of the VM as it is.
@@ -106,7 +106,7 @@ func (r *Replace) hasFirewall(ctx context.Context) (string, error) {
 	}
 	f, err := r.Proxmox.Firewall(ctx, vm)
 	if err != nil || f.Sum() != r.Firewall {
-		return "", prefix("read the firewall of "+vm.String(), err)
+		return "", fault.Prefix("read the firewall of "+vm.String(), err)
 	}
 	return fmt.Sprintf("%s has its firewall (%s)", vm, f), nil
 }

@@ -88,7 +88,7 @@ func (p claimLease) create(ctx context.Context, s ClaimState) error {
 	if err != nil {
 		return err
 	}
-	return prefix("create the claim, a Lease", p.leases.CreateLease(ctx, l))
+	return fault.Prefix("create the claim, a Lease", p.leases.CreateLease(ctx, l))
 }
 
 func (p claimLease) write(ctx context.Context, from, to ClaimState) error {
@@ -97,11 +97,11 @@ func (p claimLease) write(ctx context.Context, from, to ClaimState) error {
 	if err != nil {
 		return err
 	}
-	return prefix("write the claim into Lease "+from.Lease.Name, p.leases.UpdateLease(ctx, l))
+	return fault.Prefix("write the claim into Lease "+from.Lease.Name, p.leases.UpdateLease(ctx, l))
 }
 
 func (p claimLease) remove(ctx context.Context, s ClaimState) error {
-	return prefix("delete Lease "+s.Lease.Name, p.leases.DeleteLease(ctx, s.Lease))
+	return fault.Prefix("delete Lease "+s.Lease.Name, p.leases.DeleteLease(ctx, s.Lease))
 }
 
 // PeekLease says who holds the claim of a cluster that is kept as a Lease, which

@@ -65,7 +65,7 @@ func (p claimVM) create(ctx context.Context, s ClaimState) error {
 	if err != nil {
 		return err
 	}
-	return prefix(fmt.Sprintf("create the claim, VM %d on %s", p.id, p.host), p.px.CreateVM(ctx, p.host, p.id, map[string]string{
+	return fault.Prefix(fmt.Sprintf("create the claim, VM %d on %s", p.id, p.host), p.px.CreateVM(ctx, p.host, p.id, map[string]string{
 		"name": claimName, "memory": "16", "onboot": "0", "protection": "1", "description": description,
 	}))
 }
@@ -76,7 +76,7 @@ func (p claimVM) write(ctx context.Context, from, to ClaimState) error {
 		return err
 	}
 	// A claim of a recast from before, or one whose delete did not succeed, is not protected.
-	return prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description, "protection": "1"}, nil))
+	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description, "protection": "1"}, nil))
 }
 
 func (p claimVM) remove(ctx context.Context, s ClaimState) error {
@@ -114,5 +114,5 @@ func (p claimVM) remove(ctx context.Context, s ClaimState) error {
 	if err := RequireQuorum(ctx, p.px); err != nil { // it may have been lost since
 		return err
 	}
-	return prefix(fmt.Sprintf("delete %s", s.VM), p.px.DeleteVM(ctx, s.VM))
+	return fault.Prefix(fmt.Sprintf("delete %s", s.VM), p.px.DeleteVM(ctx, s.VM))
 }

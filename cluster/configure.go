@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // readBlank reads the machine of a node that should have been configured but is
@@ -92,7 +93,7 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	case err != nil:
 		return err
 	case m.UUID != n.plan.UUID || m.Stage != "maintenance" || m.installable():
-		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, cmpNone(m.SystemDisk)),
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, words.OrNone(m.SystemDisk)),
 			"run recast plan and look again")
 	}
 	config, found, err := n.userConfig(ctx)
@@ -113,7 +114,7 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	if err := n.requireNameFree(ctx); err != nil {
 		return err
 	}
-	lost := prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	lost := fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // FileReader opens the files of running machines.
@@ -95,7 +97,7 @@ func (d FileDiff) String() string {
 // shortPrint is short for a digest; a link is told by the whole of its target.
 func shortPrint(fingerprint string) string {
 	if strings.HasPrefix(fingerprint, "sha256:") {
-		return short(fingerprint)
+		return words.Short(fingerprint)
 	}
 	return fingerprint
 }
@@ -140,5 +142,5 @@ func (c FileCheck) String() string {
 			differ = "1 differs"
 		}
 	}
-	return fmt.Sprintf("%d %s of its extensions compared (%d bytes read): %s", c.Files, plural(c.Files, "file"), c.Bytes, differ)
+	return fmt.Sprintf("%d %s of its extensions compared (%d bytes read): %s", c.Files, words.Plural(c.Files, "file"), c.Bytes, differ)
 }

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // fakeFiles is a machine with files; a text that begins with "→ " is a link.
@@ -301,7 +303,7 @@ func TestDriftWithFiles(t *testing.T) {
 	want := Drift{
 		Node: "wk1", Stale: true, Notes: []string{"3 files of its extensions compared (9 bytes read): 3 differ"},
 		Reasons: []Reason{
-			{"extension-file", "/usr/local/a of extension tool v1: " + short(print256("evil")) + " → " + short(print256("good")), print256("evil"), print256("good")},
+			{"extension-file", "/usr/local/a of extension tool v1: " + words.Short(print256("evil")) + " → " + words.Short(print256("good")), print256("evil"), print256("good")},
 			{Code: "extension-file", Text: "2 more files of extensions are not as locked"},
 		},
 	}

@@ -10,6 +10,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // compareFiles lists first, which is cheap, and then reads every regular file
@@ -90,7 +92,7 @@ func (c *fileComparison) plan() {
 			c.owners[name] = append(c.owners[name], i)
 		}
 		for why, n := range hidden {
-			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, plural(n, "file"), content.Extension.title(), why))
+			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, words.Plural(n, "file"), content.Extension.title(), why))
 		}
 	}
 	slices.Sort(c.check.NotCompared)
@@ -124,7 +126,7 @@ func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
 		}
 	}
 	for _, name := range sortedKeys(running) {
-		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s below %s%s of no extension image: a service makes files there while it runs", running[name], plural(running[name], "file"), services, name))
+		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s below %s%s of no extension image: a service makes files there while it runs", running[name], words.Plural(running[name], "file"), services, name))
 	}
 	return nil
 }

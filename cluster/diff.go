@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Reason is one way in which a node differs from what is wanted.
@@ -107,7 +109,7 @@ func diffImage(b Build, m Machine, past History) []Reason {
 	case found != b.LockHash:
 		out = append(out, diffDigests(b, found, past)...)
 	case m.Schematic.ID != b.SchematicID:
-		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", short(m.Schematic.ID), short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
+		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", words.Short(m.Schematic.ID), words.Short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
 	}
 	return append(out, diffExtensions(b, m)...)
 }
@@ -139,7 +141,7 @@ func onOff(on bool) string {
 func diffDigests(b Build, found string, past History) []Reason {
 	old, known := past(found)
 	if !known {
-		return []Reason{{"lock", fmt.Sprintf("extensions of another lock: %s → %s", short(found), short(b.LockHash)), found, b.LockHash}}
+		return []Reason{{"lock", fmt.Sprintf("extensions of another lock: %s → %s", words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
 	}
 	var out []Reason
 	for _, e := range b.Extensions {
@@ -149,11 +151,11 @@ func diffDigests(b Build, found string, past History) []Reason {
 		}
 		out = append(out, Reason{
 			"extension-digest",
-			fmt.Sprintf("extension %s %s: %s → %s", e.Name, e.Version, short(old[i].Digest), short(e.Digest)), old[i].Digest, e.Digest,
+			fmt.Sprintf("extension %s %s: %s → %s", e.Name, e.Version, words.Short(old[i].Digest), words.Short(e.Digest)), old[i].Digest, e.Digest,
 		})
 	}
 	if len(out) == 0 {
-		out = append(out, Reason{"lock", fmt.Sprintf("extensions of another lock: %s → %s", short(found), short(b.LockHash)), found, b.LockHash})
+		out = append(out, Reason{"lock", fmt.Sprintf("extensions of another lock: %s → %s", words.Short(found), words.Short(b.LockHash)), found, b.LockHash})
 	}
 	return out
 }
@@ -211,14 +213,4 @@ func (s SchematicEntry) LockHash() string {
 		}
 	}
 	return ""
-}
-
-// short cuts a digest or ID to what people compare by eye.
-func short(id string) string {
-	for _, p := range []string{"sha256:", "sha256-"} {
-		if hex, ok := strings.CutPrefix(id, p); ok {
-			return p + hex[:min(12, len(hex))]
-		}
-	}
-	return id[:min(12, len(id))]
 }

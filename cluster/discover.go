@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Discovery is a cluster as it is found where no configuration says what to look for.
@@ -121,7 +122,7 @@ func discoverSources(ctx context.Context, src Sources) (d Discovery, members []M
 		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
 	}
 	_ = g.Wait() // none of them returns an error: each is reported with its source
-	err = errors.Join(prefix("read Proxmox", errVMs), prefix("read Talos", errTalos), prefix("read Kubernetes", errKube))
+	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
 	if err == nil {
 		err = strangers(members, nodes)
 	}

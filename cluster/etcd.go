@@ -104,7 +104,7 @@ func (n *nodeRoll) staysOut(ctx context.Context, vm VM, id string, out func(cont
 	}
 	n.say(id, "etcd waits for its vote; starting it again")
 	errStart := n.sending(ctx, sentStart, LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
-	return final(errors.Join(err, prefix("start "+vm.String()+" again", errStart)))
+	return final(errors.Join(err, fault.Prefix("start "+vm.String()+" again", errStart)))
 }
 
 func (n *nodeRoll) offBeforeItLeft(ctx context.Context) error {
@@ -142,7 +142,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
 			return repeatable(fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err))
 		}
-		lost = prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
+		lost = fault.Prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
 		if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 			return lost
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // address is where the member's machine is reached: at its node's address, for
@@ -215,5 +216,5 @@ func (v etcdView) names(without ...string) string {
 			out = append(out, m.name())
 		}
 	}
-	return cmpNone(strings.Join(out, ", "))
+	return words.OrNone(strings.Join(out, ", "))
 }

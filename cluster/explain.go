@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Explanation is all that there is to say about one node of a plan.
@@ -244,7 +245,7 @@ func compareExtensions(b Build, m Machine, past History) []Comparison {
 		if i := slices.IndexFunc(m.Extensions, func(f ExtensionEntry) bool { return f.Name == e.Name }); i >= 0 && version == "" {
 			version = m.Extensions[i].Version // any version is as wanted
 		}
-		want[e.Name] = strings.TrimSpace(version + " " + short(e.Digest))
+		want[e.Name] = strings.TrimSpace(version + " " + words.Short(e.Digest))
 		names = append(names, e.Name)
 	}
 	for _, e := range m.Extensions {
@@ -253,7 +254,7 @@ func compareExtensions(b Build, m Machine, past History) []Comparison {
 		}
 		have[e.Name] = e.Version
 		if i := slices.IndexFunc(old, func(o LockedExtension) bool { return o.Name == e.Name }); i >= 0 {
-			have[e.Name] = strings.TrimSpace(e.Version + " " + short(old[i].Digest))
+			have[e.Name] = strings.TrimSpace(e.Version + " " + words.Short(old[i].Digest))
 		}
 		if !slices.Contains(names, e.Name) {
 			names = append(names, e.Name)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // planFallback decides, while the node still runs, whether its system disk may
@@ -59,7 +60,7 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 		n.Notes = append(n.Notes, "should it not come back, a reimage is not possible: "+strings.Join(against, "; "))
 		return
 	}
-	n.Notes = append(n.Notes, fmt.Sprintf("should it not come back within the boot deadline, its system disk is parked and build %s, which it runs now, is installed on a blank one", short(n.previous.ID)))
+	n.Notes = append(n.Notes, fmt.Sprintf("should it not come back within the boot deadline, its system disk is parked and build %s, which it runs now, is installed on a blank one", words.Short(n.previous.ID)))
 	n.add(system, true)
 }
 
@@ -122,7 +123,7 @@ func (n *nodeRoll) fallbackStep() step.Step {
 					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {
 						return fmt.Errorf("mark node %s: %w", n.plan.Node, err)
 					}
-					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, short(f.want.Build.ID)),
+					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, words.Short(f.want.Build.ID)),
 						"the disk with the system that does not boot is parked: recast status shows it")
 				}},
 			), nil

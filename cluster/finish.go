@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -134,7 +135,7 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 			return err
 		}
 	}
-	return prefix("restore "+strings.Join(r.changesSettings(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
+	return fault.Prefix("restore "+strings.Join(r.changesSettings(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
 func (r *Replace) haRestored(ctx context.Context) (string, error) {
@@ -143,7 +144,7 @@ func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	}
 	ha, err := r.Proxmox.HAResource(ctx, r.VM.ID)
 	if err != nil || ha == nil {
-		return "", prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
+		return "", fault.Prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
 	}
 	rec, err := r.record(ctx)
 	if err != nil || r.late.left(r.Parking, rec.Sent, []string{sentRemoveHA}) > 0 {
@@ -159,7 +160,7 @@ func (r *Replace) restoreHA(ctx context.Context) error {
 	if err == nil {
 		err = r.sending(ctx, sentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
 	}
-	return prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
+	return fault.Prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
 }
 
 // uncordoned is so once the mark is gone: somebody else's cordon stays.
@@ -180,7 +181,7 @@ func (n *nodeRoll) uncordon(ctx context.Context) error {
 	if err := errors.Join(n.requireOwnName(ctx), n.noteStage(ctx, stageServes)); err != nil {
 		return err
 	}
-	return prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
+	return fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
 }
 
 func (n *nodeRoll) kept(ctx context.Context) (string, error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // handOverOnce gives a volume of one VM to the other, and is safe to run again
@@ -142,7 +143,7 @@ func (r *Replace) both(ctx context.Context, in Intent) (from, to VM, err error) 
 	var errFrom, errTo error
 	from, errFrom = r.Proxmox.VM(ctx, in.From)
 	to, errTo = r.Proxmox.VM(ctx, in.To)
-	err = errors.Join(prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
+	err = errors.Join(fault.Prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), fault.Prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
 	if err == nil {
 		err = errors.Join(r.requireHost(from), r.requireHost(to))
 	}
@@ -242,7 +243,7 @@ func (r *Replace) findUnnamed(ctx context.Context, in Intent, from, to VM) (foun
 	if len(lost) > 1 {
 		return false, fault.WithHint(
 			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
-				in.Key, in.From, in.Volid, in.To, len(lost), cmpNone(strings.Join(lost, ", "))),
+				in.Key, in.From, in.Volid, in.To, len(lost), words.OrNone(strings.Join(lost, ", "))),
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
 	}

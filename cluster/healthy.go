@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // healthy is the goal of waiting: the machine runs the wanted build from its
@@ -80,7 +81,7 @@ func (n *nodeRoll) settled(ctx context.Context, lacks func(context.Context) (str
 }
 
 func (n *nodeRoll) isHealthy() string {
-	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, short(n.want.Build.ID))
+	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, words.Short(n.want.Build.ID))
 }
 
 // settle waits until the node has lacked nothing for the settling time. A
@@ -155,9 +156,9 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 		switch {
 		case !there && !m.shows(want.Format):
 		case !there:
-			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", cmpNone(want.Label), want.PartitionUUID), nil
+			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID), nil
 		case want.Phase == "ready" && have.Phase != "ready":
-			return fmt.Sprintf("persistent volume %s is %s", want.Label, cmpNone(have.Phase)), nil
+			return fmt.Sprintf("persistent volume %s is %s", want.Label, words.OrNone(have.Phase)), nil
 		}
 	}
 	if lacks := n.lacksPlace(m, mem); lacks != "" {
@@ -174,17 +175,17 @@ func (m Machine) standing() string {
 	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
 		return standsIn + m.Stage
 	}
-	return fmt.Sprintf("%s%s, not ready: %s", standsIn, m.Stage, cmpNone(strings.Join(m.Unmet, ", ")))
+	return fmt.Sprintf("%s%s, not ready: %s", standsIn, m.Stage, words.OrNone(strings.Join(m.Unmet, ", ")))
 }
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
 func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 	if n.plan.Strategy == PutBack || n.plan.Strategy == Rollback {
 		if n.plan.Strategy == Rollback && m.Schematic.LockHash() != n.plan.restore.Build {
-			return "runs the image of lock " + cmpNone(short(m.Schematic.LockHash()))
+			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}
 		if !n.runsFromIts(m, mem) {
-			return fmt.Sprintf("it runs from %s, not from its old system disk", cmpNone(m.SystemDisk))
+			return fmt.Sprintf("it runs from %s, not from its old system disk", words.OrNone(m.SystemDisk))
 		}
 		return ""
 	}
@@ -195,7 +196,7 @@ func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 		return "it runs from its boot ISO still, not from its new disk"
 	}
 	if !n.runsFromIts(m, mem) {
-		return fmt.Sprintf("it runs from %s, not from the new system disk", cmpNone(m.SystemDisk))
+		return fmt.Sprintf("it runs from %s, not from the new system disk", words.OrNone(m.SystemDisk))
 	}
 	return ""
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // inPlace upgrades the system on the node's own disk. What tells one boot from
@@ -173,7 +174,7 @@ func (n *nodeRoll) runsNow(ctx context.Context) (string, error) {
 		}
 		return "", nil
 	}
-	return fmt.Sprintf("runs %s build %s", m.TalosVersion, short(n.want.Build.ID)), nil
+	return fmt.Sprintf("runs %s build %s", m.TalosVersion, words.Short(n.want.Build.ID)), nil
 }
 
 func (n *nodeRoll) drainInPlace(ctx context.Context) error {
@@ -237,7 +238,7 @@ func (n *nodeRoll) install(ctx context.Context) error {
 		return fault.Refusedf("somebody removed the mark from node %s", n.plan.Node)
 	}
 	mark.Installed = true
-	setMark := func() error { return prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
+	setMark := func() error { return fault.Prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
 	m, err := n.Talos.Booted(ctx, n.plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
@@ -307,7 +308,7 @@ func (n *nodeRoll) notInstalled(ctx context.Context, cause error) error {
 		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.plan.Node)
 	}
 	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.plan.Node)
-	return errors.Join(err, prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
+	return errors.Join(err, fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
 }
 
 // installsApart says whether the machine's Talos has an API that installs
@@ -320,7 +321,7 @@ func (m Machine) installsApart() bool {
 }
 
 func (n *nodeRoll) reboot(ctx context.Context) error {
-	lost := prefix("reboot "+n.plan.Node, n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID))
+	lost := fault.Prefix("reboot "+n.plan.Node, n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID))
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
@@ -346,7 +347,7 @@ func (n *nodeRoll) installerSet(ctx context.Context) (string, error) {
 	if len(diffInstalled(n.want.Build, Machine{InstallImage: image})) > 0 {
 		return "", nil
 	}
-	return "the configuration names " + cmpNone(image), nil
+	return "the configuration names " + words.OrNone(image), nil
 }
 
 // configForNew is the node's configuration with the wanted installer in it, as

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 func (n *nodeRoll) healthyInPlace(ctx context.Context) (string, error) {
@@ -28,9 +29,9 @@ func (n *nodeRoll) waitHealthyInPlace(ctx context.Context) error {
 	case errors.Is(err, errRolledBack):
 		return n.rolledBack(ctx, err)
 	case errors.Is(err, errOtherSystem):
-		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), err),
+		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), err),
 			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
-		return errors.Join(err, prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
+		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
 	}
 	// Nothing boots in a VM that is off, so there is nothing to give up on.
 	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
@@ -91,8 +92,8 @@ func (n *nodeRoll) rolledBack(ctx context.Context, cause error) error {
 		n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID),
 		n.Kube.Uncordon(ctx, n.plan.Node),
 	)
-	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.plan.Node, short(n.want.Build.ID), cause),
-		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), prefix("clear up after that", err))
+	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), cause),
+		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), fault.Prefix("clear up after that", err))
 }
 
 // bootFailed acts by policy on a node that did not come back in time.

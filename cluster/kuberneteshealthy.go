@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // lacks names the first thing that a component of a node lacks to run in the
@@ -24,7 +25,7 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 	case m.UUID != n.UUID:
 		return "", otherMachine(n, m.UUID)
 	case err != nil || r.version.String() != u.Plan.To:
-		return fmt.Sprintf("its configuration names %s", cmpNone(m.Images.Of(c))), nil
+		return fmt.Sprintf("its configuration names %s", words.OrNone(m.Images.Of(c))), nil
 	case c == Kubelet:
 		return u.lacksKubelet(ctx, n, m)
 	case c == KubeProxy:

@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"slices"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // lacks notes what is set to run in the wanted version and does not, as far as
@@ -46,7 +48,7 @@ func podLacks(pods []StaticPod, node string, c Component, m MachineKubernetes) s
 	case !SameVersion(p.Image, m.Images.Of(c)) || p.Revision < m.Revisions[c]:
 		return fmt.Sprintf("its pod still is the old one: %s, of revision %d", p.Image, p.Revision)
 	case !p.Ready:
-		return "its pod is not Ready: " + cmpNone(p.Why)
+		return "its pod is not Ready: " + words.OrNone(p.Why)
 	}
 	return ""
 }
@@ -58,7 +60,7 @@ func (p *kubernetesPlanner) serverLacks(seen KubernetesNodeSeen) string {
 		return seen.ServesErr.Error()
 	}
 	if v, err := parseKubeVersion(seen.Serves); err != nil || v != p.wanted {
-		return "it answers as " + cmpNone(seen.Serves) //nolint:nilerr // it says what it is
+		return "it answers as " + words.OrNone(seen.Serves) //nolint:nilerr // it says what it is
 	}
 	return ""
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // awaitOthers waits until everything but one component is healthy: what lost its
@@ -30,7 +31,7 @@ func (u *KubernetesUpgrade) awaitOthers(ctx context.Context, path string, except
 		return err == nil, "", err
 	})
 	if err != nil && !hopeless(err) && last != nil && ctx.Err() == nil {
-		return prefix(fmt.Sprintf("waited %s for everything else to be healthy", u.Timing.Join), last)
+		return fault.Prefix(fmt.Sprintf("waited %s for everything else to be healthy", u.Timing.Join), last)
 	}
 	return err
 }
@@ -57,7 +58,7 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) er
 			case i < 0:
 				down = append(down, fmt.Sprintf("Kubernetes does not show the pod of the %s of %s", c, n.Node))
 			case !pods[i].Ready:
-				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, cmpNone(pods[i].Why)))
+				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
 			case c == APIServer:
 				if err := u.silentServer(ctx, n); err != nil {
 					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
@@ -96,7 +97,7 @@ func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) 
 	if err == nil {
 		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
 	}
-	return prefix(fmt.Sprintf("the API server of %s does not serve at its own address", n.Node), err)
+	return fault.Prefix(fmt.Sprintf("the API server of %s does not serve at its own address", n.Node), err)
 }
 
 // requireEtcd refuses unless etcd is healthy and each of its members is a machine

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // KubernetesUpgrade carries a KubernetesPlan out.
@@ -74,7 +75,7 @@ func (u *KubernetesUpgrade) branch(c Component) step.Step {
 		})
 	}
 	return step.Step{
-		ID: string(c), Title: fmt.Sprintf("%s to %s on %d %s, one at a time", c, u.Plan.To, len(steps), plural(len(steps), "node")), Risk: step.Disruptive,
+		ID: string(c), Title: fmt.Sprintf("%s to %s on %d %s, one at a time", c, u.Plan.To, len(steps), words.Plural(len(steps), "node")), Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}
 }
@@ -91,7 +92,7 @@ func (u *KubernetesUpgrade) pullStep() step.Step {
 		if len(images) == 0 {
 			continue
 		}
-		steps = append(steps, step.Step{ID: n.Node, Kind: "pull", Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), plural(len(images), "image")), Do: func(ctx context.Context) error {
+		steps = append(steps, step.Step{ID: n.Node, Kind: "pull", Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), words.Plural(len(images), "image")), Do: func(ctx context.Context) error {
 			return u.pull(ctx, n, images)
 		}})
 	}
@@ -172,7 +173,7 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("machine configuration of %s: %w", k.n.Node, err)
 	}
-	lost = prefix(fmt.Sprintf("set %s of %s", k.c, k.n.Node), k.Talos.ReplaceConfig(ctx, k.n.Addr, k.n.UUID, patched))
+	lost = fault.Prefix(fmt.Sprintf("set %s of %s", k.c, k.n.Node), k.Talos.ReplaceConfig(ctx, k.n.Addr, k.n.UUID, patched))
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return nil, lost
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // talosctlImages are the flags of talosctl upgrade-k8s that name the repository of
@@ -35,7 +37,7 @@ func (p *kubernetesPlanner) talosctl(to kubeVersion) (command, why string) {
 			return "", why
 		}
 		if repository != "" && repository != image.standard {
-			command += " " + image.flag + "=" + shellQuote(repository)
+			command += " " + image.flag + "=" + words.Quote(repository)
 		}
 	}
 	return command + " --with-docs=false --with-examples=false", ""

@@ -82,7 +82,7 @@ func (n *nodeRoll) leavingNow(ctx context.Context) (c candidate, leaves bool, er
 		if err == nil && m.UUID == vm.UUID() {
 			f.Machine = &m
 		}
-		silent = prefix(fmt.Sprintf("read machine %s", n.plan.Addr), err)
+		silent = fault.Prefix(fmt.Sprintf("read machine %s", n.plan.Addr), err)
 	}
 	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
 		mem, err := n.memory(ctx)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // DiskPlace is where a disk of an unfinished replacement is.
@@ -103,7 +105,7 @@ func observeMoves(ctx context.Context, px Inventory, found []Found) error {
 		}
 		g.Go(func() (err error) {
 			f.dangling, err = f.Parking.Record.Dangling(ctx, px, f.vm(), f.Parking.VM)
-			return prefix("node "+f.Name, err)
+			return fault.Prefix("node "+f.Name, err)
 		})
 	}
 	return g.Wait()

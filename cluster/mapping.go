@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 var (
@@ -52,5 +54,5 @@ func (vm VM) mapDevice(key, value string) string {
 		return ""
 	}
 	fresh := strings.Join(slices.Concat([]string{"mapping=" + name}, rest), ",")
-	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, shellQuote(fresh), vm.ID)
+	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, words.Quote(fresh), vm.ID)
 }

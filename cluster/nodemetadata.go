@@ -1,6 +1,10 @@
 package cluster
 
-import "context"
+import (
+	"context"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
 
 // restoreMetadata gives a Node back what people had put on it, if it is another
 // object than before: a person or a cloud controller deleted that, and the kubelet
@@ -17,7 +21,7 @@ func (n *nodeRoll) restoreMetadata(ctx context.Context) error {
 	if !mem.lostMetadata(k) {
 		return nil
 	}
-	return prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
+	return fault.Prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
 }
 
 // lostMetadata says whether a Node is not the one that was remembered, as far as

@@ -7,8 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Sources is where Observe reads.
@@ -112,13 +113,13 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
 	_ = g.Wait() // none of them returns an error: each is reported with its source
 	errProxmox = o.noteAway(errProxmox)
-	if err := prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
+	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
 	if o.Parking, err = Parkings(o.VMs, src.Cluster); err != nil {
 		return Observation{}, nil, err
 	}
-	err = errors.Join(prefix("read Kubernetes", errKube), prefix("read Talos", errTalos))
+	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
 	if err != nil && o.controlPlaneOut() {
 		o.Dark = err // it may be away because of that one
 		return o, nil, nil
@@ -168,13 +169,6 @@ func (o *Observation) noteAway(err error) error {
 		return nil
 	}
 	return err
-}
-
-func prefix(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }
 
 // match finds the one VM of a node: by the SMBIOS UUID that its Node object

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 const (
@@ -101,7 +103,7 @@ func readTies(ctx context.Context, px Inventory, nodes []*Found) []error {
 		vms[i] = *f.VM
 	}
 	for i, of := range px.TiesOf(ctx, vms) {
-		nodes[i].Ties, errs[i] = of.Ties, prefix("node "+nodes[i].Name, of.Err)
+		nodes[i].Ties, errs[i] = of.Ties, fault.Prefix("node "+nodes[i].Name, of.Err)
 	}
 	return errs
 }

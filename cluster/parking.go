@@ -182,7 +182,7 @@ func (n *nodeRoll) openRecord(ctx context.Context, mem memory) error {
 	}
 	_, _, err = openParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, &n.parkingNumbers, func(id VMID) error {
 		// Known before it exists: a crash in between must not lose track of it.
-		return prefix("journal", n.Journal.Put(n.key("parking"), id))
+		return fault.Prefix("journal", n.Journal.Put(n.key("parking"), id))
 	})
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // persistentDisk is a drive that outlives the system, as the machine showed it
@@ -119,7 +120,7 @@ func (d Disk) nameLine(vm VM, shown bool) string {
 	if shown && !strings.HasPrefix(d.Key, "virtio") {
 		options = append(withoutOption(Disk{Options: options}, "wwn").Options, "wwn="+wwn(serial))
 	}
-	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, shellQuote(Disk{Volid: d.Volid, Options: options}.Value()))
+	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }
 
 // identity is what is on one of the machine's disks, as far as it is told from other
@@ -207,5 +208,5 @@ func (mem memory) elsewhere(m Machine, was persistentDisk, now MachineDisk) stri
 }
 
 func (v Volume) String() string {
-	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), cmpNone(v.PartitionUUID), cmpNone(v.FilesystemUUID))
+	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), words.OrNone(v.PartitionUUID), words.OrNone(v.FilesystemUUID))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Plan says what a roll will do, in order. It is data: steps are derived from
@@ -267,7 +268,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.rollable():
-		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, short(w.Build.ID))
+		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, words.Short(w.Build.ID))
 	case f.pause() != "":
 		n.Paused, n.Why = f.pause(), "paused: "+f.pause()
 	case n.Drift.tidy():

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // PlanVersion is the format of a plan as JSON.
@@ -60,7 +61,7 @@ func ReadPlan(b []byte) (Plan, error) {
 		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)
 	}
 	if p.ID != p.hash() {
-		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", cmpNone(p.ID), p.hash()), planAgain)
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), p.hash()), planAgain)
 	}
 	for _, n := range p.Nodes {
 		if n.Resume || n.Strategy == Configure {
@@ -108,7 +109,7 @@ func (p Plan) madeFrom(saved Plan) (moved []string) {
 		{"the cluster", saved.Cluster, p.Cluster}, {"recast.lock", saved.Lock, p.Lock}, {"recast.yaml", saved.Config, p.Config},
 	} {
 		if x.was != x.is {
-			moved = append(moved, fmt.Sprintf("%s: %s → %s", x.what, short(x.was), short(x.is)))
+			moved = append(moved, fmt.Sprintf("%s: %s → %s", x.what, words.Short(x.was), words.Short(x.is)))
 		}
 	}
 	return moved
@@ -179,7 +180,7 @@ func limitsOf(p Plan) []trait {
 
 // treatment is what is done to a node, or why nothing is.
 func treatment(n NodePlan) []trait {
-	return []trait{{"what is done", cmpNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
+	return []trait{{"what is done", words.OrNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
 }
 
 // essence is what of a node must be as planned. Of one that stays as it is, that it does.
@@ -212,17 +213,17 @@ func asText(v any) string {
 	switch v := v.(type) {
 	case string:
 		if len(v) > 40 {
-			v = short(v)
+			v = words.Short(v)
 		}
-		return cmpNone(v)
+		return words.OrNone(v)
 	case []string:
-		return cmpNone(strings.Join(v, ", "))
+		return words.OrNone(strings.Join(v, ", "))
 	case []Reason:
 		var texts []string
 		for _, r := range v {
 			texts = append(texts, r.Text)
 		}
-		return cmpNone(strings.Join(texts, "; "))
+		return words.OrNone(strings.Join(texts, "; "))
 	}
 	b, err := json.Marshal(v)
 	if err != nil {

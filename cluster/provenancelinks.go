@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // lockLink is what git says: recomputed from the file each time that it is read.
@@ -84,7 +86,7 @@ func (j judged) knownLink() Link {
 	const name = "build"
 	switch {
 	case j.known != nil && j.Wanted != nil && j.known.Build.ID == j.Wanted.Build.ID:
-		return Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s, the one that %s wants", short(j.known.Build.ID), j.Wanted.Lock)}
+		return Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s, the one that %s wants", words.Short(j.known.Build.ID), j.Wanted.Lock)}
 	case j.known != nil:
 		l := Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s of %s: schematic %s, Talos %s", j.known.Build.ID, j.known.Lock, j.known.Schematic, j.known.Build.TalosVersion)}
 		return l.with(j.known)
@@ -127,7 +129,7 @@ func (j judged) extensionsLink() Link {
 		}
 		l = l.and(strings.TrimSpace(e.Name+" "+e.Version) + author)
 	}
-	l.Text = fmt.Sprintf("the node lists %d %s, by name and version", len(m.Extensions), plural(len(m.Extensions), "extension"))
+	l.Text = fmt.Sprintf("the node lists %d %s, by name and version", len(m.Extensions), words.Plural(len(m.Extensions), "extension"))
 	if j.known == nil {
 		l.Text += "; no digests are known to compare them with"
 		return l
@@ -194,7 +196,7 @@ func (j judged) cmdlineLink() Link {
 	case len(b.Locks) == 1 && b.Locks[0] == j.lock:
 		l.Text = "the kernel's command line has the same recast.lock"
 	default:
-		l.Certainty, l.Text = Contradicted, fmt.Sprintf("the kernel's command line has %s%s, the schematic %s", lockArg, strings.Join(b.Locks, " and "), cmpNone(j.lock))
+		l.Certainty, l.Text = Contradicted, fmt.Sprintf("the kernel's command line has %s%s, the schematic %s", lockArg, strings.Join(b.Locks, " and "), words.OrNone(j.lock))
 	}
 	return l
 }

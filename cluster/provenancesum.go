@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // summary says in a few sentences what the chain comes to, the worst first.
@@ -15,7 +17,7 @@ func (j judged) summary(p Provenance) []string {
 	case j.known != nil && j.Wanted != nil && j.known.Build.ID == j.Wanted.Build.ID:
 		out = append(out, "it claims the build that recast.lock wants")
 	case j.known != nil:
-		out = append(out, fmt.Sprintf("it claims build %s of %s, not what recast.lock wants", short(j.known.Build.ID), j.known.Lock))
+		out = append(out, fmt.Sprintf("it claims build %s of %s, not what recast.lock wants", words.Short(j.known.Build.ID), j.known.Lock))
 	case j.origin == FromOtherLock:
 		out = append(out, "it claims a lock that is not at hand: another machine's .recast, another branch or another project has it")
 	case j.origin == FromSchematic:

@@ -72,7 +72,7 @@ func (p ParkingPruner) deleteStep(v *ParkingVerdict) step.Step {
 				v.Removed = true
 				return "it is gone", nil
 			}
-			return "", prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
+			return "", fault.Prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
 		},
 		Do: func(ctx context.Context) error { return p.delete(ctx, *v) },
 	}

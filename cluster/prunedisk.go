@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Use is a VM or a snapshot with the values of its configuration.
@@ -49,7 +51,7 @@ func (p Parking) keptDisk(k KeptDisk) (Disk, error) {
 		return disk, fmt.Errorf("%d entries of the record are about %s: which one can't be told", entries, k.Key)
 	case !sameOptions(disk.Options, want):
 		return disk, fmt.Errorf("it has the options %s, its record says %s: somebody changed it, look at it",
-			cmpNone(strings.Join(disk.Options, ",")), cmpNone(strings.Join(want, ",")))
+			words.OrNone(strings.Join(disk.Options, ",")), words.OrNone(strings.Join(want, ",")))
 	}
 	return disk, nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // keptRef names an old system disk as it was shown to whoever had it freed.
@@ -101,7 +102,7 @@ func (k keptRef) look(ctx context.Context, px Proxmox) (p Parking, disk Disk, fo
 		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is not freed: %w", k.Key, p.VM, err)
 	}
 	if disk.Volid != k.Volid {
-		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, cmpNone(k.Volid))
+		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, words.OrNone(k.Volid))
 	}
 	ties, err := px.Ties(ctx, p.VM)
 	if err == nil && len(ties.Snapshots) > 0 {
@@ -129,5 +130,5 @@ func (k keptRef) protect(ctx context.Context, px Proxmox) error {
 	if err != nil || vm.Config["protection"] == "1" {
 		return err
 	}
-	return prefix(fmt.Sprintf("protect %s again", vm), px.SetConfig(ctx, vm, map[string]string{"protection": "1"}, nil))
+	return fault.Prefix(fmt.Sprintf("protect %s again", vm), px.SetConfig(ctx, vm, map[string]string{"protection": "1"}, nil))
 }

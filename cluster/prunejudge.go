@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Retention says which old system disks stay parked.
@@ -259,7 +261,7 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p Parking) {
 		}
 	}
 	if staying > 0 && len(v.Keep) == 0 {
-		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, plural(staying, "disk"), v.Node))
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, words.Plural(staying, "disk"), v.Node))
 	}
 	if !p.Record.Open {
 		for _, d := range strange(p.VM, known) {
@@ -273,11 +275,4 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p Parking) {
 	default:
 		v.Goes = "it owns nothing any more"
 	}
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return what
-	}
-	return what + "s"
 }

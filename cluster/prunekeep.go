@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // FreePlan is an old system disk that goes at the end of its node's roll.
@@ -27,7 +28,7 @@ func (f FreePlan) String() string {
 	if f.Volid == "" {
 		what = "the entry of the system disk"
 	}
-	return fmt.Sprintf("%s of VM %d: %s that run %s %s, Talos %s", f.Key, f.Parking, what, f.Run, did(f.GivenUp), cmpNone(f.Talos))
+	return fmt.Sprintf("%s of VM %d: %s that run %s %s, Talos %s", f.Key, f.Parking, what, f.Run, did(f.GivenUp), words.OrNone(f.Talos))
 }
 
 // planFrees shows which old system disks are superseded once the node's roll has
@@ -124,7 +125,7 @@ func (n *nodeRoll) freeSteps(path string) []step.Step {
 func (n *nodeRoll) free(ctx context.Context, ref keptRef, path string) error {
 	err := ref.free(ctx, n.Proxmox, func(ctx context.Context) ([]Use, error) {
 		vms, err := n.Proxmox.VMs(ctx)
-		return UsesOf(vms), prefix("read Proxmox", err)
+		return UsesOf(vms), fault.Prefix("read Proxmox", err)
 	})
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err

@@ -177,8 +177,8 @@ func (n *nodeRoll) leaveAsReplacement(ctx context.Context, r *Replace) error {
 		return nil
 	}
 	return repeatable(errors.Join(
-		prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
-		prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
+		fault.Prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
+		fault.Prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
 	))
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // candidate is a node whose machine was read, with all that decides what can be done to it.
@@ -38,7 +39,7 @@ func (c candidate) againstInPlace() []string {
 	out := slices.Concat(c.misfit(), c.unchangeable())
 	if n := c.found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
 		out = append(out, fmt.Sprintf("build %s came back as the old system once, and is never tried again with the same image: "+
-			"lock another version or other extensions, or use recreate or reimage", short(n.FailedBuild)))
+			"lock another version or other extensions, or use recreate or reimage", words.Short(n.FailedBuild)))
 	}
 	if n := c.found.Node; c.m.pendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
 		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.m.NextBoot))
@@ -95,7 +96,7 @@ func (c candidate) occupied() []Obstacle {
 	if len(snapshots) > 0 {
 		var commands []string
 		for _, s := range snapshots {
-			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.vm.ID, shellQuote(s)))
+			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.vm.ID, words.Quote(s)))
 		}
 		add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
 	}
@@ -104,7 +105,7 @@ func (c candidate) occupied() []Obstacle {
 	}
 	// Which host's processors it may have is nothing that the machine was proven with.
 	if pending := slices.DeleteFunc(slices.Clone(c.vm.Pending), func(key string) bool { return key == "affinity" }); len(pending) > 0 {
-		add(fmt.Sprintf("qm set %d --revert %s", c.vm.ID, shellQuote(strings.Join(pending, ","))),
+		add(fmt.Sprintf("qm set %d --revert %s", c.vm.ID, words.Quote(strings.Join(pending, ","))),
 			"the VM has pending changes (%s): restart it or revert them", strings.Join(pending, ", "))
 	}
 	return append(out, c.missingBoot()...)
@@ -159,7 +160,7 @@ func (vm VM) withoutCustom(parts ...string) string {
 	if len(rest) == 0 {
 		return fmt.Sprintf("qm set %d --delete cicustom", vm.ID)
 	}
-	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, shellQuote(strings.Join(rest, ",")))
+	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
 }
 
 // givesConfig tells kernel arguments that name a configuration or a server that has one.

@@ -270,7 +270,7 @@ func (t *rehearsal) do(ctx context.Context) error {
 	t.rehearsed.mu.Lock()
 	t.rehearsed.all = append(t.rehearsed.all, was)
 	t.rehearsed.mu.Unlock()
-	return prefix("journal", t.Journal.Put(t.key(), was))
+	return fault.Prefix("journal", t.Journal.Put(t.key(), was))
 }
 
 // settle waits for the tasks about the scratch VM, and for no others of ours: those

@@ -52,7 +52,7 @@ func (t *rehearsal) create(ctx context.Context) (VM, error) {
 		}
 		t.say(t.id, fmt.Sprintf("scratch VM %d", id))
 		vm, err := t.Proxmox.VM(ctx, id)
-		return vm, prefix(fmt.Sprintf("look up VM %d", id), err)
+		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 	}
 	return VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
 }

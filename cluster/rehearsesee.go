@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // agentExtension tells the addresses of the machine to its host. It does so in
@@ -167,7 +168,7 @@ func (t *rehearsal) inMaintenance(ctx context.Context, vm VM, where func(context
 			case err != nil:
 				seen = err.Error()
 			case m.UUID != t.uuid:
-				return false, "", wait.Stop(fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, cmpNone(m.UUID), t.uuid, vm.ID),
+				return false, "", wait.Stop(fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, words.OrNone(m.UUID), t.uuid, vm.ID),
 					"another machine has that address: see who has it; nothing was done to it"))
 			case m.Stage == "maintenance" && m.Ready:
 				found = foundMachine{m, addr}

@@ -366,7 +366,7 @@ func (r *Replace) unprotect(ctx context.Context) error {
 // liftProtection allows drives to leave a VM, and the VM to be deleted. Finish
 // sets a node's own again; the next write of its record, a parking VM's.
 func liftProtection(ctx context.Context, px Editor, vm VM) error {
-	return prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
+	return fault.Prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
 }
 
 // RequireQuorum is asked right before every call that can destroy: without

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // replicated is what a replication job is in the way of. Proxmox deletes no VM that
@@ -32,7 +34,7 @@ func (c candidate) replicated(s Strategy) []Obstacle {
 	case c.onLocalZFS(c.system):
 		why = fmt.Sprintf("with which Proxmox does not delete the VM, and which would fail for good: its target keeps the name that the new disk %s gets", c.system.Key)
 		lift = fmt.Sprintf("; or leave %s out of it, and use reimage: qm set %d --%s %s",
-			c.system.Key, c.vm.ID, c.system.Key, shellQuote(joinOptions(c.system.Volid, strings.Join(c.system.With("replicate", "0"), ","))))
+			c.system.Key, c.vm.ID, c.system.Key, words.Quote(joinOptions(c.system.Volid, strings.Join(c.system.With("replicate", "0"), ","))))
 	}
 	return []Obstacle{{Command: strings.Join(remove, " && "), Text: fmt.Sprintf("replication %s of the VM, %s: on %s %s, roll once pvesr list no longer shows it, then %s%s",
 		strings.Join(ids, ", "), why, c.vm.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}}
@@ -40,9 +42,9 @@ func (c candidate) replicated(s Strategy) []Obstacle {
 
 // create makes the job again.
 func (j ReplicationJob) create() string {
-	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, cmpNone(j.Target))
+	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
 	if j.Schedule != "" {
-		command += " --schedule " + shellQuote(j.Schedule)
+		command += " --schedule " + words.Quote(j.Schedule)
 	}
 	if j.Rate != "" {
 		command += " --rate " + j.Rate

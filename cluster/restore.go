@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // EtcdRestorer makes a machine begin an etcd of its own with a snapshot. What
@@ -68,9 +69,9 @@ func FindRestoreTarget(ctx context.Context, talos MachineReader, files FileReade
 		case err != nil:
 			problems = append(problems, err)
 		case name != node && m.ControlPlane:
-			return t, notSingle(node, cmpNone(name))
+			return t, notSingle(node, words.OrNone(name))
 		case name != node:
-			problems = append(problems, fmt.Errorf("%s is %s", addr, cmpNone(name)))
+			problems = append(problems, fmt.Errorf("%s is %s", addr, words.OrNone(name)))
 		case !m.ControlPlane:
 			return t, fault.Configf("%s is a worker: it has no etcd", node)
 		case t.Node == "":
@@ -214,7 +215,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 		if err := r.insist(ctx, path, begin, func(ctx context.Context) error {
 			err := r.bootstrap(ctx)
 			if errors.Is(err, ErrLostAnswer) { // it is done once: then it is only looked at
-				lost = prefix(begin, err)
+				lost = fault.Prefix(begin, err)
 				r.Say(path, err.Error())
 				return nil
 			}

@@ -3,6 +3,8 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // planReboot finishes an upgrade in place that an earlier run had installed, or
@@ -61,7 +63,7 @@ func planResume(n *NodePlan, o Observation) {
 		n.putBack("somebody asked for the old system disk")
 	case n.Strategy == Rollback:
 	case !known:
-		n.putBack(fmt.Sprintf("its build %s is in no lock that is here", short(rec.Build)))
+		n.putBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
 	case n.found.ConfigDamaged != nil && n.found.Machine == nil:
 		n.putBack(n.found.ConfigDamaged.Error())
 	case !n.found.ConfigKnown && n.found.Machine == nil && n.found.file != nil:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Journal keeps what the world can no longer tell once a VM is gone. Every
@@ -241,7 +242,7 @@ func (n *nodeRoll) finished(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	n.out.remove(n.plan.Node)
-	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, short(n.want.Build.ID)), nil
+	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, words.Short(n.want.Build.ID)), nil
 }
 
 func (n *nodeRoll) say(id, text string) { n.Say(n.path+"/"+id, text) }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // previousLock is the way back that needs no kept disk. A lock is refused unless it is
@@ -120,7 +121,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 	}
 	machine := *n.found.Machine
 	n.Strategy, n.restore = Rollback, &kept
-	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, cmpNone(kept.Talos), cmpNone(short(kept.Build)))
+	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, words.OrNone(kept.Talos), words.OrNone(words.Short(kept.Build)))
 	n.estimate(o.Took)
 	config, err := talos.MachineConfig(ctx, n.Addr)
 	if err != nil {
@@ -137,7 +138,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		refuse("its machine configuration has changed since")
 	}
 	if k := n.found.Node.KubeletVersion; k != kept.Kubernetes {
-		refuse("its Kubernetes version was %s and is %s", cmpNone(kept.Kubernetes), cmpNone(k))
+		refuse("its Kubernetes version was %s and is %s", words.OrNone(kept.Kubernetes), words.OrNone(k))
 	}
 	if machine.secured() && !o.signed(n.wanted, kept) {
 		refuse("its firmware boots only what is signed (Secure Boot), and whether that system is can't be told from the locks that are here")
@@ -155,7 +156,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 		n.Refused = append(n.Refused, err.Error())
 	}
 	if system.Key != kept.Slot {
-		refuse("its system disk was %s and is %s", cmpNone(kept.Slot), cmpNone(system.Key))
+		refuse("its system disk was %s and is %s", words.OrNone(kept.Slot), words.OrNone(system.Key))
 	}
 	c := candidate{Wanted: n.wanted, vm: *n.found.VM, m: machine, found: n.found, world: o, system: system, systemErr: err}
 	c.disks, c.disksErr = c.vm.Disks()
@@ -182,7 +183,7 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o Observation, talos Tal
 		return fmt.Errorf("etcd: %w", err)
 	}
 	if minor(status.Version) != minor(kept.Etcd) {
-		n.Refused = append(n.Refused, fmt.Sprintf("its etcd was %s and is %s: going back across a minor version is not safe", cmpNone(kept.Etcd), cmpNone(status.Version)))
+		n.Refused = append(n.Refused, fmt.Sprintf("its etcd was %s and is %s: going back across a minor version is not safe", words.OrNone(kept.Etcd), words.OrNone(status.Version)))
 	}
 	refused, warn := etcdRules(len(o.controlPlanes()), onSystem, Reimage, p.AcceptOutage)
 	n.Refused = append(n.Refused, refused...)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // ErrConfigDamaged is a machine configuration in a journal that is not the one whose
@@ -30,7 +31,7 @@ func (r Record) CheckConfig(config []byte) error {
 	if r.Config == "" || configSum(config) == r.Config {
 		return nil
 	}
-	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", ErrConfigDamaged, short(configSum(config)), r.Run, short(r.Config))
+	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", ErrConfigDamaged, words.Short(configSum(config)), r.Run, words.Short(r.Config))
 }
 
 // machineConfig is the configuration that the node is to get: from the journal, else
@@ -103,7 +104,7 @@ func (n *nodeRoll) thenForget(do func(context.Context) error) func(context.Conte
 }
 
 func (n *nodeRoll) forgetConfig() error {
-	return prefix("journal", n.Journal.Delete(MachineConfigKey(n.plan.Node)))
+	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.plan.Node)))
 }
 
 // Configured are the nodes that answer with a configuration of their own and that no

@@ -135,7 +135,7 @@ func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
 				v.Removed = true
 				return "it is gone", nil
 			}
-			return "", prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
+			return "", fault.Prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
 		},
 		Do: func(ctx context.Context) error { return p.delete(ctx, v.VMID, v.UUID) },
 	}
@@ -157,7 +157,7 @@ func (p ScratchPruner) delete(ctx context.Context, id VMID, uuid string) error {
 	if s.VM.Host != "" {
 		host = " on " + s.VM.Host
 	}
-	return fault.WithHint(prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
+	return fault.WithHint(fault.Prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
 		"nothing on it is of any worth: qm stop %d; qm set %d --protection 0; qm destroy %d deletes it, and so does recast prune", id, id, id)
 }
 

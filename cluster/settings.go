@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc,
@@ -197,7 +198,7 @@ func (c candidate) missingBoot() []Obstacle {
 		if _, there := c.vm.Config[key]; !there {
 			out = append(out, Obstacle{
 				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key),
-				Command: fmt.Sprintf("qm set %d --boot %s", c.vm.ID, shellQuote("order="+strings.Join(have, ";"))),
+				Command: fmt.Sprintf("qm set %d --boot %s", c.vm.ID, words.Quote("order="+strings.Join(have, ";"))),
 			})
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // isBlank says whether the VM's system disk is the one that this replacement made.
@@ -96,7 +97,7 @@ func (r *Replace) newToPark(ctx context.Context) (vm VM, disk Disk, err error) {
 		case !found || vm.Running || vm.MadeBy() != r.Run:
 			return vm, disk, fault.Refusedf("VM %d is gone, runs, or is not of run %s", r.VM.ID, r.Run)
 		case !r.isBlank(vm):
-			return vm, disk, fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it stays there", d.Key, vm, cmpNone(vm.Config[d.Key]), r.Serial, r.Run)
+			return vm, disk, fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it stays there", d.Key, vm, words.OrNone(vm.Config[d.Key]), r.Serial, r.Run)
 		}
 		disk, err = ParseDisk(d.Key, vm.Config[d.Key])
 		return vm, disk, err

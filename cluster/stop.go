@@ -15,7 +15,7 @@ func (n *nodeRoll) isOff(ctx context.Context) (bool, error) {
 	if errors.Is(err, ErrNotFound) {
 		return true, nil
 	}
-	return err == nil && !vm.Running && !vm.HA, prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
+	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
 }
 
 // switchedOff adds to what can't be had of a machine that its VM is off, which it was not meant to be.
@@ -34,7 +34,7 @@ func (n *nodeRoll) stopped(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	if ha, err := n.Proxmox.HAResource(ctx, vm.ID); err != nil || ha != nil {
-		return "", prefix("read what Proxmox HA has of "+vm.String(), err)
+		return "", fault.Prefix("read what Proxmox HA has of "+vm.String(), err)
 	}
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // decision is how a stale node is brought to its wanted state, and why so.
@@ -64,7 +65,7 @@ func unreadText(f Found) string {
 	for _, err := range f.Errs {
 		why = append(why, err.Error())
 	}
-	return fmt.Sprintf("its machine could not be read: %s: bring it back first", cmpNone(strings.Join(why, "; ")))
+	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
 }
 
 // firstPossible is what Auto means.

@@ -295,7 +295,7 @@ func (n *nodeRoll) systemParked(ctx context.Context) (bool, error) {
 func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.repeat(ctx, id, repeatBefore, n.requireOneMachine)
 	if err == nil { // a cordon that fails may have been made all the same
-		err = prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
+		err = fault.Prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
 	}
 	if err == nil {
 		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
@@ -319,7 +319,7 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ct
 		}
 		err = final(errors.Join(err, n.repeat(ctx, id, repeatBefore, func(context.Context) error { return backOut() })))
 	}
-	return prefix("drain "+n.plan.Node, err)
+	return fault.Prefix("drain "+n.plan.Node, err)
 }
 
 // backOut leaves a node that could not be drained as it was: it still runs, with

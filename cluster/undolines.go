@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // switchOff sees to it that nobody starts the VM, and clears away one whose
@@ -17,7 +19,7 @@ func (u *undo) switchOff() {
 		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
 	}
 	if uuid := (Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another one may have taken the number
-		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, shellQuote("smbios1:.*"+uuid)), "exit 1")
+		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, words.Quote("smbios1:.*"+uuid)), "exit 1")
 	}
 	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
 		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id))
@@ -80,7 +82,7 @@ func (u *undo) moveBack() {
 		switch {
 		case d.System, strings.HasPrefix(d.Key, "unused"):
 		case d.Holder != 0:
-			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, shellQuote(joinOptions(d.Volid, d.Options))))
+			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(joinOptions(d.Volid, d.Options))))
 		default:
 			u.move(d)
 		}
@@ -101,7 +103,7 @@ func (u *undo) move(d ParkedDisk) {
 // nothing has any more, is dropped, and the target gets the volume.
 func (u *undo) finishMove(in Intent) {
 	drop := func(key, line string) {
-		parts := []string{fmt.Sprintf("has %d %s", in.From, shellQuote(key+": "+in.Volid+`\b`)), "gone " + shellQuote(in.Volid)}
+		parts := []string{fmt.Sprintf("has %d %s", in.From, words.Quote(key+": "+in.Volid+`\b`)), "gone " + words.Quote(in.Volid)}
 		if in.From == u.rec.Parking {
 			parts = append(parts, fmt.Sprintf("qm set %d --protection 0", in.From))
 		}
@@ -111,14 +113,14 @@ func (u *undo) finishMove(in Intent) {
 	storage, _, _ := strings.Cut(in.Volid, ":")
 	lost := fmt.Sprintf("lost %d %s", in.To, storage)
 	if len(in.Unnamed) > 0 {
-		lost += " " + shellQuote(strings.Join(in.Unnamed, "\n"))
+		lost += " " + words.Quote(strings.Join(in.Unnamed, "\n"))
 	}
 	cut := []string{fmt.Sprintf("lacks %d %s:", in.From, in.Key), fmt.Sprintf("lacks %d %s:", in.To, in.ToKey), lost}
 	if strings.HasPrefix(in.ToKey, "unused") {
 		u.line(append(cut, fmt.Sprintf("qm disk rescan --vmid %d", in.To))...)
 		return
 	}
-	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, shellQuote(in.Volid)))
+	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, words.Quote(in.Volid)))
 	u.use("key")
 	options := optionSuffix(in.Options)
 	if key := cmp.Or(map[VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != Rollback {
@@ -132,7 +134,7 @@ func optionSuffix(options string) string {
 	if options == "" {
 		return ""
 	}
-	return shellQuote("," + options)
+	return words.Quote("," + options)
 }
 
 // restoreSystem takes the system disk of the exchange away, without freeing it,
@@ -160,7 +162,7 @@ func (u *undo) restoreSystem() {
 // that was kept free for it. Where that is taken, or the Notes have no room to say
 // so, it becomes an unusedN of the VM. Nothing frees it.
 func (u *undo) parkNew(key string) {
-	ours := fmt.Sprintf("has %d %s", u.vm(), shellQuote(key+":.*serial="+u.mem.DiskSerial))
+	ours := fmt.Sprintf("has %d %s", u.vm(), words.Quote(key+":.*serial="+u.mem.DiskSerial))
 	move := fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.vm(), key, u.rec.Parking, u.rec.SpareKey)
 	switch {
 	case u.rec.SpareKey == "" || u.leaves:
@@ -203,7 +205,7 @@ func (u *undo) setUp() {
 		maps.Copy(options, ha.Settings)
 		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, plainFlags(options)))
 	}
-	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", cmpNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
+	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
 }
 
 // setOptions gives the drives that have come back the options that they had.

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -229,18 +230,11 @@ func (r DoctorResult) Err() error {
 	if problems == 0 {
 		return nil
 	}
-	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, plural(problems, "problem"))))
+	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, words.Plural(problems, "problem"))))
 }
 
 func severity(k fault.Kind) int {
 	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return what
-	}
-	return what + "s"
 }
 
 // endpoints asks every configured address by itself: a roll that fails over to

@@ -59,13 +59,13 @@ var table = []row{
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
 
 	{pkg: "pipeline", allow: []string{
-		"schematics", "images", "cluster", "internal/bundle", "internal/redact", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
+		"schematics", "images", "cluster", "internal/bundle", "internal/redact", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
 	}},
 
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
-	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", errgroup}},
+	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too
@@ -74,6 +74,7 @@ var table = []row{
 	// what the domain stands on
 	{pkg: "internal/fault"},
 	{pkg: "internal/foreign"},
+	{pkg: "internal/words"},
 	{pkg: "internal/wait"},
 	{pkg: "internal/trust", allow: []string{"internal/fault"}},
 	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
@@ -87,11 +88,11 @@ var table = []row{
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},
 
 	{pkg: "internal/ui", allow: []string{
-		"pipeline", "internal/story", "internal/step", "internal/fault", "internal/foreign", "cluster", "cluster/config", "images", "schematics", "golang.org/x/term",
+		"pipeline", "internal/story", "internal/step", "internal/fault", "internal/foreign", "internal/words", "cluster", "cluster/config", "images", "schematics", "golang.org/x/term",
 	}},
 	// what a run's log tells, and one HTML file of it
 	{pkg: "internal/story", allow: []string{"pipeline", "cluster", "internal/step"}},
-	{pkg: "internal/report", allow: []string{"pipeline", "cluster", "internal/story", "internal/foreign"}},
+	{pkg: "internal/report", allow: []string{"pipeline", "cluster", "internal/story", "internal/foreign", "internal/words"}},
 	{pkg: "internal/report", files: tests, allow: []string{"internal/config", "internal/redact"}},
 
 	{pkg: "internal/ui", files: tests, allow: []string{"github.com/invopop/jsonschema", jsonschema}},

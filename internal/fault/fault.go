@@ -60,6 +60,14 @@ type hintError struct {
 
 func (e *hintError) Unwrap() error { return e.error }
 
+// Prefix says what failed with err; nil stays nil.
+func Prefix(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
 // WithHint attaches a remedy to err; it is not part of the message.
 // WithHint(nil, …) is nil.
 func WithHint(err error, format string, args ...any) error {

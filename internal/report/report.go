@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -41,7 +42,7 @@ func Write(w io.Writer, r Run) error {
 		"hide":  r.Hide,
 		"clock": func(t time.Time) string { return clock(t.In(r.Now.Location()), v.days()) },
 		"stamp": func(t time.Time) string { return stamp(t.In(r.Now.Location())) },
-		"short": short,
+		"short": words.Short,
 		"join":  strings.Join,
 
 		"expected": outageOf,
@@ -97,6 +98,3 @@ func took(d time.Duration) string {
 }
 
 func seconds(n int) string { return took(time.Duration(n) * time.Second) }
-
-// short cuts a digest or ID to what people compare by eye.
-func short(id string) string { return id[:min(12, len(id))] }

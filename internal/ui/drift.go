@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -50,7 +51,7 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 func plain(d cluster.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
 
 // runs is what a node runs beside what it should.
-func runs(d cluster.Drift) string { return talosOf(d) + ", wanted build " + short(d.Build) }
+func runs(d cluster.Drift) string { return talosOf(d) + ", wanted build " + words.Short(d.Build) }
 
 func talosOf(d cluster.Drift) string {
 	if d.Talos == "" {
@@ -60,7 +61,7 @@ func talosOf(d cluster.Drift) string {
 }
 
 func driftRow(p *page, d cluster.Drift) []string {
-	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + short(d.Build)}
+	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + words.Short(d.Build)}
 }
 
 // stateWord is how a node stands, in a word: "in sync", "stale" or "unread".

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -46,7 +47,7 @@ func driftCells(d cluster.Drift) []string {
 	if state != "in sync" {
 		state = "**" + state + "**"
 	}
-	return []string{state, escape(talosWord(d)), "`" + short(d.Build) + "`", strings.Join(why, "<br>")}
+	return []string{state, escape(talosWord(d)), "`" + words.Short(d.Build) + "`", strings.Join(why, "<br>")}
 }
 
 func talosWord(d cluster.Drift) string {

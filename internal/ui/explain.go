@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // WriteExplanation prints all that there is to say about one node of a plan.
@@ -86,7 +87,7 @@ func drawComparison(p *page, e cluster.Explanation) {
 func shorter(text string) string {
 	text = foreign.Line(text)
 	if id := strings.TrimPrefix(text, "sha256-"); len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
-		return short(text)
+		return words.Short(text)
 	}
 	return text
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -148,7 +149,7 @@ func drawAbout(p *page, r RunTold) {
 	}
 	if a := r.About; a != nil {
 		for _, c := range a.Changes {
-			p.line("  schematic %s: build %s → %s", c.Schematic, orNone(short(c.OldBuild)), orNone(short(c.NewBuild)))
+			p.line("  schematic %s: build %s → %s", c.Schematic, orNone(words.Short(c.OldBuild)), orNone(words.Short(c.NewBuild)))
 			for _, reason := range c.Reasons {
 				p.wrapped("    ", "      ", reason)
 			}

@@ -4,6 +4,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -12,7 +13,7 @@ import (
 func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 	return write(w, format, res, func(p *page) {
 		for _, c := range res.Changes {
-			p.line("schematic %s: build %s → %s", c.Schematic, orNone(short(c.OldBuild)), orNone(short(c.NewBuild)))
+			p.line("schematic %s: build %s → %s", c.Schematic, orNone(words.Short(c.OldBuild)), orNone(words.Short(c.NewBuild)))
 			for _, r := range c.Reasons {
 				p.line("  %s", r)
 			}
@@ -38,7 +39,7 @@ func WriteImages(w io.Writer, format string, lock schematics.Lock) error {
 	return write(w, format, lock, func(p *page) {
 		for _, name := range lock.Names() {
 			e := lock.Schematics[name]
-			p.line("schematic %s: build %s", name, short(e.BuildID))
+			p.line("schematic %s: build %s", name, words.Short(e.BuildID))
 			p.line("  installer %s", orNone(e.Installer))
 			p.line("  boot ISO  %s sha256:%s", e.ISO.Name, orNone(e.ISO.SHA256))
 		}

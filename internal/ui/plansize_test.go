@@ -30,7 +30,7 @@ func TestPlanAtEveryWidth(t *testing.T) {
 		out := drawnAt(min(columns, readable), false, func(p *page) { drawPlan(p, plan) }).String()
 		tooWide(t, out, columns)
 		// A comma may stand between what is a column elsewhere.
-		if words(out) != words(all) {
+		if spaced(out) != spaced(all) {
 			t.Errorf("%d columns do not say what any number of columns does:\n%s", columns, out)
 		}
 	}
@@ -46,7 +46,7 @@ func tooWide(t *testing.T, out string, limit int) {
 	}
 }
 
-func words(text string) string {
+func spaced(text string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), " ")
 }
 
@@ -122,7 +122,7 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 	for _, n := range plan.Nodes {
 		for _, f := range factsOf(n) {
 			facts++
-			if !strings.Contains(words(text.String()), words(f.text)) {
+			if !strings.Contains(spaced(text.String()), spaced(f.text)) {
 				t.Errorf("the text does not say %s: %s", f.label, f.text)
 			}
 			if !strings.Contains(md.String(), escape(f.text)) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -120,9 +121,9 @@ func achieved(n NodeFared, plan cluster.Plan) string {
 	switch w := plan.Work()[i]; w.Strategy {
 	case cluster.Recreate, cluster.Reimage:
 		disks := map[bool]string{true: "disk", false: "disks"}[len(w.Carried) == 1]
-		return fmt.Sprintf("%s as build %s, %d persistent %s carried over", text, short(w.Drift.Build), len(w.Carried), disks)
+		return fmt.Sprintf("%s as build %s, %d persistent %s carried over", text, words.Short(w.Drift.Build), len(w.Carried), disks)
 	case cluster.InPlace:
-		return fmt.Sprintf("%s to build %s", text, short(w.Drift.Build))
+		return fmt.Sprintf("%s to build %s", text, words.Short(w.Drift.Build))
 	}
 	return text
 }

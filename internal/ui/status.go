@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -129,7 +130,7 @@ func drawWhere(p *page, d pipeline.DiskStatus) {
 }
 
 func drawMarked(p *page, m pipeline.Marked) {
-	p.line("%s  %s: run %s began to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(short(m.Build)), m.Strategy)
+	p.line("%s  %s: run %s began to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(words.Short(m.Build)), m.Strategy)
 	var state []string
 	if m.Installed {
 		state = append(state, "the new system is installed")
@@ -150,7 +151,7 @@ func drawKept(p *page, k pipeline.Kept) {
 		what, by = "system disk, given up,", "made by run"
 	}
 	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
-	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(short(k.Lock)), by, k.Run, on(k.Replaced))
+	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)), by, k.Run, on(k.Replaced))
 	advise(p, k.Next)
 }
 
@@ -169,7 +170,7 @@ func image(s cluster.Strategy, talos, build string) string {
 	if talos != "" {
 		what = "Talos " + talos + " " + what
 	}
-	return what + orNone(short(build))
+	return what + orNone(words.Short(build))
 }
 
 func clock(t time.Time) string { return t.Format(time.RFC3339) }

@@ -69,13 +69,3 @@ func (p *page) lines(text string) {
 		p.line("%s", line)
 	}
 }
-
-// short cuts a digest or ID to what people compare by eye.
-func short(id string) string {
-	for _, p := range []string{"sha256:", "sha256-"} {
-		if hex, ok := strings.CutPrefix(id, p); ok {
-			return p + hex[:min(12, len(hex))]
-		}
-	}
-	return id[:min(12, len(id))]
-}
