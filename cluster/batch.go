@@ -18,7 +18,7 @@ type Batch struct {
 // arrange says how the nodes that something is done to are rolled: in which
 // batches, and which slots each of them holds meanwhile.
 func (p *Plan) arrange() {
-	p.Batches, p.Room = nil, map[string]int{controlPlane: 1}
+	p.Batches, p.Room = nil, map[string]int{ControlPlane: 1}
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		if n.Slots = nil; n.Strategy == "" {
@@ -54,8 +54,8 @@ func (p *Plan) batch(phase Phase) Batch {
 // one are never out at the same time.
 func (n NodePlan) slots() []string {
 	slots := []string{hostSlot(n.Host)}
-	if n.Role == controlPlane {
-		slots = append(slots, controlPlane)
+	if n.Role == ControlPlane {
+		slots = append(slots, ControlPlane)
 	}
 	for _, id := range n.holders() {
 		slots = append(slots, fmt.Sprintf("holder/%d", id))

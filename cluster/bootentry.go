@@ -66,7 +66,7 @@ func (n *nodeRoll) bootEntryStep(entry func(memory) string) step.Step {
 			if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, m.BootEntry, lost)
 			}
-			return unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
+			return Unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
 		},
 	}
 }

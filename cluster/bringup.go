@@ -135,7 +135,7 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
-	return unanswered(lost, n.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return Unanswered(lost, n.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
@@ -144,9 +144,9 @@ func (n *nodeRoll) configure(ctx context.Context) error {
 	})))
 }
 
-// unanswered adds to a wait that was in vain the change that had got no answer:
+// Unanswered adds to a wait that was in vain the change that had got no answer:
 // it may be that it never happened.
-func unanswered(lost, waited error) error {
+func Unanswered(lost, waited error) error {
 	if lost == nil || waited == nil {
 		return waited
 	}

@@ -51,22 +51,22 @@ func (h *Held) Check(ctx context.Context) error {
 		if err == nil {
 			err = h.silence()
 		} else if !h.claim.InLease || h.isLost() != nil || fault.KindOf(err) == fault.Refused {
-			return &unprovenError{err} // the client of Proxmox is patient by itself
+			return &UnprovenError{err} // the client of Proxmox is patient by itself
 		}
 		if err == nil {
 			break
 		}
 		if time.Since(start) >= h.claim.watch() {
-			return &unprovenError{err}
+			return &UnprovenError{err}
 		}
 		select {
 		case <-ctx.Done():
-			return &unprovenError{err}
+			return &UnprovenError{err}
 		case <-time.After(h.claim.heartbeat() / 3):
 		}
 	}
 	if err := errors.Join(h.stillAlone(ctx), h.afterSilence(ctx)); err != nil {
-		return &unprovenError{err}
+		return &UnprovenError{err}
 	}
 	return nil
 }
@@ -161,10 +161,12 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	return nil
 }
 
-// unprovenError is why something was not done: it is not known that the claim is ours.
-type unprovenError struct{ error }
+// UnprovenError is why something was not done: it is not known that the claim is ours.
+type UnprovenError struct{ Err error }
 
-func (e *unprovenError) Unwrap() error { return e.error }
+func (e *UnprovenError) Error() string { return e.Err.Error() }
+
+func (e *UnprovenError) Unwrap() error { return e.Err }
 
 // silence is the error of a claim that no heartbeat has kept alive of late.
 func (h *Held) silence() error {

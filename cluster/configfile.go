@@ -60,7 +60,7 @@ func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Fou
 	g := errgroup.Group{}
 	g.SetLimit(machinesAtOnce)
 	for i := range found {
-		if f := found[i]; f.away || f.Machine != nil && !f.unfinished() && !Diff(wanted[i], f, nothingPast).rollable() {
+		if f := found[i]; f.away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], f, nothingPast).rollable() {
 			continue
 		}
 		g.Go(func() error {

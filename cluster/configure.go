@@ -36,7 +36,7 @@ func planConfigure(n *NodePlan) {
 		return
 	}
 	if f.Node != nil && f.Node.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	n.Resume, n.Strategy, n.etcdKept = true, Configure, true
 	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is looked at anew"
@@ -118,7 +118,7 @@ func (n *nodeRoll) configureAgain(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
 		return lost
 	}
-	return unanswered(lost, n.watch(ctx, "configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return Unanswered(lost, n.watch(ctx, "configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
@@ -143,5 +143,5 @@ func (n *nodeRoll) lacksConfigured(ctx context.Context) (string, error) {
 	if lacks, err := n.lacksEtcd(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return lacksNode(ctx, n.Kube, n.plan.Node, m)
+	return LacksNode(ctx, n.Kube, n.plan.Node, m)
 }

@@ -150,15 +150,15 @@ func strangers(members []Member, nodes []KubeNode) error {
 func whereabouts(members []Member, nodes []KubeNode) []Discovered {
 	var out []Discovered
 	for i, n := range nodes {
-		out = append(out, Discovered{Name: n.Name, Addr: firstAddr(n.Addresses), Node: &nodes[i]})
+		out = append(out, Discovered{Name: n.Name, Addr: FirstAddr(n.Addresses), Node: &nodes[i]})
 	}
 	for _, m := range members {
 		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
 		switch {
 		case i < 0:
-			out = append(out, Discovered{Name: m.Nodename, Addr: firstAddr(m.Addresses)})
+			out = append(out, Discovered{Name: m.Nodename, Addr: FirstAddr(m.Addresses)})
 		case !out[i].Addr.IsValid():
-			out[i].Addr = firstAddr(m.Addresses)
+			out[i].Addr = FirstAddr(m.Addresses)
 		}
 	}
 	return out
@@ -168,7 +168,7 @@ func whereabouts(members []Member, nodes []KubeNode) []Discovered {
 func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
+	g.SetLimit(ObserveLimit)
 	for i := range nodes {
 		g.Go(func() error {
 			n := &nodes[i]
@@ -300,15 +300,15 @@ func (d Discovered) Found() Found {
 
 // Versions are those of Talos that the nodes run, the newest first.
 func (d Discovery) Versions() ([]string, error) {
-	var versions []kubeVersion
+	var versions []KubernetesVersion
 	for _, n := range d.Nodes {
-		v, err := parseKubeVersion(n.Machine.TalosVersion)
+		v, err := ParseKubernetesVersion(n.Machine.TalosVersion)
 		if err != nil {
 			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
 		}
 		versions = append(versions, v)
 	}
-	slices.SortFunc(versions, func(a, b kubeVersion) int { return b.compare(a) })
+	slices.SortFunc(versions, func(a, b KubernetesVersion) int { return b.compare(a) })
 	var out []string
 	for _, v := range slices.Compact(versions) {
 		out = append(out, v.String())

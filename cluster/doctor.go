@@ -134,7 +134,7 @@ func (s *Survey) match(w Wanted, members []Member) (Found, error) {
 		f.VM = &s.VMs[i]
 	}
 	if i := slices.IndexFunc(members, func(m Member) bool { return m.Nodename == w.Name }); i >= 0 {
-		f.Addr = firstAddr(members[i].Addresses)
+		f.Addr = FirstAddr(members[i].Addresses)
 	}
 	if f.VM == nil {
 		return f, fmt.Errorf("node %s: which VM it is can't be told without Kubernetes", w.Name)
@@ -189,16 +189,16 @@ func assess(w Wanted, f Found, o Observation, p Policy) Assessment {
 	}
 	c.m = *f.Machine
 	c.system, c.systemErr = ProveSystemDisk(c.vm, c.m, w.SystemDisk)
-	n := NodePlan{Node: w.Name, Role: worker, wanted: w, found: f}
+	n := NodePlan{Node: w.Name, Role: Worker, wanted: w, found: f}
 	if c.m.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	a.Against = map[Strategy][]string{Recreate: texts(c.againstRecreate()), Reimage: texts(c.againstReimage()), InPlace: c.againstInPlace()}
-	if n.Role == controlPlane {
+	if n.Role == ControlPlane {
 		a.etcd(c.m, o, p)
 	}
 	d := decide(w, f, o, c.system, c.systemErr)
-	if n.Role == controlPlane && len(d.Refused) == 0 {
+	if n.Role == ControlPlane && len(d.Refused) == 0 {
 		d = planEtcd(&n, o, p, d, c.system, c.systemErr)
 	}
 	a.Role, a.Strategy, a.Why, a.Refused, a.WillLose, a.Notes = n.Role, d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes

@@ -12,12 +12,12 @@ import (
 )
 
 // askEtcd lists whom to ask about etcd, the node itself last.
-func (n *nodeRoll) askEtcd() []endpoint {
-	return append(n.otherEtcd(), endpoint{n.plan.Node, n.plan.Addr})
+func (n *nodeRoll) askEtcd() []Endpoint {
+	return append(n.otherEtcd(), Endpoint{n.plan.Node, n.plan.Addr})
 }
 
-func (n *nodeRoll) otherEtcd() []endpoint {
-	return slices.DeleteFunc(slices.Clone(n.plan.controlPlanes), func(e endpoint) bool { return e.Node == n.plan.Node })
+func (n *nodeRoll) otherEtcd() []Endpoint {
+	return slices.DeleteFunc(slices.Clone(n.plan.controlPlanes), func(e Endpoint) bool { return e.Node == n.plan.Node })
 }
 
 // leftEtcd is the goal of leaving: no member of that name is left, and the record says
@@ -46,8 +46,8 @@ func (n *nodeRoll) leftEtcd(ctx context.Context) (string, error) {
 	if err != nil || !off {
 		return "", err
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
-	if err != nil || len(v.unhealthy(n.plan.Node)) > 0 {
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil || len(v.Unhealthy(n.plan.Node)) > 0 {
 		return "", nil //nolint:nilerr // leaving says what is wrong
 	}
 	return n.plan.Node + " is off, and etcd goes on without it", nil
@@ -63,7 +63,7 @@ func (n *nodeRoll) rejoinedEtcd(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
+	v, err := ViewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
 	if err != nil {
 		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
 		if !vm.Running {
@@ -76,7 +76,7 @@ func (n *nodeRoll) rejoinedEtcd(ctx context.Context) (bool, error) {
 }
 
 // leavesEtcd says whether the node's vote goes with its system disk.
-func (n *nodeRoll) leavesEtcd() bool { return n.plan.Role == controlPlane && !n.plan.etcdKept }
+func (n *nodeRoll) leavesEtcd() bool { return n.plan.Role == ControlPlane && !n.plan.etcdKept }
 
 // leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
 func (n *nodeRoll) leaveAgain(ctx context.Context) error {
@@ -148,7 +148,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		}
 	}
 	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		v, err := viewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
+		v, err := ViewEtcd(ctx, n.Talos, n.otherEtcd(), n.plan.Node)
 		if err != nil {
 			return false, "", err
 		}
@@ -156,7 +156,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 		return !member && err == nil, "still a member", err
 	})
 	if err != nil {
-		return unanswered(lost, err)
+		return Unanswered(lost, err)
 	}
 	n.outOfEtcd = true
 	if !member || lost != nil {
@@ -171,7 +171,7 @@ func (n *nodeRoll) leaveEtcd(ctx context.Context) error {
 // is is not proven; serves says that it goes on as a member then. member says
 // whether it is one at all.
 func (n *nodeRoll) mayLeaveEtcd(ctx context.Context) (member, serves bool, err error) {
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {
 		return false, false, err
 	}
@@ -182,7 +182,7 @@ func (n *nodeRoll) mayLeaveEtcd(ctx context.Context) (member, serves bool, err e
 	if err := errors.Join(n.requireOneMachine(ctx), n.requireSameEtcd(ctx, v, m)); err != nil {
 		return member, true, err
 	}
-	if wrong := v.unhealthy(n.plan.Node); member && len(wrong) > 0 {
+	if wrong := v.Unhealthy(n.plan.Node); member && len(wrong) > 0 {
 		err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
 		return member, true, v.silentOr(err, wrong)
 	}
@@ -217,7 +217,7 @@ func (n *nodeRoll) lacksEtcd(ctx context.Context, mem memory) (string, error) {
 	if !mem.ControlPlane {
 		return "", nil
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return "", err
 	}
@@ -234,7 +234,7 @@ func (n *nodeRoll) lacksEtcd(ctx context.Context, mem memory) (string, error) {
 	case len(v.Members) != mem.EtcdMembers:
 		return fmt.Sprintf("etcd has %d members, before: %d", len(v.Members), mem.EtcdMembers), nil
 	}
-	if wrong := v.unhealthy(""); len(wrong) > 0 {
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
 	return "", nil
@@ -275,7 +275,7 @@ func (n *nodeRoll) rememberEtcd(ctx context.Context, mem *memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return err
 	}

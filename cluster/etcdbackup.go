@@ -44,11 +44,11 @@ func BackUpEtcd(ctx context.Context, etcd EtcdReader, ask []netip.Addr, file str
 	if err != nil {
 		return Backup{}, errors.Join(append(problems, err)...)
 	}
-	b := Backup{File: file, Taken: time.Now().UTC().Truncate(time.Second), Warnings: v.unhealthy("")}
+	b := Backup{File: file, Taken: time.Now().UTC().Truncate(time.Second), Warnings: v.Unhealthy("")}
 	var failed []error
 	for _, m := range fit {
 		s := v.statuses[m.ID]
-		b.Member, b.Address = m.name(), at[m.ID]
+		b.Member, b.Address = m.Label(), at[m.ID]
 		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
 		b.Snapshot, err = SaveSnapshot(ctx, file, func(w io.Writer) error {
 			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
@@ -99,7 +99,7 @@ func atEndpoints(ctx context.Context, etcd EtcdReader, ask []netip.Addr) (v etcd
 		if _, known := v.statuses[m.ID]; known {
 			continue
 		}
-		addr, err := m.address(nil)
+		addr, err := m.Address(nil)
 		if err == nil {
 			_, err = look(addr)
 		}

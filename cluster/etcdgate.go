@@ -11,10 +11,10 @@ import (
 
 // requireEtcd refuses to take a control plane out unless etcd goes on without it.
 func (n *nodeRoll) requireEtcd(ctx context.Context) error {
-	if n.plan.Role != controlPlane {
+	if n.plan.Role != ControlPlane {
 		return nil
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd())
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
@@ -26,7 +26,7 @@ func (n *nodeRoll) requireEtcd(ctx context.Context) error {
 	if member && len(v.Members) == 1 {
 		except = "" // nobody else tells what is wrong with it
 	}
-	if wrong := v.unhealthy(except); len(wrong) > 0 {
+	if wrong := v.Unhealthy(except); len(wrong) > 0 {
 		return v.silentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
 			"talosctl etcd status; talosctl etcd alarm list; put etcd right first"), wrong)
 	}
@@ -59,7 +59,7 @@ func (n *nodeRoll) requireSameEtcd(ctx context.Context, v etcdView, m EtcdMember
 	switch {
 	case m.ID == 0 && i >= 0:
 		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
-			n.plan.Node, own.MemberID, v.Members[i].name())
+			n.plan.Node, own.MemberID, v.Members[i].Label())
 	case err == nil && own.MemberID != m.ID && m.ID == 0:
 		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.names())
 	case err == nil && own.MemberID != m.ID, err != nil && answers:

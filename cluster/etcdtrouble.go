@@ -15,14 +15,14 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos Talos, files FileReader)
 	if len(planes) == 0 {
 		return nil // told where Kubernetes is
 	}
-	v, err := viewEtcd(ctx, talos, planes)
+	v, err := ViewEtcd(ctx, talos, planes)
 	if err != nil {
 		return []error{fault.WithHint(err, "talosctl etcd status; bring etcd back first")}
 	}
 	var out []error
-	for _, wrong := range v.unhealthy("") {
+	for _, wrong := range v.Unhealthy("") {
 		hint := "talosctl etcd status; talosctl etcd alarm list"
-		if i := slices.IndexFunc(planes, func(e endpoint) bool { return wrong == e.Node+isLearner }); i >= 0 {
+		if i := slices.IndexFunc(planes, func(e Endpoint) bool { return wrong == e.Node+isLearner }); i >= 0 {
 			hint = adviceForLearner(planes[i].Addr, s.machineOf(planes[i].Node))
 		}
 		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is put right", hint))
@@ -36,9 +36,9 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos Talos, files FileReader)
 }
 
 // has says whether a control plane is a member, if only one that was added and has not started yet.
-func (v etcdView) has(e endpoint) bool {
+func (v etcdView) has(e Endpoint) bool {
 	return slices.ContainsFunc(v.Members, func(m EtcdMember) bool {
-		addr, err := m.address(nil)
+		addr, err := m.Address(nil)
 		return m.Name == e.Node || m.Name == "" && err == nil && addr == e.Addr
 	})
 }
@@ -46,7 +46,7 @@ func (v etcdView) has(e endpoint) bool {
 // noMember says what is known of a control plane that the members do not know. One
 // that was removed while it kept its data restarts its etcd for ever, and says so
 // in the log of that only.
-func (s Survey) noMember(ctx context.Context, talos Talos, files FileReader, v etcdView, e endpoint) error {
+func (s Survey) noMember(ctx context.Context, talos Talos, files FileReader, v etcdView, e Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),

@@ -13,9 +13,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// address is where the member's machine is reached: at its node's address, for
+// Address is where the member's machine is reached: at its node's address, for
 // etcd may talk to its peers over a network that is not ours; else by its peer URL.
-func (m EtcdMember) address(known []endpoint) (netip.Addr, error) {
+func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	for _, e := range known {
 		if e.Node == m.Name {
 			return e.Addr, nil
@@ -30,10 +30,10 @@ func (m EtcdMember) address(known []endpoint) (netip.Addr, error) {
 			return addr, nil
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.name(), m.Peers)
+	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.Label(), m.Peers)
 }
 
-func (m EtcdMember) name() string {
+func (m EtcdMember) Label() string {
 	if m.Name != "" {
 		return m.Name
 	}
@@ -47,9 +47,9 @@ type etcdView struct {
 	errs     map[uint64]error
 }
 
-// viewEtcd asks the first of the control planes that answers for the list of
+// ViewEtcd asks the first of the control planes that answers for the list of
 // members, then every member but the ones named in without for its own status.
-func viewEtcd(ctx context.Context, talos Talos, ask []endpoint, without ...string) (etcdView, error) {
+func ViewEtcd(ctx context.Context, talos Talos, ask []Endpoint, without ...string) (etcdView, error) {
 	v := etcdView{statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
 	var errs []error
 	for _, e := range ask {
@@ -67,7 +67,7 @@ func viewEtcd(ctx context.Context, talos Talos, ask []endpoint, without ...strin
 		if slices.Contains(without, m.Name) {
 			continue
 		}
-		addr, err := m.address(ask)
+		addr, err := m.Address(ask)
 		var s EtcdStatus
 		if err == nil {
 			s, err = talos.EtcdStatus(ctx, addr)
@@ -103,8 +103,8 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 // isLearner follows the name of a member that is one.
 const isLearner = " is a learner: it does not vote yet"
 
-// unhealthy lists what is wrong with every member but the one named except.
-func (v etcdView) unhealthy(except string) []string {
+// Unhealthy lists what is wrong with every member but the one named except.
+func (v etcdView) Unhealthy(except string) []string {
 	var out []string
 	leaders := map[uint64][]string{} // who says so, by leader
 	told := map[string]bool{}
@@ -115,21 +115,21 @@ func (v etcdView) unhealthy(except string) []string {
 		s, err := v.statuses[m.ID], v.errs[m.ID]
 		switch {
 		case err != nil:
-			out = append(out, m.name()+" "+err.Error())
+			out = append(out, m.Label()+" "+err.Error())
 			continue
 		case m.Learner || s.Learner:
-			out = append(out, m.name()+isLearner)
+			out = append(out, m.Label()+isLearner)
 		case s.Leader == 0:
-			out = append(out, m.name()+" knows no leader")
+			out = append(out, m.Label()+" knows no leader")
 		}
 		for _, e := range s.Errors {
-			if text := m.name() + ": " + e; !told[e] {
+			if text := m.Label() + ": " + e; !told[e] {
 				told[e] = true // every member tells all alarms
 				out = append(out, text)
 			}
 		}
 		if s.Leader != 0 {
-			leaders[s.Leader] = append(leaders[s.Leader], m.name())
+			leaders[s.Leader] = append(leaders[s.Leader], m.Label())
 		}
 	}
 	if len(leaders) > 1 {
@@ -192,7 +192,7 @@ func versionOf(s EtcdStatus) (v etcdVersion) {
 func (v etcdView) nameOf(id uint64) string {
 	for _, m := range v.Members {
 		if m.ID == id {
-			return m.name()
+			return m.Label()
 		}
 	}
 	return fmt.Sprintf("%x", id)
@@ -213,7 +213,7 @@ func (v etcdView) names(without ...string) string {
 	var out []string
 	for _, m := range v.Members {
 		if !slices.Contains(without, m.Name) {
-			out = append(out, m.name())
+			out = append(out, m.Label())
 		}
 	}
 	return words.OrNone(strings.Join(out, ", "))

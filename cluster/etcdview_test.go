@@ -37,7 +37,7 @@ func TestUnhealthyEtcd(t *testing.T) {
 				v.errs[id] = errors.New("does not answer")
 			}
 		}
-		if got := strings.Join(v.unhealthy(c.except), "; "); got != strings.Join(c.want, "; ") {
+		if got := strings.Join(v.Unhealthy(c.except), "; "); got != strings.Join(c.want, "; ") {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
@@ -45,7 +45,7 @@ func TestUnhealthyEtcd(t *testing.T) {
 
 func TestWhereAnEtcdMemberIsReached(t *testing.T) {
 	t.Parallel()
-	known := []endpoint{{"cp1", netip.MustParseAddr("10.0.0.1")}}
+	known := []Endpoint{{"cp1", netip.MustParseAddr("10.0.0.1")}}
 	for name, tc := range map[string]struct {
 		member EtcdMember
 		want   string // "": nowhere
@@ -55,7 +55,7 @@ func TestWhereAnEtcdMemberIsReached(t *testing.T) {
 		"IPv6, the second of its peer URLs": {EtcdMember{Name: "cp9", Peers: []string{"https://cp9:2380", "https://[fd00::9]:2380"}}, "fd00::9"},
 		"only a name":                       {EtcdMember{Name: "cp9", Peers: []string{"https://cp9:2380"}}, ""},
 	} {
-		got, err := tc.member.address(known)
+		got, err := tc.member.Address(known)
 		if (err == nil) != (tc.want != "") || err == nil && got.String() != tc.want {
 			t.Errorf("%s: %s, %v, want %q", name, got, err, tc.want)
 		}

@@ -52,7 +52,7 @@ func TestExplainRecreate(t *testing.T) {
 	e := explain(t, "wk1", func(_ []Wanted, o *Observation) {
 		o.Found[1].VM.Config["ide2"] = "none,media=cdrom"
 		o.Found[1].VM.Config["scsi2"], o.Found[1].VM.Pods = "fast:vm-9002-pvc-1,size=1G", []string{"fast:vm-9002-pvc-1"}
-		o.Took = []Took{{Node: "wk1", Role: worker, Strategy: Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
+		o.Took = []Took{{Node: "wk1", Role: Worker, Strategy: Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
 	})
 	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != Workers {
 		t.Errorf("turn %d of %d in %+v", e.Turn, e.Of, e.Batch)

@@ -23,7 +23,7 @@ func planFallback(n *NodePlan, o Observation, p Policy, system Disk, systemErr e
 	w := n.wanted
 	w.Strategy = Reimage
 	against := append(decide(w, n.found, o, system, systemErr).Refused, o.hidden(*n.found.VM)...)
-	if n.Role == controlPlane {
+	if n.Role == ControlPlane {
 		onSystem, err := etcdOnSystemDisk(*n.found.Machine)
 		refused, _ := etcdRules(len(o.controlPlanes()), onSystem, Reimage, p.AcceptOutage)
 		if err != nil {

@@ -230,7 +230,7 @@ func (n *nodeRoll) requireSoleOwner(ctx context.Context) error {
 		return fmt.Errorf("look for other upgraders: %w", err)
 	}
 	if m := n.plan.found.Machine; m != nil {
-		for _, arg := range m.omni() {
+		for _, arg := range m.Omni() {
 			owners = append(owners, "Omni ("+arg+")")
 		}
 	}

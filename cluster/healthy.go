@@ -167,7 +167,7 @@ func (n *nodeRoll) lacks(ctx context.Context, mem memory) (string, error) {
 	if lacks, err := n.lacksEtcd(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return lacksNode(ctx, n.Kube, n.plan.Node, m)
+	return LacksNode(ctx, n.Kube, n.plan.Node, m)
 }
 
 // standing is how far a machine is that does not run, or is not ready.
@@ -242,8 +242,8 @@ func (n *nodeRoll) lacksPlace(m Machine, mem memory) string {
 	return ""
 }
 
-// lacksNode says what Kubernetes does not know yet of a node's present boot.
-func lacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (string, error) {
+// LacksNode says what Kubernetes does not know yet of a node's present boot.
+func LacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (string, error) {
 	k, err := kube.Node(ctx, node)
 	switch {
 	case errors.Is(err, ErrNotFound):

@@ -106,7 +106,7 @@ func planAway(n *NodePlan, away *HostsAway) {
 	n.Why = "it could not be read"
 	n.Host = away.names()
 	if n.found.Node != nil && n.found.Node.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
 	if vm, known := away.VM(n.wanted.VMID); known {

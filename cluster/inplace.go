@@ -83,7 +83,7 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 		if failed == nil {
 			return true, "", nil
 		}
-		if _, unproven := errors.AsType[*unprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
+		if _, unproven := errors.AsType[*UnprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
 			return false, "", wait.Stop(failed)
 		}
 		n.say("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
@@ -97,7 +97,7 @@ func (n *nodeRoll) pull(ctx context.Context) error {
 
 func (n *nodeRoll) pullOnce(ctx context.Context) error {
 	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
-	_, unproven := errors.AsType[*unprovenError](err)
+	_, unproven := errors.AsType[*UnprovenError](err)
 	switch {
 	case unproven:
 		return err
@@ -326,7 +326,7 @@ func (n *nodeRoll) reboot(ctx context.Context) error {
 		return lost
 	}
 	n.accepted = lost == nil
-	return unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
+	return Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
 func (n *nodeRoll) awaitDown(ctx context.Context, id string, timeout time.Duration) error {

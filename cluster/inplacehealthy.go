@@ -75,7 +75,7 @@ func (n *nodeRoll) lacksInPlace(ctx context.Context) (string, error) {
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
 func (n *nodeRoll) inPlaceMemory() memory {
-	return memory{ControlPlane: n.plan.Role == controlPlane, EtcdMembers: len(n.plan.controlPlanes)}
+	return memory{ControlPlane: n.plan.Role == ControlPlane, EtcdMembers: len(n.plan.controlPlanes)}
 }
 
 // isOther says whether a machine runs another system than before the upgrade; a
@@ -130,7 +130,7 @@ func (n *nodeRoll) bootFailed(ctx context.Context, cause error) error {
 // requireToReboot refuses to take a machine down again that etcd lives on: what it
 // waits for may be another member. One whose own etcd does not answer costs nothing.
 func (n *nodeRoll) requireToReboot(ctx context.Context) error {
-	if n.plan.Role != controlPlane {
+	if n.plan.Role != ControlPlane {
 		return nil
 	}
 	if _, err := n.Talos.EtcdStatus(ctx, n.plan.Addr); err != nil {

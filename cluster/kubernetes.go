@@ -24,8 +24,8 @@ const (
 // (https://kubernetes.io/releases/version-skew-policy/).
 var Components = []Component{APIServer, ControllerManager, Scheduler, KubeProxy, Kubelet}
 
-// staticPods are the components that a control plane runs as static pods.
-var staticPods = []Component{APIServer, ControllerManager, Scheduler}
+// StaticPods are the components that a control plane runs as static pods.
+var StaticPods = []Component{APIServer, ControllerManager, Scheduler}
 
 // KubernetesImages are the images of Kubernetes of one machine; "" for what it does not run.
 type KubernetesImages struct {
@@ -101,11 +101,11 @@ var imageSuffixes = []string{"-fat", "-slim"}
 
 // imageRef is an image reference in its parts.
 type imageRef struct {
-	repository string
-	v          string // what the tag has before the version: "v" or nothing
-	version    kubeVersion
-	suffix     string // of the tag behind the version
-	digest     string
+	Repository string
+	Prefix     string // what the tag has before the version: "v" or nothing
+	Version    KubernetesVersion
+	Suffix     string // of the tag behind the version
+	Digest     string
 }
 
 // splitImage takes an image reference apart; tag and digest are "" where it has none.
@@ -118,52 +118,52 @@ func splitImage(image string) (repository, tag, digest string) {
 	return rest[:i], rest[i+1:], digest
 }
 
-// parseImage takes an image reference apart whose tag is a version of Kubernetes itself.
-func parseImage(image string) (imageRef, error) {
+// ParseImage takes an image reference apart whose tag is a version of Kubernetes itself.
+func ParseImage(image string) (imageRef, error) {
 	repository, tag, digest := splitImage(image)
 	if tag == "" {
 		return imageRef{}, fmt.Errorf("image %q has no tag: which version it is can't be told", image)
 	}
-	r := imageRef{repository: repository, digest: digest}
+	r := imageRef{Repository: repository, Digest: digest}
 	for _, s := range imageSuffixes {
 		if short, ok := strings.CutSuffix(tag, s); ok {
-			tag, r.suffix = short, s
+			tag, r.Suffix = short, s
 		}
 	}
 	if short, ok := strings.CutPrefix(tag, "v"); ok {
-		tag, r.v = short, "v"
+		tag, r.Prefix = short, "v"
 	}
 	var err error
-	if r.version, err = parseKubeVersion(tag); err != nil {
+	if r.Version, err = ParseKubernetesVersion(tag); err != nil {
 		return imageRef{}, fmt.Errorf("image %q: its tag is no version of Kubernetes such as v1.35.4", image)
 	}
-	if r.version.ofVendor() {
-		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is a vendor's own, and which one another version has is not known", image, r.version.pre),
+	if r.Version.ofVendor() {
+		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is a vendor's own, and which one another version has is not known", image, r.Version.pre),
 			"upgrade Kubernetes with the tool of whoever makes these images, or name images with the tags of Kubernetes itself")
 	}
 	return r, nil
 }
 
 func (r imageRef) String() string {
-	return r.repository + ":" + r.v + strings.TrimPrefix(r.version.String(), "v") + r.suffix
+	return r.Repository + ":" + r.Prefix + strings.TrimPrefix(r.Version.String(), "v") + r.Suffix
 }
 
-// imageOf is an image with another version. One that is pinned by a digest has
+// ImageOf is an image with another version. One that is pinned by a digest has
 // none that could be known.
-func imageOf(image string, v kubeVersion) (string, error) {
-	r, err := parseImage(image)
+func ImageOf(image string, v KubernetesVersion) (string, error) {
+	r, err := ParseImage(image)
 	switch {
 	case err != nil && len(fault.Hints(err)) > 0:
 		return "", err
 	case err != nil:
 		return "", fault.WithHint(err, "name the image by its repository and the version that runs in the machine configuration (talosctl edit machineconfig), such as registry.k8s.io/kube-apiserver:v1.35.4")
-	case r.version == v:
+	case r.Version == v:
 		return image, nil
-	case r.digest != "":
+	case r.Digest != "":
 		return "", fault.WithHint(fmt.Errorf("image %q is pinned by a digest, and that of %s is not known", image, v),
 			"take the digest out of the machine configuration (talosctl edit machineconfig), or upgrade Kubernetes with the tool that pins it")
 	}
-	r.version = v
+	r.Version = v
 	return r.String(), nil
 }
 
@@ -178,10 +178,10 @@ func Retag(image, like string) (string, error) {
 	if sameTag(image, like) {
 		return image, nil
 	}
-	r, err := parseImage(like)
+	r, err := ParseImage(like)
 	var retagged string
 	if err == nil {
-		retagged, err = imageOf(image, r.version)
+		retagged, err = ImageOf(image, r.Version)
 	}
 	switch {
 	case err != nil && takesOver(image, like):
@@ -197,16 +197,16 @@ func Retag(image, like string) (string, error) {
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
-	_, errA := parseKubeVersion(tagA)
-	_, errB := parseKubeVersion(tagB)
+	_, errA := ParseKubernetesVersion(tagA)
+	_, errB := ParseKubernetesVersion(tagB)
 	return a == b && digest == "" && errA == nil && errB == nil
 }
 
 // SameVersion says whether two images are of one version of Kubernetes.
 func SameVersion(a, b string) bool {
-	x, errX := parseImage(a)
-	y, errY := parseImage(b)
-	return a == b || sameTag(a, b) || errX == nil && errY == nil && x.version == y.version
+	x, errX := ParseImage(a)
+	y, errY := ParseImage(b)
+	return a == b || sameTag(a, b) || errX == nil && errY == nil && x.Version == y.Version
 }
 
 func sameTag(a, b string) bool {

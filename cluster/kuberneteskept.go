@@ -27,7 +27,7 @@ func (n *nodeRoll) kubernetesOfOthers(ctx context.Context) (images KubernetesIma
 	asking, cancel := context.WithTimeout(ctx, lookAround)
 	defer cancel()
 	for _, e := range n.plan.controlPlanes {
-		if n.plan.Role != controlPlane || e.Node == n.plan.Node {
+		if n.plan.Role != ControlPlane || e.Node == n.plan.Node {
 			continue
 		}
 		if m, err := n.Talos.KubernetesImages(asking, e.Addr); err == nil {

@@ -10,22 +10,22 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// kubeVersion is a version of Kubernetes.
-type kubeVersion struct {
-	major, minor, patch int
+// KubernetesVersion is a version of Kubernetes.
+type KubernetesVersion struct {
+	Major, Minor, patch int
 	pre                 string // "rc.0"; "": it is a release
 }
 
 var kubeVersionPattern = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?$`)
 
-// parseKubeVersion reads "v1.35.4", with or without the letter.
-func parseKubeVersion(s string) (kubeVersion, error) {
+// ParseKubernetesVersion reads "v1.35.4", with or without the letter.
+func ParseKubernetesVersion(s string) (KubernetesVersion, error) {
 	m := kubeVersionPattern.FindStringSubmatch(s)
 	if m == nil {
-		return kubeVersion{}, fmt.Errorf("%q is no version of Kubernetes: write it like v1.35.4", s)
+		return KubernetesVersion{}, fmt.Errorf("%q is no version of Kubernetes: write it like v1.35.4", s)
 	}
 	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // digits, and few of them
-	return kubeVersion{number(1), number(2), number(3), m[4]}, nil
+	return KubernetesVersion{number(1), number(2), number(3), m[4]}, nil
 }
 
 // upstreamPre is what a version of Kubernetes itself has before its release. What
@@ -33,33 +33,33 @@ func parseKubeVersion(s string) (kubeVersion, error) {
 var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
 
 // ofVendor says whether it is a version that Kubernetes itself never had.
-func (v kubeVersion) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
+func (v KubernetesVersion) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
 
 // CheckKubernetesVersion finds out whether that is a version of Kubernetes itself.
 func CheckKubernetesVersion(s string) error {
-	v, err := parseKubeVersion(s)
+	v, err := ParseKubernetesVersion(s)
 	if err == nil && (v.ofVendor() || strings.Contains(s, "+")) {
-		err = fmt.Errorf("%q is a vendor's own version: recast goes to those of Kubernetes itself, such as %s or v1.36.0-rc.1", s, v.minorString()+".0")
+		err = fmt.Errorf("%q is a vendor's own version: recast goes to those of Kubernetes itself, such as %s or v1.36.0-rc.1", s, v.MinorVersion()+".0")
 	}
 	return fault.As(fault.Config, err)
 }
 
-func (v kubeVersion) String() string {
-	s := fmt.Sprintf("v%d.%d.%d", v.major, v.minor, v.patch)
+func (v KubernetesVersion) String() string {
+	s := fmt.Sprintf("v%d.%d.%d", v.Major, v.Minor, v.patch)
 	if v.pre != "" {
 		s += "-" + v.pre
 	}
 	return s
 }
 
-// minorString is the version without its patch: "v1.35".
-func (v kubeVersion) minorString() string { return fmt.Sprintf("v%d.%d", v.major, v.minor) }
+// MinorVersion is the version without its patch: "v1.35".
+func (v KubernetesVersion) MinorVersion() string { return fmt.Sprintf("v%d.%d", v.Major, v.Minor) }
 
-func (v kubeVersion) compare(o kubeVersion) int {
-	return cmp.Or(cmp.Compare(v.major, o.major), cmp.Compare(v.minor, o.minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
+func (v KubernetesVersion) compare(o KubernetesVersion) int {
+	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
 }
 
-func (v kubeVersion) before(o kubeVersion) bool { return v.compare(o) < 0 }
+func (v KubernetesVersion) Before(o KubernetesVersion) bool { return v.compare(o) < 0 }
 
 // comparePre puts a release after what came before it, as https://semver.org does.
 func comparePre(a, b string) int {

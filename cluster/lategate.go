@@ -33,7 +33,7 @@ func (n *nodeRoll) awaitLate(ctx context.Context) error {
 			return err
 		}
 	}
-	if n.plan.Role != controlPlane {
+	if n.plan.Role != ControlPlane {
 		return nil
 	}
 	others, err := n.lateOthers(ctx)

@@ -38,7 +38,7 @@ func (n *nodeRoll) requireNoLossOff(ctx context.Context) error {
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
 		return err
 	}
-	if n.plan.Role == controlPlane && len(n.plan.controlPlanes) < 3 {
+	if n.plan.Role == ControlPlane && len(n.plan.controlPlanes) < 3 {
 		return nil
 	}
 	return n.wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {

@@ -97,7 +97,7 @@ func sameSerial(now Disk, was ParkedDisk) bool {
 // observeMoves reads how far the hand-overs that were cut off have come.
 func observeMoves(ctx context.Context, px Inventory, found []Found) error {
 	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
+	g.SetLimit(ObserveLimit)
 	for i := range found {
 		f := &found[i]
 		if !f.Open() {

@@ -34,7 +34,7 @@ func (h Heed) Excuse(k KubeNode) string {
 func (h Heed) down(nodes []KubeNode, role string, not func(name string) bool) []string {
 	var down []string
 	for _, k := range nodes {
-		counts := h.Excuse(k) == "" || role == controlPlane && k.ControlPlane
+		counts := h.Excuse(k) == "" || role == ControlPlane && k.ControlPlane
 		if !k.Ready && counts && !not(k.Name) {
 			down = append(down, k.Name)
 		}

@@ -35,7 +35,7 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 			stays := func(role string) bool {
 				return len(tc.heed.down([]KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
 			}
-			if got := [2]bool{stays(worker), stays(controlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
+			if got := [2]bool{stays(Worker), stays(ControlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
 				t.Errorf("a worker and a control plane stay in: %v", got)
 			}
 		})
@@ -46,7 +46,7 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 // for what it brings back itself before.
 func TestThePlanKnowsWhoIsDown(t *testing.T) {
 	t.Parallel()
-	node := func(name string, s Strategy) NodePlan { return NodePlan{Node: name, Role: worker, Strategy: s} }
+	node := func(name string, s Strategy) NodePlan { return NodePlan{Node: name, Role: Worker, Strategy: s} }
 	resumed := node("wk4", Recreate)
 	resumed.Resume = true
 	o := Observation{Nodes: []KubeNode{{Name: "wk1", Ready: true}, {Name: "wk3"}, {Name: "wk2"}, {Name: "gpu1"}}}

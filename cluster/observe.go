@@ -138,24 +138,24 @@ func (o Observation) controlPlaneOut() bool {
 	})
 }
 
-// endpoint is where the Talos API of one node is.
-type endpoint struct {
+// Endpoint is where the Talos API of one node is.
+type Endpoint struct {
 	Node string
 	Addr netip.Addr
 }
 
 // controlPlanes are the cluster's control planes, as far as known.
-func (o Observation) controlPlanes() []endpoint {
-	var out []endpoint
+func (o Observation) controlPlanes() []Endpoint {
+	var out []Endpoint
 	for _, n := range o.Nodes {
-		if addr := firstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
-			out = append(out, endpoint{n.Name, addr})
+		if addr := FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
+			out = append(out, Endpoint{n.Name, addr})
 		}
 	}
 	for _, p := range o.Parking {
 		mem, err := p.Record.memory(p.VM)
-		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, endpoint{p.Record.Node, p.Record.Addr}) {
-			out = append(out, endpoint{p.Record.Node, p.Record.Addr})
+		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, Endpoint{p.Record.Node, p.Record.Addr}) {
+			out = append(out, Endpoint{p.Record.Node, p.Record.Addr})
 		}
 	}
 	return out
@@ -179,11 +179,11 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 	if i := slices.IndexFunc(o.Nodes, func(n KubeNode) bool { return n.Name == w.Name }); i >= 0 {
 		f.Node = &o.Nodes[i]
 		uuid = f.Node.UUID
-		f.Addr = firstAddr(f.Node.Addresses)
+		f.Addr = FirstAddr(f.Node.Addresses)
 	}
 	if !f.Addr.IsValid() {
 		if i := slices.IndexFunc(members, func(m Member) bool { return m.Nodename == w.Name }); i >= 0 {
-			f.Addr = firstAddr(members[i].Addresses)
+			f.Addr = FirstAddr(members[i].Addresses)
 		}
 	}
 	parked, err := parkingsOf(o.Parking, w.Name, uuid)
@@ -304,7 +304,7 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 	f.fit = fitOf(src.Talos, w, m, kubelet)
 }
 
-func firstAddr(addrs []netip.Addr) netip.Addr {
+func FirstAddr(addrs []netip.Addr) netip.Addr {
 	for _, a := range addrs {
 		if a.Is4() {
 			return a

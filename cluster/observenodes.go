@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// observeLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
-	observeLimit = 8
+	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
+	ObserveLimit = 8
 	// machinesAtOnce bounds how many machines are read at once: each is a server of its own.
 	machinesAtOnce = 64
 )

@@ -72,7 +72,7 @@ func (n *nodeRoll) requireNameFree(ctx context.Context) error {
 		}
 	}
 	for _, e := range n.askEtcd() {
-		if n.plan.Role != controlPlane || e.Node == n.plan.Node {
+		if n.plan.Role != ControlPlane || e.Node == n.plan.Node {
 			continue
 		}
 		members, err := n.Talos.EtcdMembers(asking, e.Addr)
@@ -91,7 +91,7 @@ func (n *nodeRoll) requireNameFree(ctx context.Context) error {
 // requireOwnMember refuses where another machine runs the member of the node's
 // name. One at whose peer address nobody answers us is nobody's, or the node's own.
 func (n *nodeRoll) requireOwnMember(ctx context.Context, m EtcdMember) error {
-	addr, err := m.address(nil)
+	addr, err := m.Address(nil)
 	if err != nil || addr == n.plan.Addr {
 		return nil //nolint:nilerr // added, but never started
 	}

@@ -42,7 +42,7 @@ func TestSpread(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got []string
-			for _, n := range spread(onHosts(tc.hosts, worker, time.Minute), tc.limit, tc.perHost) {
+			for _, n := range spread(onHosts(tc.hosts, Worker, time.Minute), tc.limit, tc.perHost) {
 				got = append(got, n.Node)
 			}
 			if s := strings.Join(got, " "); s != tc.want {
@@ -54,9 +54,9 @@ func TestSpread(t *testing.T) {
 
 func TestEstimate(t *testing.T) {
 	t.Parallel()
-	workers := func(hosts string) []NodePlan { return onHosts(hosts, worker, 4*time.Minute) }
-	controls := func(hosts string) []NodePlan { return onHosts(hosts, controlPlane, 2*time.Minute) }
-	three := make([]endpoint, 3)
+	workers := func(hosts string) []NodePlan { return onHosts(hosts, Worker, 4*time.Minute) }
+	controls := func(hosts string) []NodePlan { return onHosts(hosts, ControlPlane, 2*time.Minute) }
+	three := make([]Endpoint, 3)
 	for name, tc := range map[string]struct {
 		nodes  []NodePlan
 		plan   Plan
@@ -91,8 +91,8 @@ func TestEstimate(t *testing.T) {
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	p := Plan{
-		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, controlPlanes: make([]endpoint, 3),
-		Nodes: append(onHosts("a b", controlPlane, time.Minute), onHosts("a b+9200", worker, time.Minute)...),
+		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, controlPlanes: make([]Endpoint, 3),
+		Nodes: append(onHosts("a b", ControlPlane, time.Minute), onHosts("a b+9200", Worker, time.Minute)...),
 	}
 	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"
 	p.order(Policy{Canary: true, CanaryNode: "n4"})
@@ -105,7 +105,7 @@ func TestBatches(t *testing.T) {
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]int{controlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
+	if diff := cmp.Diff(map[string]int{ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"holder/9200", "host/b"}, p.Nodes[0].Slots); diff != "" {
@@ -117,7 +117,7 @@ func TestBatches(t *testing.T) {
 // goes before it or beside it, the canary neither.
 func TestBegunGoesFirst(t *testing.T) {
 	t.Parallel()
-	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", worker, time.Minute)}
+	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", Worker, time.Minute)}
 	p.Nodes[2].found.Node = &KubeNode{Mark: &Mark{Run: "r1", Strategy: InPlace}}
 	p.order(Policy{Canary: true, CanaryNode: "n3"})
 	p.arrange()
@@ -142,7 +142,7 @@ func TestQuorumOnOneHost(t *testing.T) {
 		"a a a":     "", // there is no other host
 	} {
 		var o Observation
-		for _, n := range onHosts(hosts, controlPlane, 0) {
+		for _, n := range onHosts(hosts, ControlPlane, 0) {
 			vm := VM{Host: n.Host}
 			o.VMs = append(o.VMs, vm)
 			o.Found = append(o.Found, Found{Name: n.Node, VM: &vm, Machine: &Machine{ControlPlane: true}})

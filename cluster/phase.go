@@ -67,7 +67,7 @@ func (p *Plan) order(policy Policy) {
 			n.Phase = Reset
 		case n.Resume, n.begun():
 			n.Phase = Unfinished
-		case n.Role == controlPlane:
+		case n.Role == ControlPlane:
 			n.Phase = ControlPlanes
 		default:
 			n.Phase = Workers
@@ -111,7 +111,7 @@ func (p *Plan) pickCanary(named string) {
 		}
 		switch {
 		case pick >= 0 && p.Nodes[pick].Node == named:
-		case pick < 0, n.Node == named, p.Nodes[pick].Role == controlPlane && n.Role == worker:
+		case pick < 0, n.Node == named, p.Nodes[pick].Role == ControlPlane && n.Role == Worker:
 			pick = i
 		}
 	}

@@ -43,7 +43,7 @@ type Plan struct {
 	// Trials are the boot ISOs that are tried out after that, before any node goes.
 	Trials []Trial `json:"trials,omitempty"`
 
-	controlPlanes []endpoint
+	controlPlanes []Endpoint
 	heed          Heed
 }
 
@@ -84,7 +84,7 @@ type NodePlan struct {
 
 	wanted        Wanted
 	found         Found
-	controlPlanes []endpoint // of the whole cluster
+	controlPlanes []Endpoint // of the whole cluster
 	heed          Heed
 	etcdKept      bool      // its etcd data outlives the system disk
 	restore       *KeptDisk // of a rollback
@@ -127,8 +127,8 @@ type Policy struct {
 }
 
 const (
-	controlPlane = "control-plane"
-	worker       = "worker"
+	ControlPlane = "control-plane"
+	Worker       = "worker"
 )
 
 // expectedOutage is what one node is expected to cost: shutdown, parking and
@@ -155,7 +155,7 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	}
 	var unread []error
 	for i, w := range wanted {
-		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].unfinished() {
+		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].Unfinished() {
 			continue
 		}
 		n := planNode(w, o.Found[i], o, past, p)
@@ -223,9 +223,9 @@ func (o Observation) unread(w Wanted, f Found) error {
 	return err
 }
 
-// unfinished says whether an earlier run left something to finish on the node
+// Unfinished says whether an earlier run left something to finish on the node
 // before anything else can be planned for it.
-func (f *Found) unfinished() bool {
+func (f *Found) Unfinished() bool {
 	if f.Open() {
 		return true
 	}
@@ -250,9 +250,9 @@ func (p *Plan) warn(o Observation) {
 }
 
 func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: worker, Addr: f.Addr, Drift: Diff(w, f, past), wanted: w, found: f}
+	n := NodePlan{Node: w.Name, Role: Worker, Addr: f.Addr, Drift: Diff(w, f, past), wanted: w, found: f}
 	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	if f.VM != nil {
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
@@ -262,7 +262,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		planAway(&n, o.Away)
 	case f.Open():
 		planResume(&n, o)
-	case f.unfinished() && planReboot(&n, o):
+	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
 		planConfigure(&n)
 	case f.Machine == nil:
@@ -285,7 +285,7 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 func planStale(n *NodePlan, o Observation, p Policy) {
 	system, err := ProveSystemDisk(*n.found.VM, *n.found.Machine, n.wanted.SystemDisk)
 	d := decide(n.wanted, n.found, o, system, err)
-	if n.Role == controlPlane && len(d.Refused) == 0 {
+	if n.Role == ControlPlane && len(d.Refused) == 0 {
 		d = planEtcd(n, o, p, d, system, err)
 	}
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
@@ -348,7 +348,7 @@ func (n *NodePlan) add(d Disk, system bool) {
 
 // needsSnapshot says whether etcd is to be saved before this node is touched.
 func (n NodePlan) needsSnapshot() bool {
-	return n.Role == controlPlane && !n.Resume && !n.Drift.tidy()
+	return n.Role == ControlPlane && !n.Resume && !n.Drift.tidy()
 }
 
 // NeedsImages says whether any node is to get an image that may have to be built.
@@ -361,7 +361,7 @@ func (p Plan) NeedsImages() bool {
 // TakesAPIAway says whether the API of Kubernetes is away while a node is out: with
 // fewer than three control planes etcd does not do without one.
 func (p Plan) TakesAPIAway() bool {
-	return len(p.controlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == controlPlane && !n.Drift.tidy() })
+	return len(p.controlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == ControlPlane && !n.Drift.tidy() })
 }
 
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are

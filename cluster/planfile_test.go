@@ -100,7 +100,7 @@ func TestFollow(t *testing.T) {
 	}{
 		"nothing moved": {},
 		"estimates differ": {edit: func(_ []Wanted, o *Observation) {
-			o.Took = []Took{{Node: "wk1", Role: worker, Strategy: Recreate, OutageSeconds: 9}}
+			o.Took = []Took{{Node: "wk1", Role: Worker, Strategy: Recreate, OutageSeconds: 9}}
 		}},
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
 		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},

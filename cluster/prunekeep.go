@@ -130,7 +130,7 @@ func (n *nodeRoll) free(ctx context.Context, ref keptRef, path string) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
-	if _, unproven := errors.AsType[*unprovenError](err); unproven {
+	if _, unproven := errors.AsType[*UnprovenError](err); unproven {
 		return err
 	}
 	if errStay := ref.stay(ctx, n.Proxmox); errStay != nil {

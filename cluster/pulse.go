@@ -33,11 +33,11 @@ func (p Plan) TakePulse(ctx context.Context, kube KubeReader, talos Talos) Pulse
 		}
 		slices.Sort(pulse.NotReady)
 	}
-	if v, err := viewEtcd(ctx, talos, p.controlPlanes); err == nil {
+	if v, err := ViewEtcd(ctx, talos, p.controlPlanes); err == nil {
 		pulse.Etcd, pulse.Members = true, len(v.Members)
 		for _, m := range v.Members {
 			if s, known := v.statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {
-				pulse.Unwell = append(pulse.Unwell, m.name())
+				pulse.Unwell = append(pulse.Unwell, m.Label())
 			}
 		}
 		slices.Sort(pulse.Unwell)

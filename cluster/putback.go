@@ -94,7 +94,7 @@ func PlanRecover(cluster string, wanted []Wanted, o Observation, node string) (P
 }
 
 func nothingToRecover(node string, f Found) error {
-	if f.unfinished() {
+	if f.Unfinished() {
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
 			"recast roll finishes the upgrade")
 	}
@@ -117,7 +117,7 @@ func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
 	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
 		return nil
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (n *nodeRoll) replacementOut(ctx context.Context, r *Replace) (string, erro
 	if !found || !r.isBlank(vm) {
 		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil && !vm.Running {
 		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 	}
@@ -160,7 +160,7 @@ func (n *nodeRoll) replacementOut(ctx context.Context, r *Replace) (string, erro
 		return "", err
 	case !found || m.ID == mem.EtcdID:
 		return "the replacement is no member of etcd", nil
-	case !vm.Running && len(v.unhealthy(n.plan.Node)) == 0:
+	case !vm.Running && len(v.Unhealthy(n.plan.Node)) == 0:
 		return "the replacement is off, and etcd goes on without it", nil
 	}
 	return "", nil

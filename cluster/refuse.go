@@ -50,7 +50,7 @@ func (c candidate) againstInPlace() []string {
 	if c.systemErr == nil && c.system.Flag("snapshot") {
 		out = append(out, thrownAway("system disk "+c.system.Key))
 	}
-	for _, arg := range c.m.omni() {
+	for _, arg := range c.m.Omni() {
 		out = append(out, fmt.Sprintf("Omni looks after the machine (%s) and would undo this: take the machine out of Omni and the argument off its system first", arg))
 	}
 	if size := c.system.SizeBytes(); c.systemErr == nil && size > 0 && size < uint64(max(c.SystemGiB, 0))<<30 {
@@ -169,8 +169,8 @@ func givesConfig(arg string) bool {
 	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
 }
 
-// omni are the kernel arguments by which Omni looks after the machine.
-func (m Machine) omni() []string {
+// Omni are the kernel arguments by which Omni looks after the machine.
+func (m Machine) Omni() []string {
 	var out []string
 	for _, arg := range m.ConfigArgs {
 		if argName(arg) == "siderolink.api" {

@@ -47,7 +47,7 @@ func (n *nodeRoll) cutOff(ctx context.Context, r *Replace, mem memory) bool {
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
 	}
-	v, err := viewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := ViewEtcd(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {
 		return false
 	}

@@ -224,7 +224,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 			return err
 		}
 	}
-	return unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
+	return Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
 		why, silent := r.etcdRuns(ctx)
 		if r.ran = why != ""; r.ran {
 			return true, why, nil
@@ -308,12 +308,12 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	case m.Stage != "running" || !m.Ready:
 		return m.standing(), nil
 	}
-	v, err := viewEtcd(ctx, r.Talos, []endpoint{{r.Target.Node, r.Target.Addr}})
+	v, err := ViewEtcd(ctx, r.Talos, []Endpoint{{r.Target.Node, r.Target.Addr}})
 	if err != nil {
 		return "", err
 	}
-	if wrong := v.unhealthy(""); len(wrong) > 0 {
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
-	return lacksNode(ctx, r.Kube, r.Target.Node, m)
+	return LacksNode(ctx, r.Kube, r.Target.Node, m)
 }

@@ -19,7 +19,7 @@ func planReboot(n *NodePlan, o Observation) bool {
 	n.Resume, n.run, n.Strategy, n.etcdKept = true, mark.Run, InPlace, true
 	n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
 	if n.found.Node.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	if known {
 		n.wanted.Build = build
@@ -55,7 +55,7 @@ func planResume(n *NodePlan, o Observation) {
 	}
 	n.etcdKept = mem.EtcdKept
 	if mem.ControlPlane {
-		n.Role = controlPlane
+		n.Role = ControlPlane
 	}
 	build, known := o.build(n.wanted, rec.Build)
 	switch {

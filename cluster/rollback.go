@@ -72,13 +72,13 @@ func PlanRollback(ctx context.Context, cluster string, wanted []Wanted, o Observ
 		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {
 		case f.Open():
 			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
-		case f.unfinished():
+		case f.Unfinished():
 			return Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
 		}
 		if !p.selects(w.Name) {
 			continue
 		}
-		n := NodePlan{Node: w.Name, Role: worker, Addr: f.Addr, wanted: w, found: f, etcdKept: true}
+		n := NodePlan{Node: w.Name, Role: Worker, Addr: f.Addr, wanted: w, found: f, etcdKept: true}
 		if f.VM != nil {
 			n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 		}
@@ -169,7 +169,7 @@ func planRollback(ctx context.Context, n *NodePlan, o Observation, talos Talos, 
 // planRollbackEtcd lets a control plane go back only where its old disk holds no
 // data of etcd, because it had left before: data of a removed member never joins again.
 func planRollbackEtcd(ctx context.Context, n *NodePlan, o Observation, talos Talos, p Policy, kept KeptDisk) error {
-	n.Role = controlPlane
+	n.Role = ControlPlane
 	onSystem, err := etcdOnSystemDisk(*n.found.Machine)
 	if err != nil {
 		return err

@@ -232,7 +232,7 @@ func hostsOf(found []Found) []string {
 func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room {
 	read := make([]Room, len(hosts))
 	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
+	g.SetLimit(ObserveLimit)
 	for i, host := range hosts {
 		g.Go(func() error { read[i] = roomOn(ctx, px, host); return nil })
 	}

@@ -300,7 +300,7 @@ func (n *nodeRoll) evict(ctx context.Context, id string, why Mark, empty func(ct
 	if err == nil {
 		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
 			err := n.Kube.Drain(ctx, n.plan.Node, DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
-			if _, notBegun := errors.AsType[*unprovenError](err); notBegun {
+			if _, notBegun := errors.AsType[*UnprovenError](err); notBegun {
 				return err
 			}
 			return final(err) // it has been patient for as long as a drain may take

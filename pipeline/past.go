@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -18,19 +19,19 @@ import (
 // PastRun is a run as its journal on this machine tells it. What an older recast, or
 // a run that was killed, has not written is missing.
 type PastRun struct {
-	ID       string                  `json:"id"`
-	Started  time.Time               `json:"started"`
-	Finished time.Time               `json:"finished,omitzero"` // zero: it runs, or was killed
-	Result   string                  `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
-	Error    string                  `json:"error,omitempty"`
-	About    *About                  `json:"about,omitempty"`
-	Plan     *cluster.Plan           `json:"plan,omitempty"` // that it was begun with
-	Fates    *cluster.Fates          `json:"fates,omitempty"`
-	Took     []cluster.Took          `json:"took,omitempty"`
-	Hooks    []cluster.HookRun       `json:"hooks,omitempty"`
-	Upgrade  *cluster.KubernetesPlan `json:"upgrade,omitempty"` // of Kubernetes
-	Restored bool                    `json:"restored,omitempty"`
-	Problems []string                `json:"problems,omitempty"` // what of it could not be read
+	ID       string            `json:"id"`
+	Started  time.Time         `json:"started"`
+	Finished time.Time         `json:"finished,omitzero"` // zero: it runs, or was killed
+	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
+	Error    string            `json:"error,omitempty"`
+	About    *About            `json:"about,omitempty"`
+	Plan     *cluster.Plan     `json:"plan,omitempty"` // that it was begun with
+	Fates    *cluster.Fates    `json:"fates,omitempty"`
+	Took     []cluster.Took    `json:"took,omitempty"`
+	Hooks    []cluster.HookRun `json:"hooks,omitempty"`
+	Upgrade  *kubeupgrade.Plan `json:"upgrade,omitempty"` // of Kubernetes
+	Restored bool              `json:"restored,omitempty"`
+	Problems []string          `json:"problems,omitempty"` // what of it could not be read
 
 	Dir string `json:"-"` // of its journal and its log
 }
@@ -108,7 +109,7 @@ func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 		r.Plan = read[cluster.Plan](&r, j, planKey)
 	}
 	r.Fates = read[cluster.Fates](&r, j, fatesKey)
-	r.Upgrade = read[cluster.KubernetesPlan](&r, j, upgradeKey)
+	r.Upgrade = read[kubeupgrade.Plan](&r, j, upgradeKey)
 	r.Restored = read[json.RawMessage](&r, j, restoreKey) != nil
 	r.gather(j)
 	if info.Unfinished() {

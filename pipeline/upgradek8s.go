@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -17,19 +18,19 @@ import (
 type UpgradeKubernetesOptions struct {
 	To      string // "": kubernetes.version of the configuration
 	DryRun  bool   // only the plan is made: nothing is changed, not even the claim taken
-	Confirm func(cluster.KubernetesPlan) (bool, error)
+	Confirm func(kubeupgrade.Plan) (bool, error)
 	Claim   RollOptions // as for a roll: RunID, JournalSync, Holder, Dead
 }
 
 // UpgradeKubernetesReport is what an upgrade of Kubernetes did.
 type UpgradeKubernetesReport struct {
-	Run     string                 `json:"run,omitempty"` // "" when nothing was begun
-	Started time.Time              `json:"started"`
-	Ended   time.Time              `json:"ended"`
-	Plan    cluster.KubernetesPlan `json:"plan"`
-	DryRun  bool                   `json:"dryRun,omitempty"`
-	Outcome string                 `json:"outcome"` // as of a roll
-	Unsent  []string               `json:"unsent,omitempty"`
+	Run     string           `json:"run,omitempty"` // "" when nothing was begun
+	Started time.Time        `json:"started"`
+	Ended   time.Time        `json:"ended"`
+	Plan    kubeupgrade.Plan `json:"plan"`
+	DryRun  bool             `json:"dryRun,omitempty"`
+	Outcome string           `json:"outcome"` // as of a roll
+	Unsent  []string         `json:"unsent,omitempty"`
 }
 
 // upgradeKey is what a journal holds of an upgrade of Kubernetes: its plan.
@@ -70,7 +71,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		}
 	}
 	if w.held != nil { // of a run that was killed, and may have the only API server restarting
-		if err := cluster.AwaitKubernetes(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+		if err := kubeupgrade.Await(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
 			return err
 		}
 	}
@@ -108,16 +109,16 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 }
 
 // planUpgrade makes a plan of what is to be seen now, and says where the claim may be made.
-func (w *work) planUpgrade(ctx context.Context, to string) (plan cluster.KubernetesPlan, host string, err error) {
+func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
 	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
 	if err != nil {
 		return plan, "", err
 	}
-	kubernetes, err := cluster.ObserveKubernetes(ctx, w.machines.Talos, w.machines.Kube, seen, to)
+	kubernetes, err := kubeupgrade.Observe(ctx, w.machines.Talos, w.machines.Kube, seen, to)
 	if err != nil {
 		return plan, "", err
 	}
-	if plan, err = cluster.PlanKubernetes(w.Config.Cluster, to, kubernetes); err != nil || len(plan.Refused) > 0 {
+	if plan, err = kubeupgrade.NewPlan(w.Config.Cluster, to, kubernetes); err != nil || len(plan.Refused) > 0 {
 		return plan, hostOf(seen), err
 	}
 	plan.Refused, err = plan.Foresee(ctx, w.machines.Talos, w.machines.Maintenance, w.machines.Kube)
@@ -126,7 +127,7 @@ func (w *work) planUpgrade(ctx context.Context, to string) (plan cluster.Kuberne
 
 // planAgain is the plan that is carried out: made under the claim and after the
 // answer, which may have taken hours, and no other than the one that was shown.
-func (w *work) planAgain(ctx context.Context, shown cluster.KubernetesPlan) (cluster.KubernetesPlan, error) {
+func (w *work) planAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
 	plan, _, err := w.planUpgrade(ctx, shown.To)
 	if err != nil {
 		return plan, err
@@ -135,7 +136,7 @@ func (w *work) planAgain(ctx context.Context, shown cluster.KubernetesPlan) (clu
 }
 
 // refusedPlan is the error of a plan that can't be carried out; nil if it can.
-func refusedPlan(p cluster.KubernetesPlan) error {
+func refusedPlan(p kubeupgrade.Plan) error {
 	if len(p.Refused) == 0 {
 		return nil
 	}
@@ -152,7 +153,7 @@ func hostOf(o cluster.Observation) string {
 	return ""
 }
 
-func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan) error {
+func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
 	if err := w.finishUpgrades(); err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan cluster.KubernetesPlan)
 	if err := j.Put(upgradeKey, plan); err != nil {
 		return err
 	}
-	u := &cluster.KubernetesUpgrade{
+	u := &kubeupgrade.Upgrade{
 		Talos: w.held.GuardTalos(w.machines.Talos), Maintenance: w.held.GuardMaintenance(w.machines.Maintenance), Kube: w.held.GuardKube(w.machines.Kube),
 		Plan: plan, Timing: w.timing(), Say: w.run.Note,
 	}
@@ -195,7 +196,7 @@ func (w *work) finishUpgrade(run string) error {
 		return err
 	}
 	defer j.Close()
-	var plan cluster.KubernetesPlan
+	var plan kubeupgrade.Plan
 	found, err := j.Get(upgradeKey, &plan)
 	if err != nil || !found {
 		return err

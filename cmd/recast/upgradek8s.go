@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -60,7 +60,7 @@ claim of the cluster.`,
 				}
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
 					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began},
-					Confirm: func(plan cluster.KubernetesPlan) (bool, error) {
+					Confirm: func(plan kubeupgrade.Plan) (bool, error) {
 						defer told.hold()()
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {
 							return false, err

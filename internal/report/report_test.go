@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
@@ -187,7 +188,7 @@ func TestNext(t *testing.T) {
 		"recover done":   {command("recover"), "done", []string{"recast plan says what a roll would do: by the lock wk1 is as stale as before"}},
 		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, as it was typed," + again}},
 		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: it was given up for another one, which recast history lists"}},
-		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &cluster.KubernetesPlan{} }, "failed", []string{"recast upgrade-k8s" + again}},
+		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &kubeupgrade.Plan{} }, "failed", []string{"recast upgrade-k8s" + again}},
 		"rollback": {func(r *report.Run) {
 			command("rollback")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{}, Left: []string{"wk1", "wk2", "wk3"}} // wk1 was stopped on its way

@@ -9,15 +9,16 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // WriteKubernetesPlan prints what an upgrade of Kubernetes would do.
-func WriteKubernetesPlan(w io.Writer, format string, plan cluster.KubernetesPlan) error {
+func WriteKubernetesPlan(w io.Writer, format string, plan kubeupgrade.Plan) error {
 	return write(w, format, plan, func(p *page) { drawKubernetesPlan(p, plan) })
 }
 
-func drawKubernetesPlan(p *page, plan cluster.KubernetesPlan) {
+func drawKubernetesPlan(p *page, plan kubeupgrade.Plan) {
 	if !plan.Work() && len(plan.Refused) == 0 {
 		p.line("cluster %s: Kubernetes is %s on all of %s", plan.Cluster, plan.To, counted(len(plan.Nodes), "node"))
 		return
@@ -45,7 +46,7 @@ func drawKubernetesPlan(p *page, plan cluster.KubernetesPlan) {
 }
 
 // drawComponent tells of which nodes a component is changed, and of which not.
-func drawComponent(p *page, plan cluster.KubernetesPlan, c cluster.Component) {
+func drawComponent(p *page, plan kubeupgrade.Plan, c cluster.Component) {
 	var nodes []string
 	images := map[string]bool{}
 	for _, n := range plan.Nodes {

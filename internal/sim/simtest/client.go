@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
@@ -42,7 +43,7 @@ type Client struct {
 	Runner  step.Runner                      // of its roll; Emit is that of the client
 	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
 	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
-	Upgrades  func(cluster.KubernetesPlan) (bool, error)
+	Upgrades  func(kubeupgrade.Plan) (bool, error)
 	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
 	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
 

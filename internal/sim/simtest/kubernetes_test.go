@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -23,7 +24,7 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	c.Runner.Emit = c.emit
 	return told[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
 		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
-		Confirm: func(p cluster.KubernetesPlan) (bool, error) {
+		Confirm: func(p kubeupgrade.Plan) (bool, error) {
 			if c.Upgrades == nil {
 				return true, nil
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -213,7 +214,7 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				user := lab.Client()
-				user.Upgrades = func(cluster.KubernetesPlan) (bool, error) { c.meanwhile(lab); return true, nil }
+				user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
 				_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
 				if c.want != "" {
 					requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)

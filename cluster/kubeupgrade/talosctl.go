@@ -1,10 +1,11 @@
-package cluster
+package kubeupgrade
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -12,21 +13,21 @@ import (
 // a component, with its default (cmd/talosctl/cmd/talos/upgrade-k8s.go): it gives
 // every machine the one that it is told, whatever the machine had.
 var talosctlImages = []struct {
-	component      Component
+	component      cluster.Component
 	flag, standard string
 }{
-	{APIServer, "--apiserver-image", "registry.k8s.io/kube-apiserver"},
-	{ControllerManager, "--controller-manager-image", "registry.k8s.io/kube-controller-manager"},
-	{Scheduler, "--scheduler-image", "registry.k8s.io/kube-scheduler"},
-	{KubeProxy, "--proxy-image", "registry.k8s.io/kube-proxy"},
-	{Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
+	{cluster.APIServer, "--apiserver-image", "registry.k8s.io/kube-apiserver"},
+	{cluster.ControllerManager, "--controller-manager-image", "registry.k8s.io/kube-controller-manager"},
+	{cluster.Scheduler, "--scheduler-image", "registry.k8s.io/kube-scheduler"},
+	{cluster.KubeProxy, "--proxy-image", "registry.k8s.io/kube-proxy"},
+	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
 }
 
 // talosctl is the command of talosctl's own upgrade to a version, which leaves
 // every repository and every comment of the configurations as it is. It is ""
 // where there is none, with why.
-func (p *kubernetesPlanner) talosctl(to kubeVersion) (command, why string) {
-	i := slices.IndexFunc(p.Nodes, func(n KubernetesNode) bool { return n.Role == controlPlane && n.Addr.IsValid() })
+func (p *kubernetesPlanner) talosctl(to cluster.KubernetesVersion) (command, why string) {
+	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
 		return "", "no control plane has an address"
 	}
@@ -45,21 +46,21 @@ func (p *kubernetesPlanner) talosctl(to kubeVersion) (command, why string) {
 
 // repository is the one from which every node runs a component, "" where none runs
 // it; why says that talosctl could not give it to all of them as it is.
-func (p *kubernetesPlanner) repository(c Component) (repository, why string) {
+func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
 	for _, n := range p.Nodes {
 		image := n.images.Of(c)
 		if image == "" {
 			continue
 		}
-		r, err := parseImage(image)
+		r, err := cluster.ParseImage(image)
 		switch {
 		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix of kubelets alone (pkg/cluster/kubernetes/kubelet.go).
-		case err != nil || r.v != "v" || r.digest != "" || r.suffix != "" && c != Kubelet:
+		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
 			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
-		case repository != "" && repository != r.repository:
+		case repository != "" && repository != r.Repository:
 			return "", fmt.Sprintf("nodes run %s from different repositories, and talosctl upgrade-k8s would give all of them one", c)
 		}
-		repository = r.repository
+		repository = r.Repository
 	}
 	return repository, ""
 }

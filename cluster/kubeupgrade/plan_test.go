@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"errors"
@@ -6,64 +6,66 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // seenAt is a cluster of one control plane and one worker that runs a version.
-func seenAt(version string) KubernetesSeen {
-	images := KubernetesImages{
+func seenAt(version string) Seen {
+	images := cluster.KubernetesImages{
 		APIServer: "registry.k8s.io/kube-apiserver:" + version, ControllerManager: "registry.k8s.io/kube-controller-manager:" + version,
 		Scheduler: "registry.k8s.io/kube-scheduler:" + version, KubeProxy: "registry.k8s.io/kube-proxy:" + version, Kubelet: "ghcr.io/siderolabs/kubelet:" + version,
 	}
-	node := func(name string, controlPlane bool, images KubernetesImages, last byte) KubernetesNodeSeen {
-		return KubernetesNodeSeen{
-			Node: KubeNode{Name: name, UUID: "uuid-" + name, ControlPlane: controlPlane, KubeletVersion: version, Ready: true}, Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}),
-			Machine: &MachineKubernetes{UUID: "uuid-" + name, TalosVersion: "v1.13.9", Images: images, KubeletHealthy: true},
+	node := func(name string, controlPlane bool, images cluster.KubernetesImages, last byte) NodeSeen {
+		return NodeSeen{
+			Node: cluster.KubeNode{Name: name, UUID: "uuid-" + name, ControlPlane: controlPlane, KubeletVersion: version, Ready: true}, Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}),
+			Machine: &cluster.MachineKubernetes{UUID: "uuid-" + name, TalosVersion: "v1.13.9", Images: images, KubeletHealthy: true},
 		}
 	}
-	seen := KubernetesSeen{
-		Nodes: []KubernetesNodeSeen{node("wk1", false, KubernetesImages{Kubelet: images.Kubelet}, 31), node("cp1", true, images, 11)},
-		Etcd:  []EtcdMember{{ID: 0xc1, Name: "cp1", Peers: []string{"https://10.0.0.11:2380"}}},
-		Proxy: &ProxySet{Image: images.KubeProxy, Seen: true},
+	seen := Seen{
+		Nodes: []NodeSeen{node("wk1", false, cluster.KubernetesImages{Kubelet: images.Kubelet}, 31), node("cp1", true, images, 11)},
+		Etcd:  []cluster.EtcdMember{{ID: 0xc1, Name: "cp1", Peers: []string{"https://10.0.0.11:2380"}}},
+		Proxy: &cluster.ProxySet{Image: images.KubeProxy, Seen: true},
 	}
-	for _, c := range staticPods {
-		seen.Pods = append(seen.Pods, StaticPod{Node: "cp1", Component: c, Image: images.Of(c), Revision: 1, Ready: true})
+	for _, c := range cluster.StaticPods {
+		seen.Pods = append(seen.Pods, cluster.StaticPod{Node: "cp1", Component: c, Image: images.Of(c), Revision: 1, Ready: true})
 	}
 	seen.Nodes[1].Serves, seen.Nodes[1].Member = version, 0xc1
 	return seen
 }
 
 // edit changes what was seen of a node.
-func (s KubernetesSeen) edit(name string, change func(*KubernetesNodeSeen)) KubernetesSeen {
-	i := slices.IndexFunc(s.Nodes, func(n KubernetesNodeSeen) bool { return n.Node.Name == name })
+func (s Seen) edit(name string, change func(*NodeSeen)) Seen {
+	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == name })
 	change(&s.Nodes[i])
 	return s
 }
 
-func image(name string, c Component, ref string) func(KubernetesSeen) KubernetesSeen {
-	return func(s KubernetesSeen) KubernetesSeen {
-		return s.edit(name, func(n *KubernetesNodeSeen) { n.Machine.Images = n.Machine.Images.With(c, ref) })
+func image(name string, c cluster.Component, ref string) func(Seen) Seen {
+	return func(s Seen) Seen {
+		return s.edit(name, func(n *NodeSeen) { n.Machine.Images = n.Machine.Images.With(c, ref) })
 	}
 }
 
-func kubelet(name, version string) func(KubernetesSeen) KubernetesSeen {
-	return func(s KubernetesSeen) KubernetesSeen {
-		return s.edit(name, func(n *KubernetesNodeSeen) { n.Node.KubeletVersion = version })
+func kubelet(name, version string) func(Seen) Seen {
+	return func(s Seen) Seen {
+		return s.edit(name, func(n *NodeSeen) { n.Node.KubeletVersion = version })
 	}
 }
 
 // planCase is a cluster at a version and what is planned to bring it to another one.
 type planCase struct {
 	from, to string
-	seen     func(KubernetesSeen) KubernetesSeen
+	seen     func(Seen) Seen
 	changes  string // the image that one of the changes leads to; "": there is none
 	refused  []string
 }
 
 // as leaves it as it is.
-func as(s KubernetesSeen) KubernetesSeen { return s }
+func as(s Seen) Seen { return s }
 
 func (tc planCase) check(t *testing.T) {
-	plan, err := PlanKubernetes("c1", tc.to, tc.seen(seenAt(tc.from)))
+	plan, err := NewPlan("c1", tc.to, tc.seen(seenAt(tc.from)))
 	if err != nil || len(plan.Refused) != len(tc.refused) {
 		t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
 	}
@@ -93,36 +95,36 @@ func TestPlanKubernetes(t *testing.T) {
 		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
 		"nothing":              {"v1.35.4", "v1.35.4", as, "", nil},
-		"own registry":         {"v1.35.4", "v1.36.1", image("cp1", Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"), "reg.local:5000/k8s/kube-scheduler:v1.36.1", nil},
-		"variant of a kubelet": {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "ghcr.io/siderolabs/kubelet:v1.35.4-fat"), "ghcr.io/siderolabs/kubelet:v1.36.1-fat", nil},
-		"begun already":        {"v1.35.4", "v1.36.1", image("cp1", APIServer, "registry.k8s.io/kube-apiserver:v1.36.1"), "registry.k8s.io/kube-scheduler:v1.36.1", nil},
+		"own registry":         {"v1.35.4", "v1.36.1", image("cp1", cluster.Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"), "reg.local:5000/k8s/kube-scheduler:v1.36.1", nil},
+		"variant of a kubelet": {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "ghcr.io/siderolabs/kubelet:v1.35.4-fat"), "ghcr.io/siderolabs/kubelet:v1.36.1-fat", nil},
+		"begun already":        {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "registry.k8s.io/kube-apiserver:v1.36.1"), "registry.k8s.io/kube-scheduler:v1.36.1", nil},
 		"kubelet set, not up":  {"v1.35.4", "v1.35.4", kubelet("wk1", "v1.34.6"), "ghcr.io/siderolabs/kubelet:v1.35.4", nil},
 		"two minors": {"v1.34.6", "v1.36.1", as, "", []string{
 			"Kubernetes is upgraded one minor version at a time, and v1.34.6 → v1.36.1 skips v1.35 (cp1 runs v1.34.6): recast upgrade-k8s --to the newest v1.35 first",
 		}},
 		"back a patch":     {"v1.35.4", "v1.35.3", as, "", []string{"kube-apiserver of cp1, kube-controller-manager of cp1, kube-scheduler of cp1, kube-proxy of cp1 and 3 more: it is v1.35.4 already, and Kubernetes goes to no version before"}},
-		"one is ahead":     {"v1.35.4", "v1.35.5", image("wk1", Kubelet, "ghcr.io/siderolabs/kubelet:v1.36.0"), "", []string{"kubelet of wk1: it is v1.36.0 already"}},
-		"pinned by digest": {"v1.35.4", "v1.36.1", image("cp1", APIServer, "registry.k8s.io/kube-apiserver:v1.35.4@sha256:00"), "", []string{"kube-apiserver of cp1: image \"registry.k8s.io/kube-apiserver:v1.35.4@sha256:00\" is pinned by a digest"}},
-		"no version":       {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "reg.local/kubelet:latest"), "", []string{"kubelet of wk1: image \"reg.local/kubelet:latest\": its tag is no version"}},
-		"no tag":           {"v1.35.4", "v1.36.1", image("wk1", Kubelet, "reg.local:5000/kubelet"), "", []string{"kubelet of wk1: image \"reg.local:5000/kubelet\" has no tag"}},
+		"one is ahead":     {"v1.35.4", "v1.35.5", image("wk1", cluster.Kubelet, "ghcr.io/siderolabs/kubelet:v1.36.0"), "", []string{"kubelet of wk1: it is v1.36.0 already"}},
+		"pinned by digest": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "registry.k8s.io/kube-apiserver:v1.35.4@sha256:00"), "", []string{"kube-apiserver of cp1: image \"registry.k8s.io/kube-apiserver:v1.35.4@sha256:00\" is pinned by a digest"}},
+		"no version":       {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local/kubelet:latest"), "", []string{"kubelet of wk1: image \"reg.local/kubelet:latest\": its tag is no version"}},
+		"no tag":           {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local:5000/kubelet"), "", []string{"kubelet of wk1: image \"reg.local:5000/kubelet\" has no tag"}},
 		"old kubelet":      {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.32.9"), "", []string{"wk1: its kubelet is v1.32.9, more than 3 minor versions before v1.36.1, which its API servers would not serve: recast upgrade-k8s --to v1.35.4 brings it along first"}},
 		"kubelet 3 behind": {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.33.9"), "ghcr.io/siderolabs/kubelet:v1.36.1", nil},
-		"Talos": {"v1.36.1", "v1.37.0", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("wk1", func(n *KubernetesNodeSeen) {
+		"Talos": {"v1.36.1", "v1.37.0", func(s Seen) Seen {
+			return s.edit("wk1", func(n *NodeSeen) {
 				n.Unsupported = "Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"
 			})
 		}, "", []string{"wk1: Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"}},
-		"unread": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine, n.Err = nil, errors.New("no answer") })
+		"unread": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+			return s.edit("wk1", func(n *NodeSeen) { n.Machine, n.Err = nil, errors.New("no answer") })
 		}, "", []string{"wk1: it could not be read: no answer"}},
-		"another machine": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.UUID = "other" })
+		"another machine": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+			return s.edit("wk1", func(n *NodeSeen) { n.Machine.UUID = "other" })
 		}, "", []string{"wk1: 10.0.0.31 answers with UUID other, and Kubernetes has uuid-wk1 for it"}},
-		"in use": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+		"in use": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Removed, s.Owners, s.Open = []string{"cp1: flag x"}, []string{"tuppr"}, []string{"wk9"}
 			return s
 		}, "", []string{"cp1: flag x", "the cluster is looked after by tuppr as well", "wk9: a roll has changed it and not finished"}},
-		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
+		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,29 +137,29 @@ func TestPlanKubernetes(t *testing.T) {
 func TestPlanKubernetesOfWhom(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]planCase{
-		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
+		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
 			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of whoever makes these images",
 		}},
 		"a candidate": {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
-		"staged": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.Pending = true })
+		"staged": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+			return s.edit("wk1", func(n *NodeSeen) { n.Machine.Pending = true })
 		}, "", []string{"wk1: it has a configuration that is staged or tried"}},
-		"staged, untouched": {"v1.35.4", "v1.35.4", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("wk1", func(n *KubernetesNodeSeen) { n.Machine.Pending = true })
+		"staged, untouched": {"v1.35.4", "v1.35.4", func(s Seen) Seen {
+			return s.edit("wk1", func(n *NodeSeen) { n.Machine.Pending = true })
 		}, "", nil},
-		"a control plane without a Node": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
-			s.Etcd = append(s.Etcd, EtcdMember{ID: 0xc2, Name: "cp2", Peers: []string{"https://10.0.0.12:2380"}})
+		"a control plane without a Node": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+			s.Etcd = append(s.Etcd, cluster.EtcdMember{ID: 0xc2, Name: "cp2", Peers: []string{"https://10.0.0.12:2380"}})
 			return s
 		}, "", []string{"etcd member cp2: its machine is no control plane that Kubernetes shows"}},
-		"a Node of another name": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen { s.Etcd[0].Name = "cp1-host"; return s }, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
-		"etcd is down on it": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+		"a Node of another name": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Etcd[0].Name = "cp1-host"; return s }, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
+		"etcd is down on it": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd[0].Name = "cp1-host"
-			return s.edit("cp1", func(n *KubernetesNodeSeen) { n.Member = 0 })
+			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0 })
 		}, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
-		"another machine of its name": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
-			return s.edit("cp1", func(n *KubernetesNodeSeen) { n.Member = 0xdead })
+		"another machine of its name": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0xdead })
 		}, "", []string{"etcd member cp1: "}},
-		"nobody knows etcd": {"v1.35.4", "v1.36.1", func(s KubernetesSeen) KubernetesSeen {
+		"nobody knows etcd": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
 		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},
@@ -173,19 +175,19 @@ func TestKubeVersionOrder(t *testing.T) {
 	t.Parallel()
 	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
 	for i, a := range ordered {
-		x, err := parseKubeVersion(a)
+		x, err := cluster.ParseKubernetesVersion(a)
 		if err != nil || x.String() != a {
 			t.Fatalf("%s: %v, %v", a, x, err)
 		}
 		for j, b := range ordered {
-			y, _ := parseKubeVersion(b)
-			if x.before(y) != (i < j) {
-				t.Errorf("%s before %s: %t", a, b, x.before(y))
+			y, _ := cluster.ParseKubernetesVersion(b)
+			if x.Before(y) != (i < j) {
+				t.Errorf("%s before %s: %t", a, b, x.Before(y))
 			}
 		}
 	}
 	for _, bad := range []string{"", "latest", "v1.35", "1.35.4.2", "v1.x.0", "v1.35.4 "} {
-		if v, err := parseKubeVersion(bad); err == nil {
+		if v, err := cluster.ParseKubernetesVersion(bad); err == nil {
 			t.Errorf("%q is taken for %v", bad, v)
 		}
 	}
@@ -197,7 +199,7 @@ func TestCheckKubernetesVersion(t *testing.T) {
 		"v1.36.0": true, "1.36.0": true, "v1.36.0-rc.1": true, "v1.36.0-alpha.0": true,
 		"v1.36.0-rc": false, "v1.36.0-fips.1": false, "v1.36.0-rc.1.2": false, "v1.36.0+k3s1": false, "v1.36.0-rc.1+k3s1": false, "next": false,
 	} {
-		if err := CheckKubernetesVersion(s); (err == nil) != ok {
+		if err := cluster.CheckKubernetesVersion(s); (err == nil) != ok {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
@@ -222,7 +224,7 @@ func TestRetag(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := Retag(tc.image, tc.like)
+			got, err := cluster.Retag(tc.image, tc.like)
 			if got != tc.want || (err != nil) != (tc.want == "") {
 				t.Errorf("%q, %v, want %q", got, err, tc.want)
 			}

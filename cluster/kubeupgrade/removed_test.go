@@ -1,16 +1,18 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // removals notes what is asked for, version by version.
 type removals struct {
-	MachineReader
-	KubeReader
+	cluster.MachineReader
+	cluster.KubeReader
 	asked []string
 }
 
@@ -28,10 +30,10 @@ func (r *removals) RemovedObjects(_ context.Context, from, to string) ([]string,
 // version at a time, whatever is upgraded already.
 func TestRemovedStepByStep(t *testing.T) {
 	t.Parallel()
-	as := func(s KubernetesSeen) KubernetesSeen { return s }
+	as := func(s Seen) Seen { return s }
 	for name, tc := range map[string]struct {
 		from string
-		seen func(KubernetesSeen) KubernetesSeen
+		seen func(Seen) Seen
 		want string
 	}{
 		"a minor":       {"v1.35.4", as, "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
@@ -44,7 +46,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := &removals{}
-			wanted, _ := parseKubeVersion("v1.36.1")
+			wanted, _ := cluster.ParseKubernetesVersion("v1.36.1")
 			out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
 			if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
 				t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)

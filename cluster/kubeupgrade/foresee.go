@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"cmp"
@@ -7,13 +7,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Foresee tells what would stop the plan halfway and can be known before anything
 // is restarted: a machine configuration that would not take the images, and
 // certificates that nobody approves. It changes nothing.
-func (p KubernetesPlan) Foresee(ctx context.Context, talos MachineReader, m Maintenance, kube KubeReader) (refused []string, err error) {
+func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
 			continue
@@ -22,14 +23,14 @@ func (p KubernetesPlan) Foresee(ctx context.Context, talos MachineReader, m Main
 		if err != nil {
 			return nil, fmt.Errorf("read machine configuration of %s: %w", n.Node, err)
 		}
-		patch := ConfigPatch{Talos: n.Talos}
+		patch := cluster.ConfigPatch{Talos: n.Talos}
 		for _, c := range n.Changes {
 			patch.Kubernetes = patch.Kubernetes.With(c.Component, c.To)
 		}
 		if _, err := m.PatchConfig(config, patch); err != nil {
 			refused = append(refused, fmt.Sprintf("machine configuration of %s: %s", n.Node, withHints(err)))
 		}
-		if !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == Kubelet && c.From != c.To }) {
+		if !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == cluster.Kubelet && c.From != c.To }) {
 			continue // what its kubelet asks for is waited for
 		}
 		pending, err := kube.PendingCertificates(ctx, n.Node)
@@ -46,10 +47,10 @@ func (p KubernetesPlan) Foresee(ctx context.Context, talos MachineReader, m Main
 
 // RequireSame refuses a plan that is not the one that was shown. What was done
 // since by somebody is no difference.
-func (p KubernetesPlan) RequireSame(shown KubernetesPlan) error {
+func (p Plan) RequireSame(shown Plan) error {
 	var other []string
 	for _, n := range p.Nodes {
-		i := slices.IndexFunc(shown.Nodes, func(s KubernetesNode) bool { return s.Node == n.Node })
+		i := slices.IndexFunc(shown.Nodes, func(s Node) bool { return s.Node == n.Node })
 		switch {
 		case i < 0:
 			other = append(other, n.Node+" has joined")
@@ -58,7 +59,7 @@ func (p KubernetesPlan) RequireSame(shown KubernetesPlan) error {
 		}
 	}
 	for _, s := range shown.Nodes {
-		if !slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return n.Node == s.Node }) {
+		if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == s.Node }) {
 			other = append(other, s.Node+" is gone")
 		}
 	}
@@ -77,7 +78,7 @@ func (p KubernetesPlan) RequireSame(shown KubernetesPlan) error {
 }
 
 // differs tells how a node is no longer as it was shown.
-func (n KubernetesNode) differs(shown KubernetesNode) (how []string) {
+func (n Node) differs(shown Node) (how []string) {
 	switch {
 	case n.UUID != shown.UUID || n.Addr != shown.Addr || n.Role != shown.Role:
 		how = append(how, n.Node+" is another machine, or at another address")

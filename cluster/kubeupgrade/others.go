@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -15,7 +16,7 @@ import (
 
 // awaitOthers waits until everything but one component is healthy: what lost its
 // API server a moment ago may be on its way back. It ends as requireOthers does.
-func (u *KubernetesUpgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
+func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
 	var last error
 	err := wait.Until(ctx, wait.For{
 		Name: "everything else healthy", Every: u.Timing.Poll, Timeout: u.Timing.Join,
@@ -39,7 +40,7 @@ func (u *KubernetesUpgrade) awaitOthers(ctx context.Context, path string, except
 // requireOthers refuses to restart a component while something else is down: one
 // more would be one too many. Everything but the component itself counts, on its
 // own node as well.
-func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) error {
+func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	nodes, err := u.Kube.Nodes(ctx)
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
@@ -50,16 +51,16 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) er
 		return fmt.Errorf("list the pods of the control planes: %w", err)
 	}
 	var hints []string
-	for _, c := range staticPods {
+	for _, c := range cluster.StaticPods {
 		for _, n := range u.with(c) {
-			i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == n.Node && p.Component == c })
+			i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == n.Node && p.Component == c })
 			switch {
 			case except == spotOf{n.Node, c}:
 			case i < 0:
 				down = append(down, fmt.Sprintf("Kubernetes does not show the pod of the %s of %s", c, n.Node))
 			case !pods[i].Ready:
 				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
-			case c == APIServer:
+			case c == cluster.APIServer:
 				if err := u.silentServer(ctx, n); err != nil {
 					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
 				}
@@ -78,13 +79,13 @@ func (u *KubernetesUpgrade) requireOthers(ctx context.Context, except spotOf) er
 }
 
 // downNodes are the nodes that are not Ready, and control planes that nobody planned for.
-func (u *KubernetesUpgrade) downNodes(nodes []KubeNode, except spotOf) (down []string) {
+func (u *Upgrade) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
 	for _, k := range nodes {
-		planned := slices.ContainsFunc(u.Plan.Nodes, func(n KubernetesNode) bool { return n.Node == k.Name && n.UUID == k.UUID })
+		planned := slices.ContainsFunc(u.Plan.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
 		switch {
 		case k.ControlPlane && !planned:
 			down = append(down, "control plane "+k.Name+" was not there when this was planned: the same command again takes it into account")
-		case !k.Ready && (except != spotOf{k.Name, Kubelet}):
+		case !k.Ready && (except != spotOf{k.Name, cluster.Kubelet}):
 			down = append(down, "node "+k.Name+" is not Ready")
 		}
 	}
@@ -92,7 +93,7 @@ func (u *KubernetesUpgrade) downNodes(nodes []KubeNode, except spotOf) (down []s
 }
 
 // silentServer is why a control plane's API server does not serve; nil if it does.
-func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) error {
+func (u *Upgrade) silentServer(ctx context.Context, n Node) error {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err == nil {
 		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
@@ -102,21 +103,21 @@ func (u *KubernetesUpgrade) silentServer(ctx context.Context, n KubernetesNode) 
 
 // requireEtcd refuses unless etcd is healthy and each of its members is a machine
 // whose API server is known: one that is not would go unwatched.
-func (u *KubernetesUpgrade) requireEtcd(ctx context.Context) error {
-	var ask []endpoint
-	for _, n := range u.with(APIServer) {
-		ask = append(ask, endpoint{n.Node, n.Addr})
+func (u *Upgrade) requireEtcd(ctx context.Context) error {
+	var ask []cluster.Endpoint
+	for _, n := range u.with(cluster.APIServer) {
+		ask = append(ask, cluster.Endpoint{Node: n.Node, Addr: n.Addr})
 	}
-	v, err := viewEtcd(ctx, u.Talos, ask)
+	v, err := cluster.ViewEtcd(ctx, u.Talos, ask)
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
 	}
-	if wrong := v.unhealthy(""); len(wrong) > 0 {
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
 	}
 	for _, m := range v.Members {
 		if err := u.requireMember(ctx, m, ask); err != nil {
-			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.name(), err),
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.Label(), err),
 				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
 		}
 	}
@@ -127,11 +128,11 @@ var errNotPlanned = errors.New("its machine is none that was planned for")
 
 // requireMember finds a member's machine in the plan: by the name that both have,
 // else, since a Node may be named otherwise, by its UUID.
-func (u *KubernetesUpgrade) requireMember(ctx context.Context, m EtcdMember, ask []endpoint) error {
-	if slices.ContainsFunc(ask, func(e endpoint) bool { return e.Node == m.Name }) {
+func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
+	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
 		return nil
 	}
-	addr, err := m.address(ask)
+	addr, err := m.Address(ask)
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ func (u *KubernetesUpgrade) requireMember(ctx context.Context, m EtcdMember, ask
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(u.with(APIServer), func(n KubernetesNode) bool { return n.UUID == machine.UUID }) {
+	if !slices.ContainsFunc(u.with(cluster.APIServer), func(n Node) bool { return n.UUID == machine.UUID }) {
 		return errNotPlanned
 	}
 	return nil
@@ -147,7 +148,7 @@ func (u *KubernetesUpgrade) requireMember(ctx context.Context, m EtcdMember, ask
 
 // finish makes sure that all is well at the end, and that nobody has joined meanwhile
 // with another version.
-func (u *KubernetesUpgrade) finish(ctx context.Context) error {
+func (u *Upgrade) finish(ctx context.Context) error {
 	const path = upgradeKubernetes + "/finish"
 	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
 		return err
@@ -158,7 +159,7 @@ func (u *KubernetesUpgrade) finish(ctx context.Context) error {
 	}
 	var others []string
 	for _, k := range nodes {
-		if v, err := parseKubeVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
+		if v, err := cluster.ParseKubernetesVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
 			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
 		}
 	}

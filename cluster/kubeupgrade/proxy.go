@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -14,17 +15,17 @@ import (
 // proxyStep brings kube-proxy to the version: first what Talos makes its manifest
 // of, then the DaemonSet itself, which Talos creates and never changes
 // (controllers/k8s/manifest_apply.go).
-func (u *KubernetesUpgrade) proxyStep() step.Step {
+func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
-	for _, n := range u.with(KubeProxy) {
-		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: KubeProxy, path: upgradeKubernetes + "/" + string(KubeProxy) + "/" + n.Node}
-		steps = append(steps, step.Step{ID: n.Node, Kind: string(KubeProxy), Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
+	for _, n := range u.with(cluster.KubeProxy) {
+		k := kubernetesStep{Upgrade: u, n: n, c: cluster.KubeProxy, path: upgradeKubernetes + "/" + string(cluster.KubeProxy) + "/" + n.Node}
+		steps = append(steps, step.Step{ID: n.Node, Kind: string(cluster.KubeProxy), Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
 	}
 	if u.Plan.Proxy != nil {
 		steps = append(steps, step.Step{ID: "roll-out", Title: "roll the DaemonSet kube-proxy out", Risk: step.Disruptive, Skip: u.proxyDone, Do: u.rollOutProxy})
 	}
 	return step.Step{
-		ID: string(KubeProxy), Title: "kube-proxy to " + u.Plan.To, Risk: step.Disruptive,
+		ID: string(cluster.KubeProxy), Title: "kube-proxy to " + u.Plan.To, Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}
 }
@@ -41,7 +42,7 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return unanswered(lost, wait.Until(ctx, wait.For{
+	return cluster.Unanswered(lost, wait.Until(ctx, wait.For{
 		Name: fmt.Sprintf("%s named by the configuration of %s", k.c, k.n.Node), Every: k.Timing.Poll, Timeout: k.Timing.Join,
 		Seen: func(seen string) { k.Say(k.path, seen) },
 	}, func(ctx context.Context) (bool, string, error) {
@@ -54,20 +55,21 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 }
 
 // proxyDone is the goal: every pod of kube-proxy runs in that version.
-func (u *KubernetesUpgrade) proxyDone(ctx context.Context) (string, error) {
+func (u *Upgrade) proxyDone(ctx context.Context) (string, error) {
 	set, err := u.Kube.ProxySet(ctx)
-	if err != nil || !set.runs(u.Plan.Proxy.To) {
+	if err != nil || !runs(set, u.Plan.Proxy.To) {
 		return "", err
 	}
 	return fmt.Sprintf("%d pods run %s", set.Wanted, u.Plan.To), nil
 }
 
-func (p ProxySet) runs(image string) bool {
+// runs says whether every pod of kube-proxy has that image.
+func runs(p cluster.ProxySet, image string) bool {
 	return p.Image == image && p.Seen && p.Updated == p.Wanted && p.Available == p.Wanted
 }
 
-func (u *KubernetesUpgrade) rollOutProxy(ctx context.Context) error {
-	const path = upgradeKubernetes + "/" + string(KubeProxy) + "/roll-out"
+func (u *Upgrade) rollOutProxy(ctx context.Context) error {
+	const path = upgradeKubernetes + "/" + string(cluster.KubeProxy) + "/roll-out"
 	change := u.Plan.Proxy
 	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
 		return err
@@ -90,19 +92,19 @@ func (u *KubernetesUpgrade) rollOutProxy(ctx context.Context) error {
 type proxyRollOut struct {
 	image    string
 	patience time.Duration
-	best     ProxySet
+	best     cluster.ProxySet
 	moved    time.Time // when something last did
 }
 
-func (r *proxyRollOut) look(set ProxySet, err error) (done bool, seen string, _ error) {
+func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen string, _ error) {
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, cluster.ErrNotFound):
 		return false, "", wait.Stop(fmt.Errorf("somebody has deleted it: %w", err))
 	case err != nil:
 		seen = err.Error()
 	case set.Image != r.image:
 		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("somebody has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
-	case set.runs(r.image):
+	case runs(set, r.image):
 		return true, "", nil
 	case !set.Seen:
 		seen = "its controller has not looked at it yet"

@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"cmp"
@@ -9,26 +9,27 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 // lacks names the first thing that a component of a node lacks to run in the
 // wanted version; "" when it does.
-func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Component) (string, error) {
+func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (string, error) {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err != nil {
 		return "", err
 	}
-	r, err := parseImage(m.Images.Of(c))
+	r, err := cluster.ParseImage(m.Images.Of(c))
 	switch {
 	case m.UUID != n.UUID:
 		return "", otherMachine(n, m.UUID)
-	case err != nil || r.version.String() != u.Plan.To:
+	case err != nil || r.Version.String() != u.Plan.To:
 		return fmt.Sprintf("its configuration names %s", words.OrNone(m.Images.Of(c))), nil
-	case c == Kubelet:
+	case c == cluster.Kubelet:
 		return u.lacksKubelet(ctx, n, m)
-	case c == KubeProxy:
+	case c == cluster.KubeProxy:
 		return "", nil // what runs is the DaemonSet's
 	}
 	pods, err := u.Kube.StaticPods(ctx)
@@ -39,8 +40,8 @@ func (u *KubernetesUpgrade) lacks(ctx context.Context, n KubernetesNode, c Compo
 }
 
 // lacksPod names what a static pod lacks to run as the machine's configuration says.
-func (u *KubernetesUpgrade) lacksPod(ctx context.Context, n KubernetesNode, m MachineKubernetes, c Component, pods []StaticPod) (string, error) {
-	if what := podLacks(pods, n.Node, c, m); what != "" || c != APIServer {
+func (u *Upgrade) lacksPod(ctx context.Context, n Node, m cluster.MachineKubernetes, c cluster.Component, pods []cluster.StaticPod) (string, error) {
+	if what := podLacks(pods, n.Node, c, m); what != "" || c != cluster.APIServer {
 		return what, nil
 	}
 	return u.lacksServer(ctx, n, m)
@@ -48,19 +49,19 @@ func (u *KubernetesUpgrade) lacksPod(ctx context.Context, n KubernetesNode, m Ma
 
 // lacksServer asks the API server itself: its pod has no readiness probe unless
 // StartupProbesEnabled is set, and counts as Ready from its start on (k8stemplates/apiserver.go of Talos).
-func (u *KubernetesUpgrade) lacksServer(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
+func (u *Upgrade) lacksServer(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	version, err := u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
 	if err != nil {
 		return "", fmt.Errorf("its API server: %w", err)
 	}
-	r, err := parseImage(m.Images.APIServer)
-	if v, errRuns := parseKubeVersion(version); err != nil || errRuns != nil || v != r.version {
+	r, err := cluster.ParseImage(m.Images.APIServer)
+	if v, errRuns := cluster.ParseKubernetesVersion(version); err != nil || errRuns != nil || v != r.Version {
 		return "it answers as " + version, nil //nolint:nilerr // it says what it is
 	}
 	return "", nil
 }
 
-func (u *KubernetesUpgrade) lacksKubelet(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
+func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	if !m.KubeletHealthy {
 		return "Talos' service kubelet is not healthy", nil
 	}
@@ -68,13 +69,13 @@ func (u *KubernetesUpgrade) lacksKubelet(ctx context.Context, n KubernetesNode, 
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(nodes, func(k KubeNode) bool { return k.Name == n.Node })
+	i := slices.IndexFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node })
 	if i >= 0 {
-		if runs, err := parseKubeVersion(nodes[i].KubeletVersion); err != nil || runs.String() != u.Plan.To {
+		if runs, err := cluster.ParseKubernetesVersion(nodes[i].KubeletVersion); err != nil || runs.String() != u.Plan.To {
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
-	if what, err := lacksNode(ctx, u.Kube, n.Node, Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
+	if what, err := cluster.LacksNode(ctx, u.Kube, n.Node, cluster.Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
 		return what, err
 	}
 	return u.lacksPods(ctx, n, m)
@@ -82,12 +83,12 @@ func (u *KubernetesUpgrade) lacksKubelet(ctx context.Context, n KubernetesNode, 
 
 // lacksPods names what the node's static pods lack: a kubelet of another version
 // may start them anew.
-func (u *KubernetesUpgrade) lacksPods(ctx context.Context, n KubernetesNode, m MachineKubernetes) (string, error) {
+func (u *Upgrade) lacksPods(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	pods, err := u.Kube.StaticPods(ctx)
 	if err != nil {
 		return "", err
 	}
-	for _, c := range staticPods {
+	for _, c := range cluster.StaticPods {
 		if m.Images.Of(c) == "" {
 			continue
 		}
@@ -100,11 +101,11 @@ func (u *KubernetesUpgrade) lacksPods(ctx context.Context, n KubernetesNode, m M
 
 // otherMachineError says that a node's address leads to another machine.
 type otherMachineError struct {
-	n    KubernetesNode
+	n    Node
 	uuid string
 }
 
-func otherMachine(n KubernetesNode, uuid string) error {
+func otherMachine(n Node, uuid string) error {
 	return fault.UUIDMismatch.Of(fault.As(fault.Refused, &otherMachineError{n, uuid}))
 }
 
@@ -115,13 +116,13 @@ func (e *otherMachineError) Error() string {
 // hopeless says whether waiting mends nothing: it is another machine, or the claim is not ours.
 func hopeless(err error) bool {
 	_, other := errors.AsType[*otherMachineError](err)
-	_, unproven := errors.AsType[*unprovenError](err)
+	_, unproven := errors.AsType[*cluster.UnprovenError](err)
 	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
 // check refuses to begin unless everything is healthy. What an earlier run has
 // changed already is waited for first: it may not have come up yet.
-func (u *KubernetesUpgrade) check(ctx context.Context) error {
+func (u *Upgrade) check(ctx context.Context) error {
 	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
 	if err != nil {
 		return err
@@ -144,14 +145,14 @@ func (u *KubernetesUpgrade) check(ctx context.Context) error {
 }
 
 // changed are the components whose configuration names the wanted version.
-func (u *KubernetesUpgrade) changed(ctx context.Context) (out []spotOf, err error) {
+func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	for _, n := range u.Plan.Nodes {
 		m, err := u.Talos.Kubernetes(ctx, n.Addr)
 		if err != nil {
 			return nil, err
 		}
-		for _, c := range Components {
-			if r, err := parseImage(m.Images.Of(c)); err == nil && r.version.String() == u.Plan.To {
+		for _, c := range cluster.Components {
+			if r, err := cluster.ParseImage(m.Images.Of(c)); err == nil && r.Version.String() == u.Plan.To {
 				out = append(out, spotOf{n.Node, c})
 			}
 		}

@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
@@ -9,23 +9,24 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ObserveKubernetes reads what of Kubernetes runs on every node that Kubernetes
+// Observe reads what of Kubernetes runs on every node that Kubernetes
 // knows, and what in use the wanted version has removed. It changes nothing. A
 // machine that does not answer is no error of its own.
-func ObserveKubernetes(ctx context.Context, talos Talos, kube KubeReader, o Observation, to string) (KubernetesSeen, error) {
-	wanted, err := parseKubeVersion(to)
+func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o cluster.Observation, to string) (Seen, error) {
+	wanted, err := cluster.ParseKubernetesVersion(to)
 	if err != nil {
-		return KubernetesSeen{}, err
+		return Seen{}, err
 	}
-	seen := KubernetesSeen{Nodes: make([]KubernetesNodeSeen, len(o.Nodes))}
+	seen := Seen{Nodes: make([]NodeSeen, len(o.Nodes))}
 	if o.Dark != nil {
 		return seen, o.Dark
 	}
 	g := errgroup.Group{}
-	g.SetLimit(observeLimit)
+	g.SetLimit(cluster.ObserveLimit)
 	for i, k := range o.Nodes {
 		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
 	}
@@ -38,20 +39,20 @@ func ObserveKubernetes(ctx context.Context, talos Talos, kube KubeReader, o Obse
 	switch {
 	case err == nil:
 		seen.Proxy = &set
-	case !errors.Is(err, ErrNotFound):
+	case !errors.Is(err, cluster.ErrNotFound):
 		return seen, err
 	}
 	if seen.Owners, err = kube.OtherOwners(ctx); err != nil {
 		return seen, fmt.Errorf("look for other upgraders: %w", err)
 	}
 	for _, f := range o.Found {
-		if f.unfinished() {
+		if f.Unfinished() {
 			seen.Open = append(seen.Open, f.Name)
 		}
 		if f.Machine == nil {
 			continue
 		}
-		for _, arg := range f.Machine.omni() {
+		for _, arg := range f.Machine.Omni() {
 			if owner := "Omni (" + arg + ")"; !slices.Contains(seen.Owners, owner) {
 				seen.Owners = append(seen.Owners, owner)
 			}
@@ -61,18 +62,18 @@ func ObserveKubernetes(ctx context.Context, talos Talos, kube KubeReader, o Obse
 	return seen, err
 }
 
-// AwaitKubernetes waits until the Kubernetes API answers.
-func AwaitKubernetes(ctx context.Context, kube KubeReader, t Timing, say func(string)) error {
+// Await waits until the Kubernetes API answers.
+func Await(ctx context.Context, kube cluster.KubeReader, t cluster.Timing, say func(string)) error {
 	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
 		_, err := kube.Nodes(ctx)
 		return err == nil, "", err
 	})
 }
 
-func readKubernetes(ctx context.Context, talos MachineReader, kube KubeReader, k KubeNode, wanted kubeVersion) KubernetesNodeSeen {
-	n := KubernetesNodeSeen{Node: k, Addr: firstAddr(k.Addresses)}
+func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, k cluster.KubeNode, wanted cluster.KubernetesVersion) NodeSeen {
+	n := NodeSeen{Node: k, Addr: cluster.FirstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
-		n.Err = NoAddress(k.Name)
+		n.Err = cluster.NoAddress(k.Name)
 		return n
 	}
 	m, err := talos.Kubernetes(ctx, n.Addr)

@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"cmp"
@@ -10,21 +10,22 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// KubernetesUpgrade carries a KubernetesPlan out.
-type KubernetesUpgrade struct {
+// Upgrade carries a KubernetesPlan out.
+type Upgrade struct {
 	// Each of these checks that the claim is still ours before it changes anything: see Held.Guard.
-	Talos       Talos
-	Maintenance Maintenance
-	Kube        Kube
+	Talos       cluster.Talos
+	Maintenance cluster.Maintenance
+	Kube        cluster.Kube
 
-	Plan   KubernetesPlan
-	Timing Timing
+	Plan   Plan
+	Timing cluster.Timing
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
 
@@ -35,7 +36,7 @@ type KubernetesUpgrade struct {
 // spotOf is one component on one node.
 type spotOf struct {
 	node string
-	c    Component
+	c    cluster.Component
 }
 
 // pullLimit is how many machines fetch images at once: they may share one registry.
@@ -47,15 +48,15 @@ const pullLimit = 4
 //  2. pull: every image is on its machine before anything restarts.
 //  3. one component after the other, each on one node after the other, while all else is healthy.
 //  4. finish: all of it is healthy.
-func (u *KubernetesUpgrade) Steps() step.Step {
+func (u *Upgrade) Steps() step.Step {
 	steps := []step.Step{
 		{ID: "check", Title: "check that the cluster is healthy", Do: u.check},
 		u.pullStep(),
 	}
-	for _, c := range staticPods {
+	for _, c := range cluster.StaticPods {
 		steps = append(steps, u.branch(c))
 	}
-	steps = append(steps, u.proxyStep(), u.branch(Kubelet),
+	steps = append(steps, u.proxyStep(), u.branch(cluster.Kubelet),
 		step.Step{ID: "finish", Title: "check that everything is healthy", Do: u.finish})
 	return step.Step{
 		ID: upgradeKubernetes, Code: fault.KubernetesUpgrade, Title: fmt.Sprintf("bring Kubernetes from %s to %s", u.Plan.From, u.Plan.To), Risk: step.Disruptive,
@@ -66,10 +67,10 @@ func (u *KubernetesUpgrade) Steps() step.Step {
 const upgradeKubernetes = "upgrade-k8s"
 
 // branch brings one component to the version, node by node.
-func (u *KubernetesUpgrade) branch(c Component) step.Step {
+func (u *Upgrade) branch(c cluster.Component) step.Step {
 	var steps []step.Step
 	for _, n := range u.with(c) {
-		k := kubernetesStep{KubernetesUpgrade: u, n: n, c: c, path: upgradeKubernetes + "/" + string(c) + "/" + n.Node}
+		k := kubernetesStep{Upgrade: u, n: n, c: c, path: upgradeKubernetes + "/" + string(c) + "/" + n.Node}
 		steps = append(steps, step.Step{
 			ID: n.Node, Kind: string(c), Title: fmt.Sprintf("%s of %s", c, n.Node), Risk: step.Disruptive, Whole: true, Skip: k.done, Do: k.do,
 		})
@@ -81,11 +82,11 @@ func (u *KubernetesUpgrade) branch(c Component) step.Step {
 }
 
 // with are the nodes that run a component, in the plan's order.
-func (u *KubernetesUpgrade) with(c Component) []KubernetesNode {
-	return slices.DeleteFunc(slices.Clone(u.Plan.Nodes), func(n KubernetesNode) bool { return n.images.Of(c) == "" })
+func (u *Upgrade) with(c cluster.Component) []Node {
+	return slices.DeleteFunc(slices.Clone(u.Plan.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
 }
 
-func (u *KubernetesUpgrade) pullStep() step.Step {
+func (u *Upgrade) pullStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.Nodes {
 		images := u.toPull(n)
@@ -100,20 +101,20 @@ func (u *KubernetesUpgrade) pullStep() step.Step {
 }
 
 // toPull are the images that a node is yet to run. Pods of kube-proxy run on all of them.
-func (u *KubernetesUpgrade) toPull(n KubernetesNode) []ImageChange {
-	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == KubeProxy })
+func (u *Upgrade) toPull(n Node) []ImageChange {
+	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
 	if u.Plan.Proxy != nil {
 		images = append(images, *u.Plan.Proxy)
 	}
 	return images
 }
 
-func (u *KubernetesUpgrade) pull(ctx context.Context, n KubernetesNode, images []ImageChange) error {
+func (u *Upgrade) pull(ctx context.Context, n Node, images []ImageChange) error {
 	for _, i := range images {
 		err := u.Talos.PullImage(ctx, n.Addr, n.UUID, i.Component, i.To, func(s string) {
 			u.Say(upgradeKubernetes+"/pull/"+n.Node, fmt.Sprintf("%s: %s of %s", n.Node, s, i.Component))
 		})
-		if _, unproven := errors.AsType[*unprovenError](err); unproven {
+		if _, unproven := errors.AsType[*cluster.UnprovenError](err); unproven {
 			return err
 		}
 		if err != nil {
@@ -126,9 +127,9 @@ func (u *KubernetesUpgrade) pull(ctx context.Context, n KubernetesNode, images [
 
 // kubernetesStep brings one component of one node to the version.
 type kubernetesStep struct {
-	*KubernetesUpgrade
-	n    KubernetesNode
-	c    Component
+	*Upgrade
+	n    Node
+	c    cluster.Component
 	path string
 }
 
@@ -149,7 +150,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
+	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
 // set gives the machine's configuration the wanted image, unless it has it. lost
@@ -169,45 +170,45 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read machine configuration of %s: %w", k.n.Node, err)
 	}
-	patched, err := k.Maintenance.PatchConfig(config, ConfigPatch{Kubernetes: KubernetesImages{}.With(k.c, to), Talos: m.TalosVersion})
+	patched, err := k.Maintenance.PatchConfig(config, cluster.ConfigPatch{Kubernetes: cluster.KubernetesImages{}.With(k.c, to), Talos: m.TalosVersion})
 	if err != nil {
 		return nil, fmt.Errorf("machine configuration of %s: %w", k.n.Node, err)
 	}
 	lost = fault.Prefix(fmt.Sprintf("set %s of %s", k.c, k.n.Node), k.Talos.ReplaceConfig(ctx, k.n.Addr, k.n.UUID, patched))
-	if lost != nil && !errors.Is(lost, ErrLostAnswer) {
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return nil, lost
 	}
 	return lost, nil
 }
 
 // target is the image to set; "" where the configuration has that version already.
-func (k *kubernetesStep) target(ctx context.Context) (m MachineKubernetes, to string, err error) {
+func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernetes, to string, err error) {
 	if m, err = k.Talos.Kubernetes(ctx, k.n.Addr); err != nil {
 		return m, "", err
 	}
-	wanted, err := parseKubeVersion(k.Plan.To)
+	wanted, err := cluster.ParseKubernetesVersion(k.Plan.To)
 	if err != nil {
 		return m, "", err
 	}
-	r, err := parseImage(m.Images.Of(k.c))
+	r, err := cluster.ParseImage(m.Images.Of(k.c))
 	switch {
 	case m.UUID != k.n.UUID:
 		return m, "", otherMachine(k.n, m.UUID)
 	case err != nil:
 		return m, "", fault.Refusedf("%s of %s: %w", k.c, k.n.Node, err)
-	case wanted.before(r.version):
-		return m, "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.version), "see who upgrades this cluster, too")
-	case r.version == wanted:
+	case wanted.Before(r.Version):
+		return m, "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.Version), "see who upgrades this cluster, too")
+	case r.Version == wanted:
 		return m, "", nil
 	case m.Pending:
 		return m, "", fault.Refusedf("%s: %s", k.n.Node, pending)
 	}
-	to, err = imageOf(m.Images.Of(k.c), wanted)
+	to, err = cluster.ImageOf(m.Images.Of(k.c), wanted)
 	return m, to, err
 }
 
 // settle waits until all of the spots have lacked nothing for the settling time.
-func (u *KubernetesUpgrade) settle(ctx context.Context, path string, spots []spotOf) error {
+func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error {
 	var since time.Time // zero while one is not healthy
 	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
 	err := wait.Until(ctx, wait.For{
@@ -247,14 +248,14 @@ func describe(spots []spotOf) string {
 	return fmt.Sprintf("%d components that were upgraded before", len(spots))
 }
 
-func (u *KubernetesUpgrade) hasSettled(node string, c Component) bool {
+func (u *Upgrade) hasSettled(node string, c cluster.Component) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.settled[spotOf{node, c}]
 }
 
 // inVain adds what can be done about a component that does not come up.
-func (u *KubernetesUpgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
+func (u *Upgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		return err
 	}
@@ -265,7 +266,7 @@ func (u *KubernetesUpgrade) inVain(ctx context.Context, spots []spotOf, err erro
 		}
 		n := u.node(s.node)
 		look := fmt.Sprintf("talosctl -n %s containers -k and talosctl -n %s logs -k ID", n.Addr, n.Addr)
-		if s.c == Kubelet {
+		if s.c == cluster.Kubelet {
 			look = fmt.Sprintf("talosctl -n %s logs kubelet", n.Addr)
 		}
 		return fault.WithHint(err, "%s say more; no other node was touched; the same command again goes on. To give it up, set the image of %s on %s back by hand: talosctl -n %s edit machineconfig",
@@ -274,13 +275,13 @@ func (u *KubernetesUpgrade) inVain(ctx context.Context, spots []spotOf, err erro
 	return err
 }
 
-func (u *KubernetesUpgrade) node(name string) KubernetesNode {
-	i := slices.IndexFunc(u.Plan.Nodes, func(n KubernetesNode) bool { return n.Node == name })
+func (u *Upgrade) node(name string) Node {
+	i := slices.IndexFunc(u.Plan.Nodes, func(n Node) bool { return n.Node == name })
 	return u.Plan.Nodes[i]
 }
 
 // lackAny names the first thing that one of the spots still lacks.
-func (u *KubernetesUpgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
+func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	for _, s := range spots {
 		if what, err := u.lacks(ctx, u.node(s.node), s.c); what != "" || err != nil {
 			if len(spots) > 1 {

@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
@@ -11,20 +11,23 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1, but
 // for what a test makes of it. It is Talos and Kubernetes at once.
+var planeAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}
+
 type threePlanes struct {
-	Talos
-	Kube
-	machines map[netip.Addr]MachineKubernetes
-	nodes    []KubeNode
-	pods     []StaticPod
+	cluster.Talos
+	cluster.Kube
+	machines map[netip.Addr]cluster.MachineKubernetes
+	nodes    []cluster.KubeNode
+	pods     []cluster.StaticPod
 	podsErr  error
 	servers  map[netip.Addr]error // why an API server does not serve
-	members  []EtcdMember
+	members  []cluster.EtcdMember
 	sets     []string // what was made to run
 	at       time.Time
 	happens  func() // then
@@ -43,28 +46,28 @@ func (p *threePlanes) tick() {
 }
 
 func newThreePlanes() *threePlanes {
-	p := &threePlanes{machines: map[netip.Addr]MachineKubernetes{}, servers: map[netip.Addr]error{}}
+	p := &threePlanes{machines: map[netip.Addr]cluster.MachineKubernetes{}, servers: map[netip.Addr]error{}}
 	images := imagesAt("v1.36.1")
-	for i, addr := range addrsOfThree {
+	for i, addr := range planeAddrs {
 		name, uuid := fmt.Sprintf("cp%d", i+1), fmt.Sprintf("uuid-%d", i+1)
-		p.machines[addr] = MachineKubernetes{UUID: uuid, TalosVersion: "v1.13.9", BootID: "boot", Images: images, KubeletHealthy: true, APIPort: 6443}
-		p.nodes = append(p.nodes, KubeNode{Name: name, UUID: uuid, BootID: "boot", Ready: true, ControlPlane: true, KubeletVersion: "v1.36.1", Addresses: []netip.Addr{addr}})
-		for _, c := range staticPods {
-			p.pods = append(p.pods, StaticPod{Node: name, Component: c, Image: images.Of(c), Ready: true})
+		p.machines[addr] = cluster.MachineKubernetes{UUID: uuid, TalosVersion: "v1.13.9", BootID: "boot", Images: images, KubeletHealthy: true, APIPort: 6443}
+		p.nodes = append(p.nodes, cluster.KubeNode{Name: name, UUID: uuid, BootID: "boot", Ready: true, ControlPlane: true, KubeletVersion: "v1.36.1", Addresses: []netip.Addr{addr}})
+		for _, c := range cluster.StaticPods {
+			p.pods = append(p.pods, cluster.StaticPod{Node: name, Component: c, Image: images.Of(c), Ready: true})
 		}
-		p.members = append(p.members, EtcdMember{ID: uint64(i + 1), Name: name, Peers: []string{"https://" + addr.String() + ":2380"}})
+		p.members = append(p.members, cluster.EtcdMember{ID: uint64(i + 1), Name: name, Peers: []string{"https://" + addr.String() + ":2380"}})
 	}
 	return p
 }
 
-func imagesAt(version string) (images KubernetesImages) {
-	for _, c := range Components {
+func imagesAt(version string) (images cluster.KubernetesImages) {
+	for _, c := range cluster.Components {
 		images = images.With(c, "registry.k8s.io/"+string(c)+":"+version)
 	}
 	return images
 }
 
-func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (MachineKubernetes, error) {
+func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	p.tick()
 	m, found := p.machines[addr]
 	if !found {
@@ -73,35 +76,37 @@ func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (MachineKub
 	return m, nil
 }
 
-func (p *threePlanes) EtcdMembers(context.Context, netip.Addr) ([]EtcdMember, error) {
+func (p *threePlanes) EtcdMembers(context.Context, netip.Addr) ([]cluster.EtcdMember, error) {
 	return p.members, nil
 }
 
-func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus, error) {
+func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
 	for _, m := range p.members {
-		if at, err := m.address(nil); err == nil && at == addr {
-			return EtcdStatus{MemberID: m.ID, Leader: 1, Version: "3.6.4"}, nil
+		if at, err := m.Address(nil); err == nil && at == addr {
+			return cluster.EtcdStatus{MemberID: m.ID, Leader: 1, Version: "3.6.4"}, nil
 		}
 	}
-	return EtcdStatus{}, errors.New("no answer from " + addr.String())
+	return cluster.EtcdStatus{}, errors.New("no answer from " + addr.String())
 }
 
-func (p *threePlanes) Nodes(context.Context) ([]KubeNode, error) { return p.nodes, nil }
+func (p *threePlanes) Nodes(context.Context) ([]cluster.KubeNode, error) { return p.nodes, nil }
 
-func (p *threePlanes) Node(_ context.Context, name string) (KubeNode, error) {
-	i := slices.IndexFunc(p.nodes, func(k KubeNode) bool { return k.Name == name })
+func (p *threePlanes) Node(_ context.Context, name string) (cluster.KubeNode, error) {
+	i := slices.IndexFunc(p.nodes, func(k cluster.KubeNode) bool { return k.Name == name })
 	if i < 0 {
-		return KubeNode{}, ErrNotFound
+		return cluster.KubeNode{}, cluster.ErrNotFound
 	}
 	return p.nodes[i], nil
 }
 
-func (p *threePlanes) StaticPods(context.Context) ([]StaticPod, error) {
+func (p *threePlanes) StaticPods(context.Context) ([]cluster.StaticPod, error) {
 	p.tick()
 	return p.pods, p.podsErr
 }
 
-func (p *threePlanes) ProxySet(context.Context) (ProxySet, error) { return ProxySet{}, nil }
+func (p *threePlanes) ProxySet(context.Context) (cluster.ProxySet, error) {
+	return cluster.ProxySet{}, nil
+}
 
 func (p *threePlanes) PendingCertificates(context.Context, string) ([]string, error) { return nil, nil }
 
@@ -115,8 +120,8 @@ func (p *threePlanes) SetProxyImage(_ context.Context, _, to string) error {
 }
 
 // pod is the pod of a component.
-func (p *threePlanes) pod(node string, c Component) *StaticPod {
-	i := slices.IndexFunc(p.pods, func(s StaticPod) bool { return s.Node == node && s.Component == c })
+func (p *threePlanes) pod(node string, c cluster.Component) *cluster.StaticPod {
+	i := slices.IndexFunc(p.pods, func(s cluster.StaticPod) bool { return s.Node == node && s.Component == c })
 	return &p.pods[i]
 }
 
@@ -126,14 +131,14 @@ type (
 	kubeOf  struct{ *threePlanes }
 )
 
-func (p *threePlanes) upgrade() *KubernetesUpgrade {
-	plan := KubernetesPlan{From: "v1.35.4", To: "v1.36.1"}
+func (p *threePlanes) upgrade() *Upgrade {
+	plan := Plan{From: "v1.35.4", To: "v1.36.1"}
 	for i, k := range p.nodes[:3] {
-		plan.Nodes = append(plan.Nodes, KubernetesNode{Node: k.Name, Role: controlPlane, UUID: k.UUID, Addr: addrsOfThree[i], images: imagesAt("v1.35.4")})
+		plan.Nodes = append(plan.Nodes, Node{Node: k.Name, Role: cluster.ControlPlane, UUID: k.UUID, Addr: planeAddrs[i], images: imagesAt("v1.35.4")})
 	}
-	return &KubernetesUpgrade{
+	return &Upgrade{
 		Talos: talosOf{p}, Kube: kubeOf{p}, Plan: plan, Say: func(string, string) {},
-		Timing: Timing{Poll: 5 * time.Second, Settle: 30 * time.Second, Join: 10 * time.Minute},
+		Timing: cluster.Timing{Poll: 5 * time.Second, Settle: 30 * time.Second, Join: 10 * time.Minute},
 	}
 }
 
@@ -147,22 +152,22 @@ func TestRequireOthers(t *testing.T) {
 		want   string // "": it goes on
 	}{
 		"all is well":                         {wrong: func(*threePlanes) {}},
-		"the component itself is down":        {func(p *threePlanes) { p.pod("cp1", Scheduler).Ready = false }, spotOf{"cp1", Scheduler}, ""},
-		"another one of its node is":          {func(p *threePlanes) { p.pod("cp1", Scheduler).Ready = false }, spotOf{"cp1", APIServer}, "the kube-scheduler of cp1 is not Ready"},
-		"the same one of another node is":     {func(p *threePlanes) { p.pod("cp2", Scheduler).Ready = false }, spotOf{"cp1", Scheduler}, "the kube-scheduler of cp2 is not Ready"},
+		"the component itself is down":        {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
+		"another one of its node is":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
+		"the same one of another node is":     {func(p *threePlanes) { p.pod("cp2", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, "the kube-scheduler of cp2 is not Ready"},
 		"a pod is not shown":                  {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
-		"its own node, without its kubelet":   {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", Kubelet}, ""},
-		"its own node is down otherwise":      {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", Scheduler}, "node cp1 is not Ready"},
-		"an API server runs and is not ready": {func(p *threePlanes) { p.servers[addrsOfThree[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
-		"the API server of its own node":      {func(p *threePlanes) { p.servers[addrsOfThree[0]] = errors.New("not ready") }, spotOf{"cp1", Kubelet}, "the API server of cp1 does not serve"},
+		"its own node, without its kubelet":   {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Kubelet}, ""},
+		"its own node is down otherwise":      {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Scheduler}, "node cp1 is not Ready"},
+		"an API server runs and is not ready": {func(p *threePlanes) { p.servers[planeAddrs[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
+		"the API server of its own node":      {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("not ready") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp1 does not serve"},
 		"a control plane that nobody planned": {func(p *threePlanes) {
-			p.nodes = append(p.nodes, KubeNode{Name: "cp4", UUID: "uuid-4", Ready: true, ControlPlane: true})
+			p.nodes = append(p.nodes, cluster.KubeNode{Name: "cp4", UUID: "uuid-4", Ready: true, ControlPlane: true})
 		}, spotOf{}, "control plane cp4 was not there when this was planned"},
 		"a control plane that is another machine": {func(p *threePlanes) { p.nodes[2].UUID = "uuid-9" }, spotOf{}, "control plane cp3 was not there"},
 		"an etcd member that has no Node": {func(p *threePlanes) {
-			p.members = append(p.members, EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
-			p.machines[stranger] = MachineKubernetes{UUID: "uuid-9"}
-		}, spotOf{"cp1", Kubelet}, "etcd member cp9 is no control plane of the plan"},
+			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
+			p.machines[stranger] = cluster.MachineKubernetes{UUID: "uuid-9"}
+		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is no control plane of the plan"},
 		"a member whose Node has a longer name": {func(p *threePlanes) { p.members[1].Name = "cp2-short" }, spotOf{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +190,7 @@ func TestRequireOthers(t *testing.T) {
 func TestRequireOthersKeepsTheHint(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
-	p.servers[addrsOfThree[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
+	p.servers[planeAddrs[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
 	if hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{})); !slices.Contains(hints, "reach port 6443") {
 		t.Errorf("hints %q", hints)
 	}
@@ -198,11 +203,11 @@ func TestAwaitOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newThreePlanes()
-				p.pod("cp1", ControllerManager).Ready = false // it lost its API server, and starts anew
+				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and starts anew
 				if back {
-					p.after(time.Minute, func() { p.pod("cp1", ControllerManager).Ready = true })
+					p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
 				}
-				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", Scheduler})
+				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
 				if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
 					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 				}
@@ -216,17 +221,17 @@ func TestSetAsksTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newThreePlanes()
-		m := p.machines[addrsOfThree[0]]
+		m := p.machines[planeAddrs[0]]
 		m.Images = imagesAt("v1.35.4")
-		p.machines[addrsOfThree[0]] = m
-		p.pod("cp2", Scheduler).Ready = false
+		p.machines[planeAddrs[0]] = m
+		p.pod("cp2", cluster.Scheduler).Ready = false
 		p.after(time.Minute, func() {
-			p.pod("cp2", Scheduler).Ready = true
+			p.pod("cp2", cluster.Scheduler).Ready = true
 			m.Pending = true
-			p.machines[addrsOfThree[0]] = m
+			p.machines[planeAddrs[0]] = m
 		})
 		u := p.upgrade()
-		k := kubernetesStep{KubernetesUpgrade: u, n: u.node("cp1"), c: Scheduler, path: "x"}
+		k := kubernetesStep{Upgrade: u, n: u.node("cp1"), c: cluster.Scheduler, path: "x"}
 		if _, err := k.set(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "cp1: it has a configuration that is staged or tried") {
 			t.Errorf("err = %v", err)
 		}
@@ -245,20 +250,22 @@ func TestSettle(t *testing.T) {
 			p.podsErr = fault.Refusedf("pods is forbidden")
 			p.after(20*time.Second, func() { p.podsErr = nil })
 		}, "", time.Minute},
-		"it is never ready to serve": {func(p *threePlanes) { p.servers[addrsOfThree[0]] = errors.New("127.0.0.1:6443 is not ready: etcd") }, "is not ready: etcd", 11 * time.Minute},
+		"it is never ready to serve": {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("127.0.0.1:6443 is not ready: etcd") }, "is not ready: etcd", 11 * time.Minute},
 		"another machine answers": {func(p *threePlanes) {
-			m := p.machines[addrsOfThree[0]]
+			m := p.machines[planeAddrs[0]]
 			m.UUID = "uuid-9"
-			p.machines[addrsOfThree[0]] = m
+			p.machines[planeAddrs[0]] = m
 		}, "127.0.0.1 answers with UUID uuid-9, not uuid-1", 0},
-		"the claim is lost": {func(p *threePlanes) { p.podsErr = &unprovenError{fault.As(fault.Claimed, errors.New("lost"))} }, "lost", 0},
+		"the claim is lost": {func(p *threePlanes) {
+			p.podsErr = &cluster.UnprovenError{Err: fault.As(fault.Claimed, errors.New("lost"))}
+		}, "lost", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p, start := newThreePlanes(), time.Now()
 				u := p.upgrade()
 				c.wrong(p)
-				err := u.settle(t.Context(), "x", []spotOf{{"cp1", APIServer}})
+				err := u.settle(t.Context(), "x", []spotOf{{"cp1", cluster.APIServer}})
 				if c.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.took {
 					t.Errorf("after %s: %v", time.Since(start), err)
 				}
@@ -272,14 +279,14 @@ func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	u := p.upgrade()
-	if what, err := u.lacks(t.Context(), u.node("cp1"), Kubelet); what != "" || err != nil {
+	if what, err := u.lacks(t.Context(), u.node("cp1"), cluster.Kubelet); what != "" || err != nil {
 		t.Fatalf("%q, %v", what, err)
 	}
-	p.pod("cp1", ControllerManager).Ready, p.pod("cp1", ControllerManager).Why = false, "CrashLoopBackOff"
-	if what, err := u.lacks(t.Context(), u.node("cp1"), Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
+	p.pod("cp1", cluster.ControllerManager).Ready, p.pod("cp1", cluster.ControllerManager).Why = false, "CrashLoopBackOff"
+	if what, err := u.lacks(t.Context(), u.node("cp1"), cluster.Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
 		t.Errorf("%q, %v", what, err)
 	}
-	if what, err := u.lacks(t.Context(), u.node("cp2"), Kubelet); what != "" || err != nil {
+	if what, err := u.lacks(t.Context(), u.node("cp2"), cluster.Kubelet); what != "" || err != nil {
 		t.Errorf("of another node: %q, %v", what, err)
 	}
 }
@@ -289,9 +296,9 @@ func TestProxyNeedsHealth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newThreePlanes()
-		p.pod("cp2", Scheduler).Ready = false
+		p.pod("cp2", cluster.Scheduler).Ready = false
 		u := p.upgrade()
-		u.Plan.Proxy = &ImageChange{KubeProxy, "a:v1.35.4", "a:v1.36.1"}
+		u.Plan.Proxy = &ImageChange{cluster.KubeProxy, "a:v1.35.4", "a:v1.36.1"}
 		if err := u.rollOutProxy(t.Context()); fault.KindOf(err) != fault.Refused || len(p.sets) > 0 {
 			t.Errorf("%v, set %q", err, p.sets)
 		}
@@ -302,21 +309,21 @@ func TestProxyNeedsHealth(t *testing.T) {
 func TestProxyRollOut(t *testing.T) {
 	t.Parallel()
 	const to = "kube-proxy:v1.36.1"
-	at := func(updated, available int) ProxySet {
-		return ProxySet{Image: to, Seen: true, Wanted: 3, Updated: updated, Available: available}
+	at := func(updated, available int) cluster.ProxySet {
+		return cluster.ProxySet{Image: to, Seen: true, Wanted: 3, Updated: updated, Available: available}
 	}
 	away := errors.New("no answer")
 	for name, c := range map[string]struct {
-		looks []ProxySet
+		looks []cluster.ProxySet
 		err   error // of every look after those
 		want  string
 		after time.Duration
 	}{
-		"slowly":                      {looks: []ProxySet{at(1, 0), at(1, 1), at(2, 1), at(2, 2), at(3, 2), at(3, 3)}, after: 40 * time.Minute},
-		"one does not start":          {looks: []ProxySet{at(1, 0)}, want: "nothing has moved for 10m0s: 1 of 3 pods are updated, 0 available", after: 16 * time.Minute},
-		"the API is away for good":    {looks: []ProxySet{at(1, 1)}, err: away, want: "nothing has moved for 10m0s: no answer", after: 16 * time.Minute},
-		"it is deleted":               {looks: []ProxySet{at(1, 1)}, err: fmt.Errorf("%w: x", ErrNotFound), want: "somebody has deleted it", after: 8 * time.Minute},
-		"somebody sets another image": {looks: []ProxySet{at(1, 1), {Image: "other:v1", Seen: true, Wanted: 3}}, want: "somebody has set its image to other:v1", after: 8 * time.Minute},
+		"slowly":                      {looks: []cluster.ProxySet{at(1, 0), at(1, 1), at(2, 1), at(2, 2), at(3, 2), at(3, 3)}, after: 40 * time.Minute},
+		"one does not start":          {looks: []cluster.ProxySet{at(1, 0)}, want: "nothing has moved for 10m0s: 1 of 3 pods are updated, 0 available", after: 16 * time.Minute},
+		"the API is away for good":    {looks: []cluster.ProxySet{at(1, 1)}, err: away, want: "nothing has moved for 10m0s: no answer", after: 16 * time.Minute},
+		"it is deleted":               {looks: []cluster.ProxySet{at(1, 1)}, err: fmt.Errorf("%w: x", cluster.ErrNotFound), want: "somebody has deleted it", after: 8 * time.Minute},
+		"somebody sets another image": {looks: []cluster.ProxySet{at(1, 1), {Image: "other:v1", Seen: true, Wanted: 3}}, want: "somebody has set its image to other:v1", after: 8 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

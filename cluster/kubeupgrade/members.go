@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
@@ -7,18 +7,20 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // members refuses a member of etcd that belongs to no control plane of the plan:
 // there is an API server that Kubernetes does not show, without a Node object of
 // its own (deleted by hand, or skipNodeRegistration), and it would stay behind.
-func (p *kubernetesPlanner) members(seen KubernetesSeen) {
+func (p *kubernetesPlanner) members(seen Seen) {
 	if seen.EtcdErr != nil {
 		p.refuse("", "who the members of etcd are, and so which control planes there are, is not known: %s", strings.ReplaceAll(withHints(seen.EtcdErr), "\n", "; "))
 	}
 	for _, m := range seen.Etcd {
-		if !slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return n.images.APIServer != "" && seen.holds(n.Node, m) }) {
-			p.refuse("etcd member "+m.name(), "its machine is no control plane that Kubernetes shows, and its API server would stay behind: "+
+		if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.images.APIServer != "" && seen.holds(n.Node, m) }) {
+			p.refuse("etcd member "+m.Label(), "its machine is no control plane that Kubernetes shows, and its API server would stay behind: "+
 				"see that it registers as a node (kubectl get nodes; machine.kubelet.skipNodeRegistration), or remove it from etcd where it is gone (talosctl etcd remove-member %x)", m.ID)
 		}
 	}
@@ -26,19 +28,19 @@ func (p *kubernetesPlanner) members(seen KubernetesSeen) {
 
 // holds says whether a node's machine runs that member: as it says itself, or by
 // the member's name or address where its etcd says nothing.
-func (s KubernetesSeen) holds(node string, m EtcdMember) bool {
-	i := slices.IndexFunc(s.Nodes, func(n KubernetesNodeSeen) bool { return n.Node.Name == node })
+func (s Seen) holds(node string, m cluster.EtcdMember) bool {
+	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	n := s.Nodes[i]
 	if n.Member != 0 {
 		return n.Member == m.ID
 	}
-	addr, err := m.address(nil)
+	addr, err := m.Address(nil)
 	return m.Name == node || err == nil && slices.Contains(append([]netip.Addr{n.Addr}, n.Node.Addresses...), addr)
 }
 
 // readEtcd asks the control planes for the members of etcd until one says, and
 // each of them for its own.
-func (s *KubernetesSeen) readEtcd(ctx context.Context, talos EtcdReader) {
+func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	var errs []error
 	for i := range s.Nodes {
 		n := &s.Nodes[i]

@@ -1,4 +1,4 @@
-package cluster
+package kubeupgrade
 
 import (
 	"cmp"
@@ -7,25 +7,26 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// KubernetesPlan says what bringing Kubernetes to another version will do, in
+// Plan says what bringing Kubernetes to another version will do, in
 // order: component by component, each on one node after the other, control
 // planes first.
-type KubernetesPlan struct {
-	Cluster  string           `json:"cluster"`
-	From     string           `json:"from"` // the lowest version of the control planes
-	To       string           `json:"to"`
-	Nodes    []KubernetesNode `json:"nodes"`
-	Proxy    *ImageChange     `json:"kubeProxy,omitempty"` // of the DaemonSet; nil: there is none, or it has the image
-	Refused  []string         `json:"refused,omitempty"`   // why it can't be done; a plan with any is not run
-	Warn     []string         `json:"warnings,omitempty"`
-	LeftOver string           `json:"leftOver,omitempty"` // what is not done, and the command that does it where there is one
+type Plan struct {
+	Cluster  string       `json:"cluster"`
+	From     string       `json:"from"` // the lowest version of the control planes
+	To       string       `json:"to"`
+	Nodes    []Node       `json:"nodes"`
+	Proxy    *ImageChange `json:"kubeProxy,omitempty"` // of the DaemonSet; nil: there is none, or it has the image
+	Refused  []string     `json:"refused,omitempty"`   // why it can't be done; a plan with any is not run
+	Warn     []string     `json:"warnings,omitempty"`
+	LeftOver string       `json:"leftOver,omitempty"` // what is not done, and the command that does it where there is one
 }
 
-// KubernetesNode is what happens to one node.
-type KubernetesNode struct {
+// Node is what happens to one node.
+type Node struct {
 	Node    string        `json:"node"`
 	Role    string        `json:"role"`
 	UUID    string        `json:"uuid"`
@@ -35,35 +36,35 @@ type KubernetesNode struct {
 	Changes []ImageChange `json:"changes"`
 	Lacks   []string      `json:"lacks,omitempty"` // what is set to run in that version and does not, to be waited for
 
-	images KubernetesImages // that it runs; afterwards those of to
+	images cluster.KubernetesImages // that it runs; afterwards those of to
 }
 
 // ImageChange is another image of one component.
 type ImageChange struct {
-	Component Component `json:"component"`
-	From      string    `json:"from"`
-	To        string    `json:"to"`
+	Component cluster.Component `json:"component"`
+	From      string            `json:"from"`
+	To        string            `json:"to"`
 }
 
-// KubernetesSeen is the Kubernetes of a cluster as it was found, once.
-type KubernetesSeen struct {
-	Nodes   []KubernetesNodeSeen
-	Pods    []StaticPod
-	Etcd    []EtcdMember // as the first control plane that answers knows them
-	EtcdErr error        // why nobody says who they are
-	Proxy   *ProxySet    // nil: there is none
-	Removed []string     // what is in use and the wanted version has no more
-	Owners  []string     // who else upgrades the cluster
-	Open    []string     // nodes that an unfinished roll has changed
+// Seen is the Kubernetes of a cluster as it was found, once.
+type Seen struct {
+	Nodes   []NodeSeen
+	Pods    []cluster.StaticPod
+	Etcd    []cluster.EtcdMember // as the first control plane that answers knows them
+	EtcdErr error                // why nobody says who they are
+	Proxy   *cluster.ProxySet    // nil: there is none
+	Removed []string             // what is in use and the wanted version has no more
+	Owners  []string             // who else upgrades the cluster
+	Open    []string             // nodes that an unfinished roll has changed
 }
 
-// KubernetesNodeSeen is one node.
-type KubernetesNodeSeen struct {
-	Node    KubeNode
+// NodeSeen is one node.
+type NodeSeen struct {
+	Node    cluster.KubeNode
 	Addr    netip.Addr
-	Machine *MachineKubernetes // nil: it could not be read
-	Err     error              // why not
-	Member  uint64             // of etcd, that it says it runs; 0: it says none
+	Machine *cluster.MachineKubernetes // nil: it could not be read
+	Err     error                      // why not
+	Member  uint64                     // of etcd, that it says it runs; 0: it says none
 	// Serves is the version as which its API server answers at its own address;
 	// ServesErr is why it does not.
 	Serves    string
@@ -73,22 +74,22 @@ type KubernetesNodeSeen struct {
 }
 
 // Work says whether anything is to be done, or to be waited for.
-func (p KubernetesPlan) Work() bool {
-	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return len(n.Changes)+len(n.Lacks) > 0 })
+func (p Plan) Work() bool {
+	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n Node) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
 
 // maxKubeletSkew is how many minor versions a kubelet, or a kube-proxy, may be
 // older than an API server (https://kubernetes.io/releases/version-skew-policy/).
 const maxKubeletSkew = 3
 
-// PlanKubernetes decides how to bring Kubernetes to a version, by what was seen
+// NewPlan decides how to bring Kubernetes to a version, by what was seen
 // and nothing else.
-func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, error) {
-	wanted, err := parseKubeVersion(to)
+func NewPlan(name, to string, seen Seen) (Plan, error) {
+	wanted, err := cluster.ParseKubernetesVersion(to)
 	if err != nil {
-		return KubernetesPlan{}, err
+		return Plan{}, err
 	}
-	p := kubernetesPlanner{KubernetesPlan: KubernetesPlan{Cluster: cluster, To: wanted.String()}, wanted: wanted}
+	p := kubernetesPlanner{Plan: Plan{Cluster: name, To: wanted.String()}, wanted: wanted}
 	p.lowest, p.lowestOn = seen.lowest(wanted)
 	for _, n := range sortedNodes(seen.Nodes) {
 		p.node(n)
@@ -113,7 +114,7 @@ func PlanKubernetes(cluster, to string, seen KubernetesSeen) (KubernetesPlan, er
 		p.warnOfOutage()
 		p.LeftOver = p.leftOver()
 	}
-	return p.KubernetesPlan, nil
+	return p.Plan, nil
 }
 
 const (
@@ -126,8 +127,8 @@ const (
 
 // kubernetesPlanner is a plan in the making.
 type kubernetesPlanner struct {
-	KubernetesPlan
-	wanted, lowest kubeVersion // lowest of the control planes' static pods
+	Plan
+	wanted, lowest cluster.KubernetesVersion // lowest of the control planes' static pods
 	lowestOn       string
 	against        []refusal
 }
@@ -167,15 +168,15 @@ func (r refusal) String() string {
 
 // lowest is the lowest version of the static pods, and a node that runs it;
 // without any it is the one given.
-func (s KubernetesSeen) lowest(wanted kubeVersion) (v kubeVersion, on string) {
+func (s Seen) lowest(wanted cluster.KubernetesVersion) (v cluster.KubernetesVersion, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
 		if n.Machine == nil {
 			continue
 		}
-		for _, c := range staticPods {
-			if r, err := parseImage(n.Machine.Images.Of(c)); err == nil && r.version.before(v) {
-				v, on = r.version, n.Node.Name
+		for _, c := range cluster.StaticPods {
+			if r, err := cluster.ParseImage(n.Machine.Images.Of(c)); err == nil && r.Version.Before(v) {
+				v, on = r.Version, n.Node.Name
 			}
 		}
 	}
@@ -183,8 +184,8 @@ func (s KubernetesSeen) lowest(wanted kubeVersion) (v kubeVersion, on string) {
 }
 
 // sortedNodes has the control planes first, each role by name.
-func sortedNodes(nodes []KubernetesNodeSeen) []KubernetesNodeSeen {
-	return slices.SortedFunc(slices.Values(nodes), func(a, b KubernetesNodeSeen) int {
+func sortedNodes(nodes []NodeSeen) []NodeSeen {
+	return slices.SortedFunc(slices.Values(nodes), func(a, b NodeSeen) int {
 		if a.Node.ControlPlane != b.Node.ControlPlane {
 			if a.Node.ControlPlane {
 				return -1
@@ -195,10 +196,10 @@ func sortedNodes(nodes []KubernetesNodeSeen) []KubernetesNodeSeen {
 	})
 }
 
-func (p *kubernetesPlanner) node(seen KubernetesNodeSeen) {
-	n := KubernetesNode{Node: seen.Node.Name, Role: worker, UUID: seen.Node.UUID, Addr: seen.Addr, Kubelet: seen.Node.KubeletVersion}
+func (p *kubernetesPlanner) node(seen NodeSeen) {
+	n := Node{Node: seen.Node.Name, Role: cluster.Worker, UUID: seen.Node.UUID, Addr: seen.Addr, Kubelet: seen.Node.KubeletVersion}
 	if seen.Node.ControlPlane {
-		n.Role = controlPlane
+		n.Role = cluster.ControlPlane
 	}
 	m := seen.Machine
 	switch {
@@ -220,23 +221,23 @@ func (p *kubernetesPlanner) node(seen KubernetesNodeSeen) {
 }
 
 // changes compares the node's images with the wanted version.
-func (p *kubernetesPlanner) changes(n *KubernetesNode) {
-	for _, c := range Components {
+func (p *kubernetesPlanner) changes(n *Node) {
+	for _, c := range cluster.Components {
 		image := n.images.Of(c)
 		if image == "" {
-			if n.Role == controlPlane && c == APIServer || c == Kubelet {
+			if n.Role == cluster.ControlPlane && c == cluster.APIServer || c == cluster.Kubelet {
 				p.refuse(n.Node, "its Talos does not say which %s it runs", c)
 			}
 			continue
 		}
-		to, err := imageOf(image, p.wanted)
-		r, errParse := parseImage(image)
+		to, err := cluster.ImageOf(image, p.wanted)
+		r, errParse := cluster.ParseImage(image)
 		switch {
 		case err != nil || errParse != nil:
 			p.refuse(string(c)+" of "+n.Node, "%s", withHints(cmp.Or(err, errParse)))
 			continue
-		case p.wanted.before(r.version):
-			p.refuse(string(c)+" of "+n.Node, alreadyPast, r.version, r.version)
+		case p.wanted.Before(r.Version):
+			p.refuse(string(c)+" of "+n.Node, alreadyPast, r.Version, r.Version)
 			continue
 		}
 		if to != image {
@@ -247,43 +248,43 @@ func (p *kubernetesPlanner) changes(n *KubernetesNode) {
 }
 
 // kubelet looks at the kubelet that runs, and not at the one that is to.
-func (p *kubernetesPlanner) kubelet(n *KubernetesNode) {
-	runs, err := parseKubeVersion(n.Kubelet)
+func (p *kubernetesPlanner) kubelet(n *Node) {
+	runs, err := cluster.ParseKubernetesVersion(n.Kubelet)
 	switch {
 	case err != nil:
 		p.refuse(n.Node, "its kubelet: %v", err)
 	case p.tooOld(runs):
 		p.refuse(n.Node, "its kubelet is %s, more than %d minor versions before %s, which its API servers would not serve: recast upgrade-k8s --to %s brings it along first",
 			runs, maxKubeletSkew, p.wanted, p.lowest)
-	case runs != p.wanted && !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == Kubelet }) && n.images.Kubelet != "":
-		n.Changes = append(n.Changes, ImageChange{Kubelet, n.images.Kubelet, n.images.Kubelet}) // set, but not seen yet
+	case runs != p.wanted && !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == cluster.Kubelet }) && n.images.Kubelet != "":
+		n.Changes = append(n.Changes, ImageChange{cluster.Kubelet, n.images.Kubelet, n.images.Kubelet}) // set, but not seen yet
 	}
 }
 
-func (p *kubernetesPlanner) tooOld(v kubeVersion) bool {
-	return v.major != p.wanted.major || p.wanted.minor-v.minor > maxKubeletSkew
+func (p *kubernetesPlanner) tooOld(v cluster.KubernetesVersion) bool {
+	return v.Major != p.wanted.Major || p.wanted.Minor-v.Minor > maxKubeletSkew
 }
 
 // proxy compares the DaemonSet with what the control planes' Talos would make.
-func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
-	i := slices.IndexFunc(p.Nodes, func(n KubernetesNode) bool { return n.images.KubeProxy != "" })
+func (p *kubernetesPlanner) proxy(seen Seen) {
+	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.images.KubeProxy != "" })
 	if seen.Proxy == nil || i < 0 {
 		return
 	}
-	to, err := imageOf(p.Nodes[i].images.KubeProxy, p.wanted)
+	to, err := cluster.ImageOf(p.Nodes[i].images.KubeProxy, p.wanted)
 	if err != nil {
 		return // refused with its node
 	}
-	r, err := parseImage(seen.Proxy.Image)
+	r, err := cluster.ParseImage(seen.Proxy.Image)
 	switch {
 	case err != nil:
 		p.refuse(daemonSet, "%v", err)
-	case p.wanted.before(r.version):
-		p.refuse(daemonSet, alreadyPast, r.version, r.version)
-	case p.tooOld(r.version):
-		p.refuse(daemonSet, "it is %s, more than %d minor versions before %s: %s", r.version, maxKubeletSkew, p.wanted, p.alongFirst())
-	case !seen.Proxy.runs(to):
-		p.Proxy = &ImageChange{KubeProxy, seen.Proxy.Image, to}
+	case p.wanted.Before(r.Version):
+		p.refuse(daemonSet, alreadyPast, r.Version, r.Version)
+	case p.tooOld(r.Version):
+		p.refuse(daemonSet, "it is %s, more than %d minor versions before %s: %s", r.Version, maxKubeletSkew, p.wanted, p.alongFirst())
+	case !runs(*seen.Proxy, to):
+		p.Proxy = &ImageChange{cluster.KubeProxy, seen.Proxy.Image, to}
 	}
 }
 
@@ -291,7 +292,7 @@ func (p *kubernetesPlanner) proxy(seen KubernetesSeen) {
 func (p *kubernetesPlanner) warnOfOutage() {
 	var planes []string
 	for _, n := range p.Nodes {
-		if n.Role == controlPlane {
+		if n.Role == cluster.ControlPlane {
 			planes = append(planes, n.Node)
 		}
 	}
@@ -303,15 +304,15 @@ func (p *kubernetesPlanner) warnOfOutage() {
 // path refuses what is more than one minor version.
 func (p *kubernetesPlanner) path() {
 	p.From = p.lowest.String()
-	if !slices.ContainsFunc(p.Nodes, func(n KubernetesNode) bool { return n.Role == controlPlane }) {
+	if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane }) {
 		p.refuse("", "Kubernetes knows no control plane")
 	}
-	if p.lowest.major == p.wanted.major && p.wanted.minor-p.lowest.minor <= 1 {
+	if p.lowest.Major == p.wanted.Major && p.wanted.Minor-p.lowest.Minor <= 1 {
 		return
 	}
-	next := kubeVersion{major: p.lowest.major, minor: p.lowest.minor + 1}
+	next := cluster.KubernetesVersion{Major: p.lowest.Major, Minor: p.lowest.Minor + 1}
 	p.refuse("", "Kubernetes is upgraded one minor version at a time, and %s → %s skips %s (%s runs %s): recast upgrade-k8s --to the newest %s first",
-		p.lowest, p.wanted, next.minorString(), p.lowestOn, p.lowest, next.minorString())
+		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }
 
 // withHints is an error with its remedies in one line.

@@ -1,16 +1,18 @@
-package cluster
+package kubeupgrade
 
 import (
 	"context"
 	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // removed asks for what the versions on the way have no more, minor version by
 // minor version: the tables know of single steps. Where the way is refused
 // anyway, there is nothing to ask.
-func removed(ctx context.Context, talos MachineReader, kube KubeReader, seen KubernetesSeen, wanted kubeVersion) (out []string, err error) {
+func removed(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, seen Seen, wanted cluster.KubernetesVersion) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
-	if lowest.major != wanted.major || wanted.minor-lowest.minor > 1 || wanted.before(lowest) {
+	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
 		return nil, nil
 	}
 	for _, n := range sortedNodes(seen.Nodes) {
@@ -18,10 +20,10 @@ func removed(ctx context.Context, talos MachineReader, kube KubeReader, seen Kub
 			continue
 		}
 		from := n.lowest(wanted)
-		if from.major != wanted.major || wanted.minor-from.minor > maxKubeletSkew {
+		if from.Major != wanted.Major || wanted.Minor-from.Minor > maxKubeletSkew {
 			continue // its kubelet is refused
 		}
-		if from.before(lowest) {
+		if from.Before(lowest) {
 			lowest = from
 		}
 		for _, s := range minorSteps(from, wanted) {
@@ -46,23 +48,23 @@ func removed(ctx context.Context, talos MachineReader, kube KubeReader, seen Kub
 
 // lowest is the lowest version that the node runs: of its static pods, and of its
 // kubelet, which may be older by some minor versions.
-func (n KubernetesNodeSeen) lowest(wanted kubeVersion) kubeVersion {
-	v, _ := KubernetesSeen{Nodes: []KubernetesNodeSeen{n}}.lowest(wanted)
-	if kubelet, err := parseKubeVersion(n.Node.KubeletVersion); err == nil && kubelet.before(v) {
+func (n NodeSeen) lowest(wanted cluster.KubernetesVersion) cluster.KubernetesVersion {
+	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
+	if kubelet, err := cluster.ParseKubernetesVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
 		return kubelet
 	}
 	return v
 }
 
 // minorStep leads to the next minor version.
-type minorStep struct{ from, to kubeVersion }
+type minorStep struct{ from, to cluster.KubernetesVersion }
 
 // minorSteps lead from a version to the minor version of the wanted one, and end
 // at that; there is none within one minor version.
-func minorSteps(from, wanted kubeVersion) (steps []minorStep) {
-	for from.major == wanted.major && from.minor < wanted.minor {
-		to := kubeVersion{major: from.major, minor: from.minor + 1}
-		if to.minor == wanted.minor {
+func minorSteps(from, wanted cluster.KubernetesVersion) (steps []minorStep) {
+	for from.Major == wanted.Major && from.Minor < wanted.Minor {
+		to := cluster.KubernetesVersion{Major: from.Major, Minor: from.Minor + 1}
+		if to.Minor == wanted.Minor {
 			to = wanted
 		}
 		steps = append(steps, minorStep{from, to})
