@@ -275,7 +275,7 @@ func checkBlankDisks(m Machine, mem memory, configured bool) []error {
 // blankDisks are the machine's disks that are the blank system disk: one.
 func (mem memory) blankDisks(m Machine) []MachineDisk {
 	vm := mem.blankVM()
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return nil
 	}

@@ -166,7 +166,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		// Its next heartbeat hangs between reading and writing.
 		p.do(func() {
 			p.onSet = func(set map[string]string) {
-				if s, _, _ := readClaim(VM{Config: set}); s.Run == "r1" {
+				if s, _, _ := ReadClaim(VM{Config: set}); s.Run == "r1" {
 					time.Sleep(5 * time.Minute)
 				}
 			}
@@ -283,7 +283,7 @@ func TestClaimBeingCreatedBySomebody(t *testing.T) {
 					whole := orphan(t, "r1")
 					time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
 					time.AfterFunc(10*time.Second, func() {
-						next, _ := claimant(nil, "r1").mine(5).description()
+						next, _ := claimant(nil, "r1").mine(5).Description()
 						vm, _ := p.VM(t.Context(), 9000)
 						if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
 							t.Error(err)

@@ -61,17 +61,17 @@ func (p claimVM) read(ctx context.Context) (ClaimState, error) {
 }
 
 func (p claimVM) create(ctx context.Context, s ClaimState) error {
-	description, err := s.description()
+	description, err := s.Description()
 	if err != nil {
 		return err
 	}
 	return fault.Prefix(fmt.Sprintf("create the claim, VM %d on %s", p.id, p.host), p.px.CreateVM(ctx, p.host, p.id, map[string]string{
-		"name": claimName, "memory": "16", "onboot": "0", "protection": "1", "description": description,
+		"name": ClaimVMName, "memory": "16", "onboot": "0", "protection": "1", "description": description,
 	}))
 }
 
 func (p claimVM) write(ctx context.Context, from, to ClaimState) error {
-	description, err := to.description()
+	description, err := to.Description()
 	if err != nil {
 		return err
 	}
@@ -91,8 +91,8 @@ func (p claimVM) remove(ctx context.Context, s ClaimState) error {
 	switch {
 	case err != nil:
 		return err
-	case vm.Name != claimName || vm.Running || vm.Template || len(disks) > 0:
-		return fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, claimName)
+	case vm.Name != ClaimVMName || vm.Running || vm.Template || len(disks) > 0:
+		return fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, ClaimVMName)
 	}
 	if err := RequireQuorum(ctx, p.px); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (p claimVM) remove(ctx context.Context, s ClaimState) error {
 	// is protected until right before its own delete.
 	next := s
 	next.Beat++
-	description, err := next.description()
+	description, err := next.Description()
 	if err != nil {
 		return err
 	}

@@ -137,7 +137,7 @@ func (p *claimPVE) state(t *testing.T) ClaimState {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s, ok, err := readClaim(p.vms[9000])
+	s, ok, err := ReadClaim(p.vms[9000])
 	if !ok || err != nil {
 		t.Fatalf("no claim: %v, %v", p.vms[9000], err)
 	}
@@ -155,11 +155,11 @@ func claimant(p *claimPVE, run string) *Claim {
 func orphan(t *testing.T, run string) VM {
 	t.Helper()
 	c := claimant(nil, run)
-	description, err := c.mine(4).description()
+	description, err := c.mine(4).Description()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return VM{ID: 9000, Name: claimName, Host: "pve1", Config: map[string]string{"name": claimName, "description": description + "\n"}}
+	return VM{ID: 9000, Name: ClaimVMName, Host: "pve1", Config: map[string]string{"name": ClaimVMName, "description": description + "\n"}}
 }
 
 // VMs lists what claimants of other numbers see.

@@ -16,7 +16,7 @@ import (
 // A claim at our own number is none of them.
 func (c *Claim) rivals(vms []VM) (rivals []ClaimState, err error) {
 	for _, vm := range vms {
-		s, ok, err := readClaim(vm)
+		s, ok, err := ReadClaim(vm)
 		switch {
 		case vm.ID == c.VMID:
 		case err != nil:
@@ -126,7 +126,7 @@ func (c *Claim) list(ctx context.Context) ([]VM, *HostsAway, error) {
 }
 
 func (c *Claim) isOurs(vm VM) bool {
-	s, ok, err := readClaim(vm)
+	s, ok, err := ReadClaim(vm)
 	return vm.ID == c.VMID && ok && err == nil && s.heldBy(c.Run, c.Holder)
 }
 

@@ -103,11 +103,11 @@ func rivalVM(t *testing.T, id VMID, change func(*ClaimState)) VM {
 	if change != nil {
 		change(&s)
 	}
-	description, err := s.description()
+	description, err := s.Description()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return VM{ID: id, Name: claimName, Host: "pve1", Config: map[string]string{"name": claimName, "description": description}}
+	return VM{ID: id, Name: ClaimVMName, Host: "pve1", Config: map[string]string{"name": ClaimVMName, "description": description}}
 }
 
 // parkingVM is one of a recast.yaml with other numbers.

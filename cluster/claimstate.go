@@ -53,12 +53,12 @@ func (s ClaimState) where() string {
 func (s ClaimState) heldBy(run string, by Holder) bool { return s.Run == run && s.Holder == by }
 
 const (
-	claimName = "recast-claim"
-	claimMark = "recast-claim: "
+	ClaimVMName = "recast-claim"
+	claimMark   = "recast-claim: "
 )
 
-// description renders the claim for people and, on its last line, for recast.
-func (s ClaimState) description() (string, error) {
+// Description renders the claim for people and, on its last line, for recast.
+func (s ClaimState) Description() (string, error) {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return "", fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
@@ -67,8 +67,8 @@ func (s ClaimState) description() (string, error) {
 		s.Cluster, s, claimMark, b), nil
 }
 
-// readClaim reads the claim that a VM stands for; ok is false for any other VM.
-func readClaim(vm VM) (s ClaimState, ok bool, err error) {
+// ReadClaim reads the claim that a VM stands for; ok is false for any other VM.
+func ReadClaim(vm VM) (s ClaimState, ok bool, err error) {
 	for line := range strings.Lines(vm.Config["description"]) {
 		b, found := strings.CutPrefix(strings.TrimSpace(line), claimMark)
 		if !found {
@@ -100,7 +100,7 @@ func halfMade(vm VM) error {
 // claimOf reads a cluster's claim from the VM with the claim's VMID, and
 // refuses what else may be there.
 func claimOf(vm VM, cluster string) (ClaimState, error) {
-	s, ok, err := readClaim(vm)
+	s, ok, err := ReadClaim(vm)
 	switch {
 	case err != nil:
 		return ClaimState{}, err
@@ -125,7 +125,7 @@ func PeekClaim(vms []VM, cluster string, id VMID) (s ClaimState, found bool, err
 		}
 	}
 	for _, vm := range vms {
-		if s, ok, err := readClaim(vm); ok && err == nil && s.Cluster == cluster {
+		if s, ok, err := ReadClaim(vm); ok && err == nil && s.Cluster == cluster {
 			return s, true, nil
 		}
 	}

@@ -49,7 +49,7 @@ func (r *Replace) knowPods(ctx context.Context, vm *VM, before []Disk) error {
 	if !slices.ContainsFunc(have, func(d Disk) bool { _, had := findDrive(before, d.Key); return !had && vm.doubtful(d) }) {
 		return nil
 	}
-	return vm.knowPods(ctx, r.pods)
+	return vm.KnowPods(ctx, r.pods)
 }
 
 func findDrive(disks []Disk, key string) (Disk, bool) {

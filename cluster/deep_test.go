@@ -319,10 +319,10 @@ func TestDriftWithFiles(t *testing.T) {
 func TestEmbeddedConfigIsNoExtension(t *testing.T) {
 	t.Parallel()
 	m := Machine{Extensions: []ExtensionEntry{{Name: "embedded-config", Version: "beef"}}}
-	if got := diffExtensions(Build{EmbedsConfig: true}, m); len(got) > 0 {
+	if got := DiffExtensions(Build{EmbedsConfig: true}, m); len(got) > 0 {
 		t.Errorf("with one: %+v", got)
 	}
-	if got := diffExtensions(Build{}, m); len(got) != 1 || got[0].Code != "extension-extra" {
+	if got := DiffExtensions(Build{}, m); len(got) != 1 || got[0].Code != "extension-extra" {
 		t.Errorf("without: %+v", got)
 	}
 }

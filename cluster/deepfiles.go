@@ -92,13 +92,13 @@ func (c *fileComparison) plan() {
 			c.owners[name] = append(c.owners[name], i)
 		}
 		for why, n := range hidden {
-			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, words.Plural(n, "file"), content.Extension.title(), why))
+			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, words.Plural(n, "file"), content.Extension.Title(), why))
 		}
 	}
 	slices.Sort(c.check.NotCompared)
 }
 
-func (e LockedExtension) title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
+func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
 // list keeps what the machine has at the locked paths, and all files below local.
 func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
@@ -178,7 +178,7 @@ func (c *fileComparison) judge(name, found string) {
 		}
 	}
 	last := c.target.Content[c.owners[name][len(c.owners[name])-1]]
-	c.differs(FileDiff{Path: name, Extension: last.Extension.title(), Found: found, Wanted: last.Files[name].fingerprint()})
+	c.differs(FileDiff{Path: name, Extension: last.Extension.Title(), Found: found, Wanted: last.Files[name].fingerprint()})
 }
 
 func (c *fileComparison) differs(d FileDiff) {

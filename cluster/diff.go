@@ -111,7 +111,7 @@ func diffImage(b Build, m Machine, past History) []Reason {
 	case m.Schematic.ID != b.SchematicID:
 		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", words.Short(m.Schematic.ID), words.Short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
 	}
-	return append(out, diffExtensions(b, m)...)
+	return append(out, DiffExtensions(b, m)...)
 }
 
 // diffTarget compares what an image is made for, of which the schematic says nothing.
@@ -164,7 +164,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 // configuration that the schematic embeds (pkg/imager/embed.go of Talos).
 const configEntry = "embedded-config"
 
-func diffExtensions(b Build, m Machine) []Reason {
+func DiffExtensions(b Build, m Machine) []Reason {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
 		want[e.Name] = e.Version
@@ -200,15 +200,15 @@ func bootISO(d Disk) (name string, ok bool) {
 	return name, d.CDROM && strings.HasPrefix(name, "recast-") && strings.HasSuffix(name, ".iso")
 }
 
-// lockArg is the kernel argument by which a schematic carries the hash of its extension digests.
-const lockArg = "recast.lock="
+// LockArg is the kernel argument by which a schematic carries the hash of its extension digests.
+const LockArg = "recast.lock="
 
 // LockHash is the lock that the image was built from, as its schematic states
 // it: "sha256-…", or "" where recast did not lock it. The kernel's own command
 // line is no evidence: GRUB drops schematic arguments on an upgrade.
 func (s SchematicEntry) LockHash() string {
 	for field := range strings.FieldsSeq(s.YAML) {
-		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), lockArg); ok {
+		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), LockArg); ok {
 			return hash
 		}
 	}

@@ -156,12 +156,12 @@ func (vm VM) Disks() ([]Disk, error) {
 		d.Pod = slices.Contains(vm.Pods, d.Volid)
 		disks = append(disks, d)
 	}
-	slices.SortFunc(disks, func(a, b Disk) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(disks, func(a, b Disk) int { return CompareKeys(a.Key, b.Key) })
 	return disks, nil
 }
 
-// compareKeys orders "scsi2" before "scsi10".
-func compareKeys(a, b string) int {
+// CompareKeys orders "scsi2" before "scsi10".
+func CompareKeys(a, b string) int {
 	busA, busB := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
 	if busA != busB {
 		return strings.Compare(busA, busB)

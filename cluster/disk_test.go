@@ -307,7 +307,7 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 		SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "sdc", Serial: "iscsi-lun"}, {Device: "sdd"}},
 		Volumes: []Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}, {Device: "sdb1", Disk: "sdb", Label: "u-data"}, {Device: "sdc", Disk: "sdc"}, {Device: "sdd1", Disk: "sdd"}},
 	}
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		t.Fatal(err)
 	}

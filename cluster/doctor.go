@@ -57,7 +57,7 @@ func LookAround(ctx context.Context, src Sources, wanted []Wanted) Survey {
 	for i, w := range wanted {
 		s.Found[i], s.Unread[i] = s.match(w, members)
 	}
-	s.Shared = shared(s.Found)
+	s.Shared = Shared(s.Found)
 	nodes, vms := matching(s.Found, func(f *Found) bool { return f.Node != nil }), matching(s.Found, func(f *Found) bool { return f.VM != nil })
 	var errLocal error
 	var errTies []error

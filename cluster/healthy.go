@@ -204,7 +204,7 @@ func (n *nodeRoll) lacksSystem(m Machine, mem memory) string {
 // runsFromIts says whether the machine's system disk is the one that it is to have.
 func (n *nodeRoll) runsFromIts(m Machine, mem memory) bool {
 	vm := n.vmToBe(mem)
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return false
 	}
@@ -228,7 +228,7 @@ func (n *nodeRoll) vmToBe(mem memory) VM {
 // blank machine has shown all of them, and a disk that does not move is in its place.
 func (n *nodeRoll) lacksPlace(m Machine, mem memory) string {
 	vm := n.vmToBe(mem)
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return err.Error()
 	}

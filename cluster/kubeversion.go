@@ -55,11 +55,11 @@ func (v KubernetesVersion) String() string {
 // MinorVersion is the version without its patch: "v1.35".
 func (v KubernetesVersion) MinorVersion() string { return fmt.Sprintf("v%d.%d", v.Major, v.Minor) }
 
-func (v KubernetesVersion) compare(o KubernetesVersion) int {
+func (v KubernetesVersion) Compare(o KubernetesVersion) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
 }
 
-func (v KubernetesVersion) Before(o KubernetesVersion) bool { return v.compare(o) < 0 }
+func (v KubernetesVersion) Before(o KubernetesVersion) bool { return v.Compare(o) < 0 }
 
 // comparePre puts a release after what came before it, as https://semver.org does.
 func comparePre(a, b string) int {

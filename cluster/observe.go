@@ -96,7 +96,7 @@ func observeMatched(ctx context.Context, src Sources, wanted []Wanted) (Observat
 		}
 		o.Found[i] = f
 	}
-	if err := errors.Join(append(problems, shared(o.Found)...)...); err != nil {
+	if err := errors.Join(append(problems, Shared(o.Found)...)...); err != nil {
 		return Observation{}, err
 	}
 	return o, nil
@@ -203,16 +203,16 @@ func match(w Wanted, o *Observation, members []Member) (Found, error) {
 	}
 	if uuid == "" {
 		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
-			"nodes[].name is the Kubernetes node name; the cluster has: %s", nodeNames(o.Nodes))
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", NodeNames(o.Nodes))
 	}
-	if err := matchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
+	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
 		return f, err
 	}
 	f.Parking, f.Elsewhere = takeParking(parked, func(p Parking) bool { return p.VM.Host == f.VM.Host })
 	return f, nil
 }
 
-func matchVM(w Wanted, f *Found, o *Observation, uuid string) error {
+func MatchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 	var matches []VM
 	for _, vm := range o.VMs {
 		if vm.UUID() == uuid {
@@ -240,9 +240,9 @@ func matchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 	return nil
 }
 
-// shared finds VMs that two nodes claim to be: a machine that has taken another
+// Shared finds VMs that two nodes claim to be: a machine that has taken another
 // one's hostname goes by two Nodes.
-func shared(found []Found) (problems []error) {
+func Shared(found []Found) (problems []error) {
 	by := map[VMID]string{}
 	for _, f := range found {
 		if f.VM == nil {
@@ -316,7 +316,7 @@ func FirstAddr(addrs []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-func nodeNames(nodes []KubeNode) []string {
+func NodeNames(nodes []KubeNode) []string {
 	var names []string
 	for _, n := range nodes {
 		names = append(names, n.Name)

@@ -23,7 +23,7 @@ type persistentDisk struct {
 // persistentDisks are the VM's persistent drives that are one disk of the machine each;
 // unknown are those of which that can't be told. The disks of pods are none of them.
 func persistentDisks(vm VM, m Machine, system string) (known []persistentDisk, unknown []Disk, err error) {
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,7 +50,7 @@ func unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
 	if err != nil {
 		return nil, err
 	}
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (m Machine) identity(device string) string {
 // put a volume on a disk that had none.
 func (mem memory) displaced(m Machine, configured bool) (problems []error) {
 	vm := mem.blankVM()
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return []error{err}
 	}

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // CSI says whether a storage driver of Kubernetes attached this disk for a pod: it
@@ -20,8 +19,8 @@ func (d Disk) CSI() bool { return d.Pod }
 // vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume): none is there twice.
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 
-// likeCSI says whether the disk is named as that driver names its own.
-func (d Disk) likeCSI() bool {
+// LikeCSI says whether the disk is named as that driver names its own.
+func (d Disk) LikeCSI() bool {
 	_, name, _ := strings.Cut(d.Volid, ":")
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
@@ -42,7 +41,7 @@ func (vm VM) podVolumes(handles []string) []string {
 		}
 		means := func(handle string) bool {
 			parts := strings.SplitN(handle, "/", 4)
-			return len(parts) == 4 && parts[2]+":"+parts[3] == d.Volid && (parts[1] == "" || parts[1] == vm.Host || d.likeCSI())
+			return len(parts) == 4 && parts[2]+":"+parts[3] == d.Volid && (parts[1] == "" || parts[1] == vm.Host || d.LikeCSI())
 		}
 		if slices.ContainsFunc(handles, means) {
 			out = append(out, d.Volid)
@@ -57,8 +56,8 @@ func (vm VM) doubtful(d Disk) bool {
 	return !d.CDROM && !d.ofHost() && !d.Pod && d.Owner != vm.ID
 }
 
-// knowPods asks for the volumes of pods where a drive of the VM may be one.
-func (vm *VM) knowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
+// KnowPods asks for the volumes of pods where a drive of the VM may be one.
+func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
 	disks, err := vm.Disks()
 	if err != nil || !slices.ContainsFunc(disks, vm.doubtful) {
 		return err
@@ -70,20 +69,6 @@ func (vm *VM) knowPods(ctx context.Context, handles func(context.Context) ([]str
 	for _, volid := range vm.podVolumes(all) {
 		if !slices.Contains(vm.Pods, volid) {
 			vm.Pods = append(slices.Clone(vm.Pods), volid)
-		}
-	}
-	return nil
-}
-
-// knowPods tells all VMs which of their drives are pods', in one look at Kubernetes; nil: it is not asked.
-func (d *Discovery) knowPods(ctx context.Context, kube KubeReader) error {
-	if kube == nil {
-		return nil
-	}
-	handles := sync.OnceValues(func() ([]string, error) { return kube.PodVolumes(ctx) })
-	for i := range d.VMs {
-		if err := d.VMs[i].knowPods(ctx, func(context.Context) ([]string, error) { return handles() }); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -101,7 +86,7 @@ func (vm VM) dropCSI() {
 // when another one is drained.
 func (vm VM) sameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
-	if err := now.knowPods(ctx, handles); err != nil {
+	if err := now.KnowPods(ctx, handles); err != nil {
 		return false, err
 	}
 	before, after := maps.Clone(vm.Config), maps.Clone(now.Config)

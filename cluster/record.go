@@ -89,7 +89,7 @@ type Intent struct {
 }
 
 const (
-	recordMark = "recast-record: "
+	RecordMark = "recast-record: "
 	runMark    = "recast: run="
 	// maxDescription is Proxmox's limit for a VM's description, in characters.
 	maxDescription = 8192
@@ -109,7 +109,7 @@ func (r Record) Description() (string, error) {
 	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
 		state, r.Node, r.VMID, r.Cluster)
 	// Proxmox before 9 takes %41 in a description for an encoded letter (pve-common, Tools.pm, encode_text).
-	last := recordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
+	last := RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
 	text := head + r.wayBack(maxDescription-len(head)-len(last)) + last
 	if len(text) > maxDescription {
 		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
@@ -120,7 +120,7 @@ func (r Record) Description() (string, error) {
 // ReadRecord reads the record of a parking VM; ok is false for any other VM.
 func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 	for line := range strings.Lines(vm.Config["description"]) {
-		b, found := strings.CutPrefix(strings.TrimSpace(line), recordMark)
+		b, found := strings.CutPrefix(strings.TrimSpace(line), RecordMark)
 		if !found {
 			continue
 		}

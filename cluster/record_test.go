@@ -40,7 +40,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 	if _, ok, err := ReadRecord(VM{Config: map[string]string{"description": "web server\nsince 2019"}}); ok || err != nil {
 		t.Errorf("ok %t, err %v", ok, err)
 	}
-	_, ok, err := ReadRecord(VM{ID: 9, Config: map[string]string{"description": recordMark + `{"node":`}})
+	_, ok, err := ReadRecord(VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
 	if !ok || err == nil {
 		t.Errorf("a damaged record: ok %t, err %v", ok, err)
 	}

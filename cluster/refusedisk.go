@@ -53,7 +53,7 @@ func (c candidate) entangled() []Obstacle {
 			add("the system disk %s is a device of the host (%s), which can't be parked: give the node a volume for it, or use in-place", d.Key, d.Volid)
 			continue
 		case d.ofHost(): // stays with a VM that stays
-		case d.likeCSI() && d.Owner != c.vm.ID && d.Owner != c.Holder:
+		case d.LikeCSI() && d.Owner != c.vm.ID && d.Owner != c.Holder:
 			out = append(out, d.unclaimed(c.vm))
 			continue
 		case d.Owner == 0:

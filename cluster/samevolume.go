@@ -23,7 +23,7 @@ func (m Machine) shows(format string) bool {
 		return true
 	}
 	v, err := ParseKubernetesVersion(m.TalosVersion)
-	return err != nil || v.compare(since) >= 0
+	return err != nil || v.Compare(since) >= 0
 }
 
 // find is the volume of the machine that a remembered one is now.

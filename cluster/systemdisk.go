@@ -20,7 +20,7 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
 		return Disk{}, fault.WithHint(err, "%s", nameDrives(vm))
 	}
-	candidates, err := vm.bootable()
+	candidates, err := vm.Bootable()
 	if err != nil {
 		return Disk{}, err
 	}
@@ -47,8 +47,8 @@ func nameDrives(vm VM) string {
 		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
 }
 
-// bootable are the VM's drives that can be disks of the machine.
-func (vm VM) bootable() ([]Disk, error) {
+// Bootable are the VM's drives that can be disks of the machine.
+func (vm VM) Bootable() ([]Disk, error) {
 	disks, err := vm.Disks()
 	return slices.DeleteFunc(disks, func(d Disk) bool { return !d.Bootable() }), err
 }

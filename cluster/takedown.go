@@ -168,7 +168,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 	if n.plan.found.VM != nil {
 		vm.Pods = n.plan.found.VM.Pods
 	}
-	if err := vm.knowPods(ctx, n.Kube.PodVolumes); err != nil {
+	if err := vm.KnowPods(ctx, n.Kube.PodVolumes); err != nil {
 		return memory{}, err
 	}
 	system, err := ProveSystemDisk(vm, m, n.want.SystemDisk)
@@ -203,7 +203,7 @@ func (n *nodeRoll) observeMemory(ctx context.Context) (memory, error) {
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.etcdKept,
 		},
 	}
-	drives, err := vm.bootable()
+	drives, err := vm.Bootable()
 	if err != nil {
 		return memory{}, err
 	}

@@ -69,7 +69,7 @@ func TestWayBack(t *testing.T) {
 	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, recordMark) || strings.Contains(rest, "\n") {
+	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, RecordMark) || strings.Contains(rest, "\n") {
 		t.Errorf("the record is not the one last line: %q", rest)
 	}
 	if encoded := regexp.MustCompile(`%[0-9A-Fa-f]{2}`); encoded.MatchString(text) {

@@ -43,7 +43,7 @@ func (u *undo) make() {
 	create := fmt.Sprintf("qm create %d", id)
 	if u.tight {
 		create = "new"
-		for _, key := range slices.SortedFunc(maps.Keys(config), compareKeys) {
+		for _, key := range slices.SortedFunc(maps.Keys(config), CompareKeys) {
 			if _, remembered := u.mem.VM.Config[key]; remembered && !IsDiskKey(key) {
 				u.read = append(u.read, key)
 				delete(config, key)
@@ -254,6 +254,6 @@ func unusedKeys(vm VM) []string {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, compareKeys)
+	slices.SortFunc(keys, CompareKeys)
 	return keys
 }

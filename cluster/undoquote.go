@@ -11,7 +11,7 @@ import (
 // flags writes settings of the remembered VM as qm takes them, in order.
 func (u *undo) flags(settings map[string]string) string {
 	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(settings), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(settings), CompareKeys) {
 		value := words.Quote(settings[key])
 		if _, remembered := u.mem.VM.Config[key]; remembered && !IsDiskKey(key) {
 			value = u.value(key)
@@ -34,7 +34,7 @@ func (u *undo) value(key string) string {
 
 func plainFlags(options map[string]string) string {
 	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(options), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(options), CompareKeys) {
 		b.WriteString(" --" + key + " " + words.Quote(options[key]))
 	}
 	return b.String()

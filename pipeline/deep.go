@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
@@ -118,11 +119,11 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 }
 
 // knownBuilds are all builds of a lock.
-func knownBuilds(file string, present bool, lock schematics.Lock) []cluster.KnownBuild {
-	var out []cluster.KnownBuild
+func knownBuilds(file string, present bool, lock schematics.Lock) []provenance.KnownBuild {
+	var out []provenance.KnownBuild
 	for _, name := range lock.Names() {
 		e := lock.Schematics[name]
-		out = append(out, cluster.KnownBuild{
+		out = append(out, provenance.KnownBuild{
 			Lock: file, Present: present, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 )
 
@@ -101,7 +102,7 @@ func TestLockedFilesAreChecked(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	got, ok := describe("customization:\n    extraKernelArgs:\n        - siderolink.api=grpc://x?jointoken=s3cret\n        - quiet\n    systemExtensions:\n        officialExtensions:\n            - siderolabs/gvisor\n")
-	want := cluster.Described{Extensions: []string{"siderolabs/gvisor"}, Args: []string{"siderolink.api", "quiet"}}
+	want := provenance.Described{Extensions: []string{"siderolabs/gvisor"}, Args: []string{"siderolink.api", "quiet"}}
 	if diff := cmp.Diff(want, got); diff != "" || !ok {
 		t.Errorf("ok = %v (-want +got):\n%s", ok, diff)
 	}

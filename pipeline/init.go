@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -101,7 +102,7 @@ type InitSchematic struct {
 type initial struct {
 	InitOptions
 	src        InitSources
-	found      cluster.Discovery
+	found      discover.Discovery
 	containers []cluster.Container
 	draft      config.Draft
 	plans      []plannedSchematic
@@ -121,7 +122,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	src.Say("looking for nodes and their VMs")
 	kube := cluster.Sources{Proxmox: src.Proxmox, Talos: src.Talos, Kube: src.Kube}
 	var err error
-	in.found, err = cluster.Discover(ctx, kube, cluster.DiscoverOptions{Addrs: src.Addrs, Exclude: o.Exclude})
+	in.found, err = discover.Discover(ctx, kube, discover.DiscoverOptions{Addrs: src.Addrs, Exclude: o.Exclude})
 	if err != nil {
 		return InitResult{}, err
 	}
@@ -270,7 +271,7 @@ func (n InitNode) note() string {
 }
 
 // names lists nodes of which something is so.
-func (in *initial) names(is func(cluster.Discovered) bool) []string {
+func (in *initial) names(is func(discover.Discovered) bool) []string {
 	var out []string
 	for _, n := range in.found.Nodes {
 		if is(n) {
@@ -287,7 +288,7 @@ func (in *initial) one(what string, of func(cluster.Machine) string) (string, er
 	for _, n := range in.found.Nodes {
 		if v := of(n.Machine); !slices.Contains(values, v) {
 			values = append(values, v)
-			with := in.names(func(o cluster.Discovered) bool { return of(o.Machine) == v })
+			with := in.names(func(o discover.Discovered) bool { return of(o.Machine) == v })
 			parts = append(parts, fmt.Sprintf("%s on %s", v, strings.Join(with, ", ")))
 		}
 	}

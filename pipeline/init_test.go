@@ -9,14 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
 
 func TestNameSchematics(t *testing.T) {
 	t.Parallel()
-	cp, wk := cluster.Discovered{Name: "cp1", Machine: cluster.Machine{ControlPlane: true}}, cluster.Discovered{Name: "wk1"}
-	of := func(extension string, nodes ...cluster.Discovered) plannedSchematic {
+	cp, wk := discover.Discovered{Name: "cp1", Machine: cluster.Machine{ControlPlane: true}}, discover.Discovered{Name: "wk1"}
+	of := func(extension string, nodes ...discover.Discovered) plannedSchematic {
 		text := "customization: {}\n"
 		if extension != "" {
 			text = "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agent\n      - siderolabs/" + extension + "\n"
@@ -67,7 +68,7 @@ func TestCameFrom(t *testing.T) {
 	} {
 		in := initial{}
 		for _, image := range c.images {
-			in.found.Nodes = append(in.found.Nodes, cluster.Discovered{Machine: cluster.Machine{InstallImage: image}})
+			in.found.Nodes = append(in.found.Nodes, discover.Discovered{Machine: cluster.Machine{InstallImage: image}})
 		}
 		in.cameFrom()
 		if in.draft.Factory != c.factory || in.draft.Mirror != c.mirror {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -17,7 +17,7 @@ import (
 type plannedSchematic struct {
 	schematics.Schematic
 	name    string
-	nodes   []cluster.Discovered
+	nodes   []discover.Discovered
 	guessed bool // no node states it
 }
 
@@ -57,7 +57,7 @@ func (in *initial) schematics(ctx context.Context) error {
 }
 
 // schematicRun is the schematic that a node runs, less recast's own kernel argument.
-func (in *initial) schematicRun(ctx context.Context, n cluster.Discovered) (s schematics.Schematic, guessed bool, err error) {
+func (in *initial) schematicRun(ctx context.Context, n discover.Discovered) (s schematics.Schematic, guessed bool, err error) {
 	if text := n.Machine.Schematic.YAML; text != "" {
 		s, err = schematics.Unlocked("the schematic of "+n.Name, []byte(text))
 		return s, false, fault.WithHint(err, "a newer Image Factory may have made it than this recast knows: is there a newer recast? Or leave the node out: --exclude %s", n.Name)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -38,7 +39,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.draft.VMIDs, err = read(answer); err != nil {
 		return err
 	}
-	if in.rolled(own) != "" && !slices.ContainsFunc(own, cluster.IsClaim) {
+	if in.rolled(own) != "" && !slices.ContainsFunc(own, discover.IsClaim) {
 		in.warn("recast has run on these nodes before, and no run is at work that would show where its claim is: proxmox.vmids of that other recast.yaml have to begin with %d as well, or each refuses what the other has left", in.draft.VMIDs.First)
 	}
 	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
@@ -50,7 +51,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 // rolled asks for the range of another recast.yaml; "" where there is no sign of one.
 func (in *initial) rolled(own []cluster.VM) string {
 	var why string
-	made := in.names(func(n cluster.Discovered) bool { return n.VM.MadeBy() != "" })
+	made := in.names(func(n discover.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
 	case len(own) > 0:
 		var ids []string
@@ -70,7 +71,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 // number, the claim's, somebody else has.
 func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
-		claim := cluster.IsClaim(vm)
+		claim := discover.IsClaim(vm)
 		switch {
 		case !r.Contains(int(vm.ID)), claim && int(vm.ID) != r.First:
 			what := "is recast's own"
@@ -102,7 +103,7 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
 	var out []string
 	for _, vm := range in.found.VMs {
-		node := slices.ContainsFunc(in.found.Nodes, func(n cluster.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
+		node := slices.ContainsFunc(in.found.Nodes, func(n discover.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
 		mine := slices.ContainsFunc(own, func(o cluster.VM) bool { return o.ID == vm.ID })
 		if r.Contains(int(vm.ID)) && !node && !mine {
 			out = append(out, vm.String())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -63,7 +64,7 @@ type Machines struct {
 	Kube        cluster.Kube
 	Leases      cluster.Leases
 	Files       cluster.FileReader
-	Claims      cluster.ClaimReader
+	Claims      provenance.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
 	// MachineConfig returns a node's configuration from a file, where the user

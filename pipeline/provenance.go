@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -19,20 +20,20 @@ import (
 // Provenance follows the chain from a lock to one running node. With a puller it
 // also compares the node's files with the images of the build that it claims. It
 // needs no lock: what is not at hand is unknown, not an error.
-func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (cluster.Provenance, error) {
+func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (provenance.Provenance, error) {
 	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
 	if i < 0 {
-		return cluster.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+		return provenance.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
 	}
 	present, past, err := p.locksAtHand()
 	if err != nil {
-		return cluster.Provenance{}, err
+		return provenance.Provenance{}, err
 	}
 	found, err := p.found(ctx, m, p.wanted(present)[i])
 	if err != nil {
-		return cluster.Provenance{}, err
+		return provenance.Provenance{}, err
 	}
-	t := cluster.Trail{Describe: describe}
+	t := provenance.Trail{Describe: describe}
 	t.Known = append(knownBuilds("recast.lock", true, present), past...)
 	for k, b := range t.Known {
 		if b.Present && b.Schematic == p.Config.Nodes[i].Schematic {
@@ -40,7 +41,7 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 		}
 	}
 	if t.Claims, err = m.Claims.Claims(ctx, found.Addr, found.VM.UUID()); err != nil {
-		return cluster.Provenance{}, fmt.Errorf("read what %s says of its image: %w", node, err)
+		return provenance.Provenance{}, fmt.Errorf("read what %s says of its image: %w", node, err)
 	}
 	if b := t.Claimant(); r != nil && b != nil {
 		target := cluster.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
@@ -48,14 +49,14 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 			t.Unread = err.Error()
 		}
 	}
-	out := cluster.Trace(t)
+	out := provenance.Trace(t)
 	out.Node, out.VM, out.Address = node, found.VM.String(), found.Addr
 	return out, ctx.Err()
 }
 
 // compareOne compares the files of one node with those of a build.
 func compareOne(
-	ctx context.Context, m Machines, r images.Puller, t cluster.FileTarget, b cluster.KnownBuild, say func(string),
+	ctx context.Context, m Machines, r images.Puller, t cluster.FileTarget, b provenance.KnownBuild, say func(string),
 ) (*cluster.FileCheck, error) {
 	if err := newLockedFiles(r, say).want(ctx, &t, b.Build.Arch, b.Build); err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func (p Project) nodeNames() []string {
 
 // locksAtHand reads recast.lock, which need not exist nor fit the configuration,
 // and the builds of past locks.
-func (p Project) locksAtHand() (present schematics.Lock, past []cluster.KnownBuild, err error) {
+func (p Project) locksAtHand() (present schematics.Lock, past []provenance.KnownBuild, err error) {
 	present, err = schematics.ReadLock(p.LockFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return present, nil, err
@@ -111,12 +112,12 @@ func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (clust
 // describe says what a schematic that is not ours asks for. The values of its
 // kernel arguments are left out, and so is why it can't be read: either may
 // quote a token.
-func describe(text string) (cluster.Described, bool) {
+func describe(text string) (provenance.Described, bool) {
 	s, err := schematics.Parse("schematic", []byte(text))
 	if err != nil {
-		return cluster.Described{}, false
+		return provenance.Described{}, false
 	}
-	d := cluster.Described{Extensions: s.Extensions()}
+	d := provenance.Described{Extensions: s.Extensions()}
 	for _, arg := range (schematics.Locked{File: "schematic", Schematic: text}).KernelArgs() {
 		name, _, _ := strings.Cut(arg, "=")
 		d.Args = append(d.Args, name)

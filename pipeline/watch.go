@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -155,7 +156,7 @@ func (w *Watched) all(ctx context.Context) ([]cluster.VM, error) {
 func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]bool {
 	worked := map[cluster.VMID]bool{w.claim: true}
 	for _, vm := range known {
-		if cluster.IsClaim(vm) {
+		if discover.IsClaim(vm) {
 			worked[vm.ID] = true
 		}
 		if rec, ok, err := cluster.ReadRecord(vm); ok && (err != nil || rec.Open) {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
@@ -37,7 +37,7 @@ when links contradict each other, 1 when the node could not be read.`,
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				res, err := provenance(ctx, s, p, m, args[0], deep)
+				res, err := provenanceOf(ctx, s, p, m, args[0], deep)
 				if err != nil {
 					return err
 				}
@@ -59,9 +59,9 @@ when links contradict each other, 1 when the node could not be read.`,
 	return c
 }
 
-func provenance(
+func provenanceOf(
 	ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, node string, deep bool,
-) (res cluster.Provenance, err error) {
+) (res provenance.Provenance, err error) {
 	if !deep {
 		return pipeline.Provenance(ctx, p, m, nil, node, s.say)
 	}

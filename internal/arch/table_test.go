@@ -67,6 +67,8 @@ var table = []row{
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault"}},
+	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too
@@ -113,7 +115,7 @@ var table = []row{
 	// adapters: the domain packages whose interfaces they fill, and one client library each
 	{pkg: "internal/pve", allow: []string{"cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
+		"cluster", "cluster/provenance", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/kube", allow: []string{
 		"cluster", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,

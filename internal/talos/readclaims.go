@@ -14,18 +14,19 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 )
 
-var _ cluster.ClaimReader = (*Client)(nil)
+var _ provenance.ClaimReader = (*Client)(nil)
 
 // Claims reads what the machine at addr says about the image that it runs. A
 // reader may do that; what takes an admin is left out.
-func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (claims cluster.Claims, err error) {
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (claims provenance.Claims, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
 			return err
 		}
-		for _, read := range []func(context.Context, session, *cluster.Claims) error{
+		for _, read := range []func(context.Context, session, *provenance.Claims) error{
 			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
 		} {
 			if err := read(ctx, s, &claims); err != nil {
@@ -37,14 +38,14 @@ func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (clai
 	return claims, err
 }
 
-func claimVersion(ctx context.Context, s session, c *cluster.Claims) error {
+func claimVersion(ctx context.Context, s session, c *provenance.Claims) error {
 	var m cluster.Machine
 	err := readVersion(ctx, s, &m)
 	c.TalosVersion, c.Arch, c.Platform = m.TalosVersion, m.Arch, m.Platform
 	return err
 }
 
-func claimLayers(ctx context.Context, s session, c *cluster.Claims) error {
+func claimLayers(ctx context.Context, s session, c *provenance.Claims) error {
 	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func claimLayers(ctx context.Context, s session, c *cluster.Claims) error {
 	})
 	for _, e := range all {
 		about := e.TypedSpec().Metadata
-		c.Layers = append(c.Layers, cluster.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
+		c.Layers = append(c.Layers, provenance.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
 	}
 	return nil
 }
@@ -69,16 +70,16 @@ func layerNumber(e *runtime.ExtensionStatus) int {
 	return n
 }
 
-func claimFactory(ctx context.Context, s session, c *cluster.Claims) error {
+func claimFactory(ctx context.Context, s session, c *provenance.Claims) error {
 	f, found, err := get[*runtime.ImageFactorySchematic](ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata())
 	if err != nil || !found {
 		return err
 	}
-	c.Factory = &cluster.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	c.Factory = &provenance.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
 	return nil
 }
 
-func claimBoot(ctx context.Context, s session, c *cluster.Claims) error {
+func claimBoot(ctx context.Context, s session, c *provenance.Claims) error {
 	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ const lockArg = "recast.lock="
 
 // claimCmdline keeps nothing of the command line but recast's own argument: the
 // others may have tokens in them.
-func claimCmdline(ctx context.Context, s session, c *cluster.Claims) error {
+func claimCmdline(ctx context.Context, s session, c *provenance.Claims) error {
 	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	if err != nil {
 		return err

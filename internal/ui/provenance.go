@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WriteProvenance prints the chain from a lock to a running node.
-func WriteProvenance(w io.Writer, format string, res cluster.Provenance) error {
+func WriteProvenance(w io.Writer, format string, res provenance.Provenance) error {
 	return write(w, format, res, func(p *page) {
 		p.line("%s", p.paint(bold, fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)))
 		for _, l := range res.Links {
@@ -25,13 +25,13 @@ func WriteProvenance(w io.Writer, format string, res cluster.Provenance) error {
 	})
 }
 
-func certain(c cluster.Certainty) string {
+func certain(c provenance.Certainty) string {
 	switch c {
-	case cluster.Proven:
+	case provenance.Proven:
 		return green
-	case cluster.Contradicted:
+	case provenance.Contradicted:
 		return red
-	case cluster.Unknown:
+	case provenance.Unknown:
 		return yellow
 	}
 	return dim

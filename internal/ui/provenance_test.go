@@ -9,19 +9,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 )
 
 func TestWriteProvenance(t *testing.T) {
 	t.Parallel()
-	p := cluster.Provenance{
-		Node: "wk1", VM: `VM 9031 "wk1" on pve1`, Address: netip.MustParseAddr("127.42.7.31"), Origin: cluster.FromLock, Build: "b1", Wanted: "b1",
+	p := provenance.Provenance{
+		Node: "wk1", VM: `VM 9031 "wk1" on pve1`, Address: netip.MustParseAddr("127.42.7.31"), Origin: provenance.FromLock, Build: "b1", Wanted: "b1",
 		Summary: []string{"contradicted: files: what the node shows does not fit together", "it claims the build that recast.lock wants"},
-		Links: []cluster.Link{
-			{Name: "lock", Certainty: cluster.Proven, Text: "recast.lock wants schematic storage", Details: []string{"schematic ID cafe", "installer registry.example/x@sha256:11"}},
-			{Name: "schematic", Certainty: cluster.Claimed, Text: "the image says that it was built by \x1b[31mImage Factory"},
-			{Name: "cmdline", Certainty: cluster.Unknown, Text: "the kernel's command line has no recast.lock"},
-			{Name: "files", Certainty: cluster.Contradicted, Text: "1 files of its extensions are not those of the images", Details: []string{"/usr/local/a of extension tool v1: sha256:aa → sha256:bb"}},
+		Links: []provenance.Link{
+			{Name: "lock", Certainty: provenance.Proven, Text: "recast.lock wants schematic storage", Details: []string{"schematic ID cafe", "installer registry.example/x@sha256:11"}},
+			{Name: "schematic", Certainty: provenance.Claimed, Text: "the image says that it was built by \x1b[31mImage Factory"},
+			{Name: "cmdline", Certainty: provenance.Unknown, Text: "the kernel's command line has no recast.lock"},
+			{Name: "files", Certainty: provenance.Contradicted, Text: "1 files of its extensions are not those of the images", Details: []string{"/usr/local/a of extension tool v1: sha256:aa → sha256:bb"}},
 		},
 	}
 	drawn(t, "provenance", func(b *bytes.Buffer) error { return WriteProvenance(b, "text", p) })
@@ -29,7 +29,7 @@ func TestWriteProvenance(t *testing.T) {
 	if err := WriteProvenance(&out, "json", p); err != nil {
 		t.Fatal(err)
 	}
-	var back cluster.Provenance
+	var back provenance.Provenance
 	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
 		t.Fatal(err)
 	}

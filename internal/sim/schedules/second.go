@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 )
 
@@ -67,7 +68,7 @@ func (p *play) heldMeanwhile() string {
 		return ""
 	}
 	for _, vm := range p.lab.World.VMs() {
-		if cluster.IsClaim(cluster.VM{Config: vm.Config}) && strings.Contains(vm.Config["description"], life.client.Run) {
+		if discover.IsClaim(cluster.VM{Config: vm.Config}) && strings.Contains(vm.Config["description"], life.client.Run) {
 			return vm.Config["description"]
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
@@ -248,13 +249,13 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 }
 
 // Provenance is recast provenance NODE --deep.
-func (c *Client) Provenance(ctx context.Context, node string) (cluster.Provenance, error) {
+func (c *Client) Provenance(ctx context.Context, node string) (provenance.Provenance, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
-		return cluster.Provenance{}, err
+		return provenance.Provenance{}, err
 	}
 	defer s.end()
-	return told[cluster.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
+	return told[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
 }
 
 // Plan is recast plan.

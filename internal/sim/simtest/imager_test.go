@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	sim "github.com/recast-sh/recast/internal/sim/imager"
@@ -90,7 +91,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 		}
 		p, err := lab.Client().Provenance(t.Context(), "wk1")
 		must(t, err)
-		if p.Origin != cluster.FromLock || p.Build != p.Wanted || p.Contradicted() {
+		if p.Origin != provenance.FromLock || p.Build != p.Wanted || p.Contradicted() {
 			t.Errorf("provenance: %+v", p)
 		}
 		left, err := os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager"))

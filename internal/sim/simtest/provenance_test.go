@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -35,13 +36,13 @@ func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 }
 
 // certainty is how well one link of a node's chain holds.
-func certainty(t *testing.T, lab *Lab, node, link string) (cluster.Certainty, cluster.Provenance) {
+func certainty(t *testing.T, lab *Lab, node, link string) (provenance.Certainty, provenance.Provenance) {
 	t.Helper()
 	p, err := lab.Client().Provenance(t.Context(), node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(p.Links, func(l cluster.Link) bool { return l.Name == link })
+	i := slices.IndexFunc(p.Links, func(l provenance.Link) bool { return l.Name == link })
 	if i < 0 {
 		t.Fatalf("%s has no link %s: %+v", node, link, p)
 	}
@@ -73,7 +74,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		}
 		// It runs what the lock before this one pins, which is at hand.
 		files, p := certainty(t, lab, "wk1", "files")
-		if files != cluster.Proven || p.Origin != cluster.FromLock || p.Build == p.Wanted || p.Contradicted() {
+		if files != provenance.Proven || p.Origin != provenance.FromLock || p.Build == p.Wanted || p.Contradicted() {
 			t.Errorf("before the roll: files %s, %+v", files, p)
 		}
 		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
@@ -82,7 +83,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		if got := deepDrift(t, lab); len(got) > 0 {
 			t.Errorf("after the roll: %+v", got)
 		}
-		if files, p := certainty(t, lab, "wk1", "files"); files != cluster.Proven || p.Build != p.Wanted || p.Contradicted() {
+		if files, p := certainty(t, lab, "wk1", "files"); files != provenance.Proven || p.Build != p.Wanted || p.Contradicted() {
 			t.Errorf("after the roll: files %s, %+v", files, p)
 		}
 	})
@@ -109,7 +110,7 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 		}
 		requirePatchedFile(t, "wk1", deepDrift(t, lab)["wk1"])
 		files, p := certainty(t, lab, "wk1", "files")
-		if files != cluster.Contradicted || p.Build != p.Wanted || p.Origin != cluster.FromLock {
+		if files != provenance.Contradicted || p.Build != p.Wanted || p.Origin != provenance.FromLock {
 			t.Errorf("files %s, %+v", files, p)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -28,7 +29,7 @@ func (l *Lab) withRange(vmids string) *Client {
 func requireNoClaims(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
-		if cluster.IsClaim(cluster.VM{Config: vm.Config}) {
+		if discover.IsClaim(cluster.VM{Config: vm.Config}) {
 			t.Errorf("VM %d is still a claim: %s", vm.ID, vm.Config["description"])
 		}
 	}

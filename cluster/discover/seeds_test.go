@@ -1,4 +1,4 @@
-package cluster
+package discover
 
 import (
 	"context"
@@ -10,65 +10,66 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // machines answers for those that are on.
 type machines struct {
-	Talos
-	members []Member
-	on      map[netip.Addr]Machine
+	cluster.Talos
+	members []cluster.Member
+	on      map[netip.Addr]cluster.Machine
 }
 
-func (m machines) Members(context.Context) ([]Member, error) { return m.members, nil }
+func (m machines) Members(context.Context) ([]cluster.Member, error) { return m.members, nil }
 
-func (m machines) Machine(_ context.Context, addr netip.Addr) (Machine, error) {
+func (m machines) Machine(_ context.Context, addr netip.Addr) (cluster.Machine, error) {
 	if found, ok := m.on[addr]; ok {
 		return found, nil
 	}
-	return Machine{}, fmt.Errorf("%s: %w", addr, errors.New("connection refused"))
+	return cluster.Machine{}, fmt.Errorf("%s: %w", addr, errors.New("connection refused"))
 }
 
 // listing lists VMs, or Kubernetes nodes.
 type listing struct {
-	Proxmox
-	vms []VM
+	cluster.Proxmox
+	vms []cluster.VM
 }
 
-func (l listing) VMs(context.Context) ([]VM, error) { return l.vms, nil }
+func (l listing) VMs(context.Context) ([]cluster.VM, error) { return l.vms, nil }
 
 type nodeList struct {
-	Kube
-	nodes []KubeNode
+	cluster.Kube
+	nodes []cluster.KubeNode
 }
 
-func (l nodeList) Nodes(context.Context) ([]KubeNode, error) { return l.nodes, nil }
+func (l nodeList) Nodes(context.Context) ([]cluster.KubeNode, error) { return l.nodes, nil }
 
 // TestDiscoverAll: a node that nobody lists is missed by nobody, so somebody has to list them.
 func TestDiscoverAll(t *testing.T) {
 	t.Parallel()
 	a, b, c, d := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3"), netip.MustParseAddr("192.0.2.4")
 	uuid := func(name string) string { return "5ec0ffee-0000-4000-8000-000000000" + name }
-	machine := func(name string) Machine {
-		return Machine{Nodename: name, UUID: uuid(name), ControlPlane: name == "cp1", TalosVersion: "v1.13.9"}
+	machine := func(name string) cluster.Machine {
+		return cluster.Machine{Nodename: name, UUID: uuid(name), ControlPlane: name == "cp1", TalosVersion: "v1.13.9"}
 	}
-	var vms []VM
+	var vms []cluster.VM
 	for i, name := range []string{"cp1", "wk1"} {
-		vms = append(vms, VM{ID: VMID(101 + i), Name: name, Host: "pve1", Config: map[string]string{"smbios1": "uuid=" + uuid(name), "scsi0": fmt.Sprintf("fast:vm-%d-disk-0", 101+i)}})
+		vms = append(vms, cluster.VM{ID: cluster.VMID(101 + i), Name: name, Host: "pve1", Config: map[string]string{"smbios1": "uuid=" + uuid(name), "scsi0": fmt.Sprintf("fast:vm-%d-disk-0", 101+i)}})
 	}
-	both := map[netip.Addr]Machine{a: machine("cp1"), b: machine("wk1")}
-	members := []Member{{Nodename: "cp1", Addresses: []netip.Addr{a}}, {Nodename: "wk1", Addresses: []netip.Addr{b, d}}}
-	kube := func(names ...string) Kube {
+	both := map[netip.Addr]cluster.Machine{a: machine("cp1"), b: machine("wk1")}
+	members := []cluster.Member{{Nodename: "cp1", Addresses: []netip.Addr{a}}, {Nodename: "wk1", Addresses: []netip.Addr{b, d}}}
+	kube := func(names ...string) cluster.Kube {
 		l := nodeList{}
 		for _, name := range names {
-			l.nodes = append(l.nodes, KubeNode{Name: name, UUID: uuid(name), Addresses: []netip.Addr{map[string]netip.Addr{"cp1": a, "wk1": b}[name]}})
+			l.nodes = append(l.nodes, cluster.KubeNode{Name: name, UUID: uuid(name), Addresses: []netip.Addr{map[string]netip.Addr{"cp1": a, "wk1": b}[name]}})
 		}
 		return l
 	}
 	for name, tc := range map[string]struct {
-		members []Member
-		kube    Kube
-		on      map[netip.Addr]Machine
+		members []cluster.Member
+		kube    cluster.Kube
+		on      map[netip.Addr]cluster.Machine
 		addrs   []netip.Addr
 		silent  []netip.Addr
 		nodes   string
@@ -85,14 +86,14 @@ func TestDiscoverAll(t *testing.T) {
 		"one that is silent":            {members: members, on: both, addrs: []netip.Addr{a, c, c}, silent: []netip.Addr{c}, nodes: "cp1 wk1"},
 		"a known one that is silent":    {members: members, on: both, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
 		"one without a name": {
-			members: members, on: map[netip.Addr]Machine{a: machine("cp1"), b: machine("wk1"), c: {}}, addrs: []netip.Addr{c}, silent: []netip.Addr{c}, nodes: "cp1 wk1",
+			members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), b: machine("wk1"), c: {}}, addrs: []netip.Addr{c}, silent: []netip.Addr{c}, nodes: "cp1 wk1",
 		},
-		"elsewhere than it is known to be": {members: members, on: map[netip.Addr]Machine{a: machine("cp1"), d: machine("wk1")}, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
-		"nowhere":                          {members: members, on: map[netip.Addr]Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
+		"elsewhere than it is known to be": {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), d: machine("wk1")}, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
+		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			src := Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
+			src := cluster.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
 			got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
 			if said := fmt.Sprint(err); tc.err != "" {
 				if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
@@ -120,32 +121,32 @@ func TestDiscoverAll(t *testing.T) {
 // TestDiscoveryOwn: which VMs of recast's say that there is a recast.yaml already.
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
-	parking := func(id VMID, r Record) VM {
+	parking := func(id cluster.VMID, r cluster.Record) cluster.VM {
 		text, err := r.Description()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
+		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
-	claim := func(id VMID, cluster string) VM {
-		text, err := ClaimState{Cluster: cluster, Run: "r1"}.description()
+	claim := func(id cluster.VMID, name string) cluster.VM {
+		text, err := cluster.ClaimState{Cluster: name, Run: "r1"}.Description()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return VM{ID: id, Name: claimName, Host: "pve1", Config: map[string]string{"description": text}}
+		return cluster.VM{ID: id, Name: cluster.ClaimVMName, Host: "pve1", Config: map[string]string{"description": text}}
 	}
-	d := Discovery{uuids: []string{discoveredUUID}, VMs: []VM{
+	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{
 		{ID: 101, Name: "wk1"},
 		claim(9000, "homelab"), claim(9100, "other"),
-		parking(9001, Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
-		parking(9002, Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
-		parking(9101, Record{Cluster: "other", Node: "wk1", UUID: "y"}),
+		parking(9001, cluster.Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
+		parking(9002, cluster.Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
+		parking(9101, cluster.Record{Cluster: "other", Node: "wk1", UUID: "y"}),
 	}}
 	for _, tc := range []struct{ cluster, learned, want string }{
 		{"homelab", "", "[9000 9001 9002]"}, {"new", "", "[9001]"}, {"new", "homelab", "[9000 9001 9002]"}, {"other", "", "[9100 9001 9101]"},
 	} {
 		d.Cluster = tc.learned
-		var got []VMID
+		var got []cluster.VMID
 		for _, vm := range d.Own(tc.cluster) {
 			got = append(got, vm.ID)
 		}

@@ -1,9 +1,11 @@
-package cluster
+package provenance
 
 import (
 	"context"
 	"net/netip"
 	"slices"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // ClaimReader reads what running machines say about their images.
@@ -55,7 +57,7 @@ type KnownBuild struct {
 	Present   bool   // the lock is recast.lock
 	Schematic string // its name in the configuration
 	File      string
-	Build     Build
+	Build     cluster.Build
 	ISOSHA256 string // "": not built
 	Signer    string // fingerprint of the key that signed the installer; "": not verified
 }
@@ -126,7 +128,7 @@ type Trail struct {
 	Known    []KnownBuild // builds of every lock at hand, the present one's among them
 	Claims   Claims
 	Describe func(schematic string) (d Described, ok bool) // of one that no lock at hand has
-	Files    *FileCheck                                    // against the build that it claims; nil: not compared
+	Files    *cluster.FileCheck                            // against the build that it claims; nil: not compared
 	// Unread is why the files could not be compared although that was asked for.
 	Unread string
 }

@@ -1,4 +1,4 @@
-package cluster
+package discover
 
 import (
 	"context"
@@ -6,11 +6,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // addresses are all that nodes are known to have.
-func addresses(members []Member, nodes []KubeNode) []netip.Addr {
+func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
 	var out []netip.Addr
 	for _, m := range members {
 		out = append(out, m.Addresses...)
@@ -24,7 +25,7 @@ func addresses(members []Member, nodes []KubeNode) []netip.Addr {
 // addSeeds adds the machines at further addresses, and takes from there what a node
 // that is listed did not answer at its own. silent are the addresses where no node
 // answers and none is known to be: it may be one that moves between control planes.
-func addSeeds(ctx context.Context, talos MachineReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+func addSeeds(ctx context.Context, talos cluster.MachineReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
 			continue

@@ -1,4 +1,4 @@
-package cluster
+package discover
 
 import (
 	"encoding/json"
@@ -9,14 +9,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestWhereabouts(t *testing.T) {
 	t.Parallel()
 	a, b, c := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
-	members := []Member{{Nodename: "cp1", Addresses: []netip.Addr{c}}, {Nodename: "wk1", Addresses: []netip.Addr{b}}, {Nodename: "wk2", Addresses: []netip.Addr{b}}, {Nodename: "wk2"}}
-	nodes := []KubeNode{{Name: "cp1", Addresses: []netip.Addr{a}}, {Name: "wk1"}, {Name: "other"}}
+	members := []cluster.Member{{Nodename: "cp1", Addresses: []netip.Addr{c}}, {Nodename: "wk1", Addresses: []netip.Addr{b}}, {Nodename: "wk2", Addresses: []netip.Addr{b}}, {Nodename: "wk2"}}
+	nodes := []cluster.KubeNode{{Name: "cp1", Addresses: []netip.Addr{a}}, {Name: "wk1"}, {Name: "other"}}
 	got := map[string]string{}
 	for _, d := range whereabouts(members, nodes) {
 		if _, twice := got[d.Name]; twice {
@@ -32,12 +33,12 @@ func TestWhereabouts(t *testing.T) {
 
 func TestStrangers(t *testing.T) {
 	t.Parallel()
-	members, others := []Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []KubeNode{{Name: "a"}, {Name: "b"}}
+	members, others := []cluster.Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []cluster.KubeNode{{Name: "a"}, {Name: "b"}}
 	if err := strangers(members, others); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "Talos has the nodes cp1, wk1, Kubernetes has a, b") {
 		t.Errorf("err = %v", err)
 	}
 	for name, err := range map[string]error{
-		"one in common": strangers(members, append(others, KubeNode{Name: "wk1"})), "no kubeconfig": strangers(members, nil), "no discovery": strangers(nil, others),
+		"one in common": strangers(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": strangers(members, nil), "no discovery": strangers(nil, others),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -48,46 +49,46 @@ func TestStrangers(t *testing.T) {
 const discoveredUUID = "5ec0ffee-0000-4000-8000-000000009031"
 
 // discovered is a node on its system disk scsi0, and its VM.
-func discovered(config map[string]string) (Discovered, VM) {
-	vm := VM{ID: 9031, Name: "wk1", Host: "pve1", Config: map[string]string{
+func discovered(config map[string]string) (Discovered, cluster.VM) {
+	vm := cluster.VM{ID: 9031, Name: "wk1", Host: "pve1", Config: map[string]string{
 		"smbios1": "uuid=" + discoveredUUID, "scsihw": "virtio-scsi-single", "scsi0": "fast:vm-9031-disk-0,size=10G", "ide2": "none,media=cdrom",
 	}}
 	maps.Copy(vm.Config, config)
-	m := Machine{
+	m := cluster.Machine{
 		UUID: discoveredUUID, TalosVersion: "v1.13.9", SystemDisk: "sda",
-		Disks: []MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host2/target2:0:0/2:0:0:0", SizeBytes: 10 << 30}},
+		Disks: []cluster.MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host2/target2:0:0/2:0:0:0", SizeBytes: 10 << 30}},
 	}
 	return Discovered{Name: "wk1", Addr: netip.MustParseAddr("192.0.2.31"), Machine: m}, vm
 }
 
 func TestDiscoveredMatch(t *testing.T) {
 	t.Parallel()
-	data := VM{ID: 9201, Name: "data", Host: "pve1"}
+	data := cluster.VM{ID: 9201, Name: "data", Host: "pve1"}
 	for name, c := range map[string]struct {
 		config     map[string]string
 		change     func(*Discovered)
-		others     []VM
+		others     []cluster.VM
 		persistent string
-		holder     VMID
+		holder     cluster.VMID
 		err        string
 	}{
 		"no other disk":        {},
 		"its own":              {config: map[string]string{"scsi1": "fast:vm-9031-disk-1,size=20G", "efidisk0": "fast:vm-9031-disk-2"}, persistent: "scsi1"},
 		"of a pod":             {config: map[string]string{"scsi2": "fast:vm-9999-pvc-1a2b,size=1G"}},
-		"a data VM's":          {config: map[string]string{"scsi1": "fast:vm-9201-disk-0"}, others: []VM{data}, persistent: "scsi1", holder: 9201},
-		"one of either":        {config: map[string]string{"scsi1": "fast:vm-9201-disk-0", "scsi2": "fast:vm-9031-disk-1"}, others: []VM{data}, persistent: "scsi1 scsi2", holder: 9201},
-		"two data VMs":         {config: map[string]string{"scsi1": "fast:vm-9201-disk-0", "scsi2": "fast:vm-9202-disk-0"}, others: []VM{data}, err: "to VM 9201 and to VM 9202"},
+		"a data VM's":          {config: map[string]string{"scsi1": "fast:vm-9201-disk-0"}, others: []cluster.VM{data}, persistent: "scsi1", holder: 9201},
+		"one of either":        {config: map[string]string{"scsi1": "fast:vm-9201-disk-0", "scsi2": "fast:vm-9031-disk-1"}, others: []cluster.VM{data}, persistent: "scsi1 scsi2", holder: 9201},
+		"two data VMs":         {config: map[string]string{"scsi1": "fast:vm-9201-disk-0", "scsi2": "fast:vm-9202-disk-0"}, others: []cluster.VM{data}, err: "to VM 9201 and to VM 9202"},
 		"a data VM not there":  {config: map[string]string{"scsi1": "fast:vm-9201-disk-0"}, err: "belong to VM 9201, which is not there"},
-		"another UUID in Kube": {change: func(d *Discovered) { d.Node = &KubeNode{UUID: "other"} }, err: "Kubernetes says that its UUID is other"},
-		"no UUID":              {change: func(d *Discovered) { d.Machine.UUID = "" }, others: []VM{data}, err: "does not say which UUID"},
-		"a twin":               {others: []VM{{ID: 300, Config: map[string]string{"smbios1": "uuid=" + strings.ToUpper(discoveredUUID)}}}, err: "2 VMs have its SMBIOS UUID"},
+		"another UUID in Kube": {change: func(d *Discovered) { d.Node = &cluster.KubeNode{UUID: "other"} }, err: "Kubernetes says that its UUID is other"},
+		"no UUID":              {change: func(d *Discovered) { d.Machine.UUID = "" }, others: []cluster.VM{data}, err: "does not say which UUID"},
+		"a twin":               {others: []cluster.VM{{ID: 300, Config: map[string]string{"smbios1": "uuid=" + strings.ToUpper(discoveredUUID)}}}, err: "2 VMs have its SMBIOS UUID"},
 		"no VM":                {change: func(d *Discovered) { d.Machine.UUID = "5ec0ffee-0000-4000-8000-000000000000" }, err: "no VM has its SMBIOS UUID"},
 	} {
 		d, vm := discovered(c.config)
 		if c.change != nil {
 			c.change(&d)
 		}
-		err := d.match(append([]VM{vm}, c.others...))
+		err := d.match(append([]cluster.VM{vm}, c.others...))
 		switch {
 		case c.err != "":
 			if err == nil || !strings.Contains(err.Error(), c.err) {
@@ -112,7 +113,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
 	d.Machine.SystemDisk = ""
-	if err := d.match([]VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}); err != nil {
+	if err := d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}); err != nil {
 		t.Fatal(err)
 	}
 	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
@@ -122,25 +123,25 @@ func TestDiscoveredUnproven(t *testing.T) {
 
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
-	parking := func(r Record) VM {
+	parking := func(r cluster.Record) cluster.VM {
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": recordMark + string(text)}}
+		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": cluster.RecordMark + string(text)}}
 	}
 	n, vm := discovered(nil)
 	n.VM = vm
 	for name, c := range map[string]struct {
-		record  Record
+		record  cluster.Record
 		cluster string
 		refused bool
 	}{
-		"finished":  {Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
-		"half done": {Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
-		"another's": {Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
+		"finished":  {cluster.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
+		"half done": {cluster.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
+		"another's": {cluster.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
 	} {
-		d := Discovery{Nodes: []Discovered{n}, VMs: []VM{vm, parking(c.record)}}
+		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, parking(c.record)}}
 		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {
 			t.Errorf("%s: cluster %q, %v", name, d.Cluster, err)
 		}
@@ -151,7 +152,7 @@ func TestDiscoveryVersions(t *testing.T) {
 	t.Parallel()
 	d := Discovery{}
 	for _, v := range []string{"v1.9.5", "v1.13.9", "v1.14.0-beta.1", "v1.13.9"} {
-		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: Machine{TalosVersion: v}})
+		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{TalosVersion: v}})
 	}
 	got, err := d.Versions()
 	if err != nil {

@@ -1,4 +1,4 @@
-package cluster
+package discover
 
 import (
 	"cmp"
@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -18,7 +20,7 @@ import (
 type Discovery struct {
 	Nodes []Discovered // control planes first, then by name
 	Left  []string     // nodes that were left out as asked, by name
-	VMs   []VM         // of the whole Proxmox cluster
+	VMs   []cluster.VM // of the whole Proxmox cluster
 	// Silent are addresses that were to be asked, and where neither anybody answers
 	// nor any of the nodes is known to be.
 	Silent []netip.Addr
@@ -32,15 +34,15 @@ type Discovery struct {
 type Discovered struct {
 	Name    string
 	Addr    netip.Addr
-	Node    *KubeNode // nil where Kubernetes was not asked
-	Machine Machine
-	VM      VM
+	Node    *cluster.KubeNode // nil where Kubernetes was not asked
+	Machine cluster.Machine
+	VM      cluster.VM
 	// System is the drive that Talos is proven to be installed on; zero where Unproven says why not.
-	System     Disk
+	System     cluster.Disk
 	Unproven   error
-	Candidates []Disk // of which one is the system disk; nil where it is proven
-	Persistent []Disk // every other disk of its own or of a data VM; nil where Candidates are not
-	Holder     VMID   // the data VM that owns some of them; 0: none
+	Candidates []cluster.Disk // of which one is the system disk; nil where it is proven
+	Persistent []cluster.Disk // every other disk of its own or of a data VM; nil where Candidates are not
+	Holder     cluster.VMID   // the data VM that owns some of them; 0: none
 }
 
 // DiscoverOptions say what Discover can't know.
@@ -53,7 +55,7 @@ type DiscoverOptions struct {
 // Discover finds every node of a cluster and its VM. It fails where one of them
 // can't be read or is not exactly one VM: what it returns is to be relied upon.
 // Every such problem is reported. Sources.Kube may be nil.
-func Discover(ctx context.Context, src Sources, o DiscoverOptions) (Discovery, error) {
+func Discover(ctx context.Context, src cluster.Sources, o DiscoverOptions) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
 		return Discovery{}, err
@@ -98,7 +100,7 @@ func Discover(ctx context.Context, src Sources, o DiscoverOptions) (Discovery, e
 		return Discovery{}, err
 	}
 	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
-		return cmp.Or(cmp.Compare(role(a.Machine.ControlPlane), role(b.Machine.ControlPlane)), compareKeys(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(role(a.Machine.ControlPlane), role(b.Machine.ControlPlane)), cluster.CompareKeys(a.Name, b.Name))
 	})
 	return d, d.unfinished()
 }
@@ -113,7 +115,7 @@ func role(controlPlane bool) int {
 
 // discoverSources reads what tells of all nodes at once. All of it has to be there:
 // a VM that can't be read may be one of the nodes.
-func discoverSources(ctx context.Context, src Sources) (d Discovery, members []Member, nodes []KubeNode, err error) {
+func discoverSources(ctx context.Context, src cluster.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
 	var errVMs, errTalos, errKube error
 	g := errgroup.Group{}
 	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
@@ -130,10 +132,10 @@ func discoverSources(ctx context.Context, src Sources) (d Discovery, members []M
 }
 
 // strangers refuses a kubeconfig and a talosconfig of two clusters.
-func strangers(members []Member, nodes []KubeNode) error {
+func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
 	var names []string
 	for _, m := range members {
-		if slices.ContainsFunc(nodes, func(n KubeNode) bool { return n.Name == m.Nodename }) {
+		if slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return n.Name == m.Nodename }) {
 			return nil
 		}
 		names = append(names, m.Nodename)
@@ -141,39 +143,39 @@ func strangers(members []Member, nodes []KubeNode) error {
 	if len(members) == 0 || len(nodes) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(nodeNames(nodes), ", ")),
+	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(cluster.NodeNames(nodes), ", ")),
 		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
 }
 
 // whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with
 // their addresses.
-func whereabouts(members []Member, nodes []KubeNode) []Discovered {
+func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
 	var out []Discovered
 	for i, n := range nodes {
-		out = append(out, Discovered{Name: n.Name, Addr: FirstAddr(n.Addresses), Node: &nodes[i]})
+		out = append(out, Discovered{Name: n.Name, Addr: cluster.FirstAddr(n.Addresses), Node: &nodes[i]})
 	}
 	for _, m := range members {
 		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
 		switch {
 		case i < 0:
-			out = append(out, Discovered{Name: m.Nodename, Addr: FirstAddr(m.Addresses)})
+			out = append(out, Discovered{Name: m.Nodename, Addr: cluster.FirstAddr(m.Addresses)})
 		case !out[i].Addr.IsValid():
-			out[i].Addr = FirstAddr(m.Addresses)
+			out[i].Addr = cluster.FirstAddr(m.Addresses)
 		}
 	}
 	return out
 }
 
 // discoverMachines reads the machine of every node; errors are in their order.
-func discoverMachines(ctx context.Context, talos MachineReader, nodes []Discovered) []error {
+func discoverMachines(ctx context.Context, talos cluster.MachineReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
+	g.SetLimit(cluster.ObserveLimit)
 	for i := range nodes {
 		g.Go(func() error {
 			n := &nodes[i]
 			if !n.Addr.IsValid() {
-				errs[i] = fmt.Errorf("node %s: %w", n.Name, NoAddress(n.Name))
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, cluster.NoAddress(n.Name))
 				return nil
 			}
 			m, err := talos.Machine(ctx, n.Addr)
@@ -205,7 +207,7 @@ func excludable(nodes []Discovered, exclude []string) error {
 	for _, n := range nodes {
 		names = append(names, n.Name)
 	}
-	slices.SortFunc(names, compareKeys)
+	slices.SortFunc(names, cluster.CompareKeys)
 	for _, name := range exclude {
 		if !slices.Contains(names, name) {
 			return fault.WithHint(fault.Configf("--exclude %s: there is no node of that name", name), "the cluster has: %s", strings.Join(names, ", "))
@@ -215,7 +217,7 @@ func excludable(nodes []Discovered, exclude []string) error {
 }
 
 // match finds the node's VM by its UUID, and says what its disks are.
-func (d *Discovered) match(vms []VM) error {
+func (d *Discovered) match(vms []cluster.VM) error {
 	uuid := d.Machine.UUID
 	if uuid == "" {
 		return fault.Refusedf("node %s: the machine at %s does not say which UUID it has", d.Name, d.Addr)
@@ -224,18 +226,18 @@ func (d *Discovered) match(vms []VM) error {
 		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
 			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
 	}
-	f := Found{Name: d.Name}
-	if err := matchVM(Wanted{Name: d.Name}, &f, &Observation{VMs: vms}, uuid); err != nil {
+	f := cluster.Found{Name: d.Name}
+	if err := cluster.MatchVM(cluster.Wanted{Name: d.Name}, &f, &cluster.Observation{VMs: vms}, uuid); err != nil {
 		return err
 	}
 	d.VM = *f.VM
-	drives, err := d.VM.bootable()
+	drives, err := d.VM.Bootable()
 	if err != nil {
 		return fault.As(fault.Config, err)
 	}
-	d.System, d.Unproven = ProveSystemDisk(d.VM, d.Machine, "")
-	drives = slices.DeleteFunc(drives, func(drive Disk) bool {
-		return drive.Key == d.System.Key || drive.CSI() || drive.likeCSI() && !slices.ContainsFunc(vms, func(vm VM) bool { return vm.ID == drive.Owner })
+	d.System, d.Unproven = cluster.ProveSystemDisk(d.VM, d.Machine, "")
+	drives = slices.DeleteFunc(drives, func(drive cluster.Disk) bool {
+		return drive.Key == d.System.Key || drive.CSI() || drive.LikeCSI() && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == drive.Owner })
 	}) // of the latter a plan asks Kubernetes
 	if d.Unproven == nil {
 		d.Persistent = drives
@@ -246,7 +248,7 @@ func (d *Discovered) match(vms []VM) error {
 }
 
 // findHolder finds the data VM that owns some of the node's disks.
-func (d *Discovered) findHolder(vms []VM, disks []Disk) error {
+func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	for _, drive := range disks {
 		if drive.Owner == 0 || drive.Owner == d.VM.ID {
 			continue
@@ -257,7 +259,7 @@ func (d *Discovered) findHolder(vms []VM, disks []Disk) error {
 		}
 		d.Holder = drive.Owner
 	}
-	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm VM) bool { return vm.ID == d.Holder }) {
+	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == d.Holder }) {
 		return fault.WithHint(fault.Refusedf("node %s: disks of it belong to VM %d, which is not there", d.Name, d.Holder),
 			"the token may not see it (VM.Audit), or it was deleted: nobody but its number says whose the disks are")
 	}
@@ -266,18 +268,18 @@ func (d *Discovered) findHolder(vms []VM, disks []Disk) error {
 
 // twice finds VMs that two nodes are.
 func twice(nodes []Discovered) []error {
-	var found []Found
+	var found []cluster.Found
 	for i := range nodes {
-		found = append(found, Found{Name: nodes[i].Name, VM: &nodes[i].VM})
+		found = append(found, cluster.Found{Name: nodes[i].Name, VM: &nodes[i].VM})
 	}
-	return shared(found)
+	return cluster.Shared(found)
 }
 
 // unfinished refuses a cluster that a run has left half done: its nodes are not what
 // they were, and its recast.yaml knows how to go on. It also learns the cluster's name.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
-		rec, ok, err := ReadRecord(vm)
+		rec, ok, err := cluster.ReadRecord(vm)
 		if err != nil || !ok {
 			continue // of a cluster that nobody can name: the record's own run minds it
 		}
@@ -294,24 +296,38 @@ func (d *Discovery) unfinished() error {
 }
 
 // Found is the node as Diff takes it.
-func (d Discovered) Found() Found {
-	return Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
+func (d Discovered) Found() cluster.Found {
+	return cluster.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
 }
 
 // Versions are those of Talos that the nodes run, the newest first.
 func (d Discovery) Versions() ([]string, error) {
-	var versions []KubernetesVersion
+	var versions []cluster.KubernetesVersion
 	for _, n := range d.Nodes {
-		v, err := ParseKubernetesVersion(n.Machine.TalosVersion)
+		v, err := cluster.ParseKubernetesVersion(n.Machine.TalosVersion)
 		if err != nil {
 			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
 		}
 		versions = append(versions, v)
 	}
-	slices.SortFunc(versions, func(a, b KubernetesVersion) int { return b.compare(a) })
+	slices.SortFunc(versions, func(a, b cluster.KubernetesVersion) int { return b.Compare(a) })
 	var out []string
 	for _, v := range slices.Compact(versions) {
 		out = append(out, v.String())
 	}
 	return out, nil
+}
+
+// knowPods tells all VMs which of their drives are pods', in one look at Kubernetes; nil: it is not asked.
+func (d *Discovery) knowPods(ctx context.Context, kube cluster.KubeReader) error {
+	if kube == nil {
+		return nil
+	}
+	handles := sync.OnceValues(func() ([]string, error) { return kube.PodVolumes(ctx) })
+	for i := range d.VMs {
+		if err := d.VMs[i].KnowPods(ctx, func(context.Context) ([]string, error) { return handles() }); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,29 +1,33 @@
-package cluster
+package discover
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
 
 // Own are the VMs that recast has made for its own ends when it worked on this
 // cluster: parking VMs of its nodes, and whatever says that it is of a cluster of
 // that name.
-func (d Discovery) Own(cluster string) []VM {
-	named := func(name string) bool { return name == cluster || d.Cluster != "" && name == d.Cluster }
-	var own []VM
+func (d Discovery) Own(name string) []cluster.VM {
+	named := func(of string) bool { return of == name || d.Cluster != "" && of == d.Cluster }
+	var own []cluster.VM
 	for _, vm := range d.VMs {
-		rec, parking, errRecord := ReadRecord(vm)
-		claim, held, errClaim := readClaim(vm)
+		rec, parking, errRecord := cluster.ReadRecord(vm)
+		claim, held, errClaim := cluster.ReadClaim(vm)
 		if parking && errRecord == nil && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) ||
 			held && errClaim == nil && named(claim.Cluster) {
 			own = append(own, vm)
 		}
 	}
-	for _, s := range ScratchVMs(d.VMs, cluster) {
+	for _, s := range cluster.ScratchVMs(d.VMs, name) {
 		own = append(own, s.VM)
 	}
 	return own
 }
 
 // IsClaim says whether the VM is the claim of a cluster, be it one that can't be read.
-func IsClaim(vm VM) bool {
-	_, held, _ := readClaim(vm)
+func IsClaim(vm cluster.VM) bool {
+	_, held, _ := cluster.ReadClaim(vm)
 	return held
 }

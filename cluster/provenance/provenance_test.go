@@ -1,4 +1,4 @@
-package cluster
+package provenance
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // lockedYAML is a schematic with a lock.
@@ -16,10 +18,10 @@ func lockedYAML(hash string) string {
 func knownBuild(lock string, present bool, id, hash, talos string) KnownBuild {
 	return KnownBuild{
 		Lock: lock, Present: present, Schematic: "default", File: "schematics/base.yaml", ISOSHA256: "9999", Signer: "5555",
-		Build: Build{
+		Build: cluster.Build{
 			Arch: "amd64",
 			ID:   id, TalosVersion: talos, SchematicID: idOf(lockedYAML(hash)), LockHash: hash, Installer: "mirror.example/talos@sha256:1111", ISOName: "recast.iso",
-			Extensions: []LockedExtension{{Name: "tool", Version: "v1", Ref: "ghcr.io/acme/tool", Digest: "sha256:2222"}},
+			Extensions: []cluster.LockedExtension{{Name: "tool", Version: "v1", Ref: "ghcr.io/acme/tool", Digest: "sha256:2222"}},
 		},
 	}
 }
@@ -69,7 +71,7 @@ func withResource(c Claims, schematicID string) Claims {
 // traceCases are what a node says, and how well the chain from it to a lock holds.
 var traceCases = map[string]struct {
 	claims Claims
-	files  *FileCheck
+	files  *cluster.FileCheck
 	unread string
 	noLock bool
 	origin Origin
@@ -96,7 +98,7 @@ var traceCases = map[string]struct {
 	},
 	"what the lock wants, files compared": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
+		files:   &cluster.FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files proven",
 		has: []string{
 			"files proven: all 3 files of its extensions are those of the images that recast.lock pins by digest", "  not compared: 1 files of x",
@@ -105,7 +107,7 @@ var traceCases = map[string]struct {
 	},
 	"a label that lies": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &FileCheck{Files: 1, Differ: []FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
+		files:   &cluster.FileCheck{Files: 1, Differ: []cluster.FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files contradicted",
 		has: []string{
 			"files contradicted: 3 files of its extensions are not those of the images that recast.lock pins by digest",

@@ -1,4 +1,4 @@
-package cluster
+package provenance
 
 import (
 	"cmp"
@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // The entries of a machine's list of extensions that are none: the schematic of
@@ -48,7 +50,7 @@ func (t Trail) judge() judged {
 		j.origin = FromRelease
 		return j
 	}
-	e := SchematicEntry{ID: j.entries[0].Version, YAML: j.entries[0].ExtraInfo}
+	e := cluster.SchematicEntry{ID: j.entries[0].Version, YAML: j.entries[0].ExtraInfo}
 	j.lock = e.LockHash()
 	j.known, j.kin = j.find(e.ID)
 	switch {

@@ -1,9 +1,10 @@
-package cluster
+package provenance
 
 import (
 	"fmt"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -14,14 +15,14 @@ func (t Trail) lockLink() Link {
 		return Link{Name: "lock", Certainty: Unknown, Text: "there is no recast.lock that says what the node should run"}
 	}
 	l := Link{Name: "lock", Certainty: Proven, Text: fmt.Sprintf("%s wants schematic %s (%s), Talos %s: build %s", w.Lock, w.Schematic, w.File, w.Build.TalosVersion, w.Build.ID)}
-	l.Details = append(l.Details, "schematic ID "+w.Build.SchematicID, lockArg+w.Build.LockHash)
+	l.Details = append(l.Details, "schematic ID "+w.Build.SchematicID, cluster.LockArg+w.Build.LockHash)
 	return l.with(w)
 }
 
 // with adds what a lock pins for a build.
 func (l Link) with(b *KnownBuild) Link {
 	for _, e := range b.Build.Extensions {
-		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.title(), e.Ref, e.Digest))
+		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.Title(), e.Ref, e.Digest))
 	}
 	if b.Build.Installer == "" {
 		return l.and("installer: none was built")
@@ -76,7 +77,7 @@ func (j judged) entryLink() Link {
 		l = l.and("the text that it carries makes that ID")
 	}
 	if j.lock != "" {
-		l = l.and(lockArg + j.lock)
+		l = l.and(cluster.LockArg + j.lock)
 	}
 	return l
 }
@@ -117,12 +118,12 @@ func orNone(list []string) string {
 // which it claims.
 func (j judged) extensionsLink() Link {
 	l := Link{Name: "extensions", Certainty: Claimed}
-	var m Machine
+	var m cluster.Machine
 	for _, e := range j.Claims.Layers {
 		if e.Name == schematicEntry || e.Name == modulesEntry {
 			continue
 		}
-		m.Extensions = append(m.Extensions, ExtensionEntry{Name: e.Name, Version: e.Version})
+		m.Extensions = append(m.Extensions, cluster.ExtensionEntry{Name: e.Name, Version: e.Version})
 		author := ""
 		if e.Author != "" {
 			author = " by " + e.Author
@@ -134,7 +135,7 @@ func (j judged) extensionsLink() Link {
 		l.Text += "; no digests are known to compare them with"
 		return l
 	}
-	differ := diffExtensions(j.known.Build, m)
+	differ := cluster.DiffExtensions(j.known.Build, m)
 	if len(differ) == 0 {
 		l.Text += ": those of the build"
 		return l
@@ -196,7 +197,7 @@ func (j judged) cmdlineLink() Link {
 	case len(b.Locks) == 1 && b.Locks[0] == j.lock:
 		l.Text = "the kernel's command line has the same recast.lock"
 	default:
-		l.Certainty, l.Text = Contradicted, fmt.Sprintf("the kernel's command line has %s%s, the schematic %s", lockArg, strings.Join(b.Locks, " and "), words.OrNone(j.lock))
+		l.Certainty, l.Text = Contradicted, fmt.Sprintf("the kernel's command line has %s%s, the schematic %s", cluster.LockArg, strings.Join(b.Locks, " and "), words.OrNone(j.lock))
 	}
 	return l
 }
