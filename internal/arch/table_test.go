@@ -67,7 +67,7 @@ var table = []row{
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault"}},
+	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too
