@@ -80,7 +80,7 @@ type StepOutline struct {
 }
 
 // Explain says all about one node of a plan that was made of this observation.
-func (p Plan) Explain(ctx context.Context, node string, o Observation, past History, t Timing) (Explanation, error) {
+func Explain(ctx context.Context, p Plan, node string, o Observation, past History, t Timing) (Explanation, error) {
 	i := slices.IndexFunc(p.Nodes, func(n NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
@@ -88,7 +88,7 @@ func (p Plan) Explain(ctx context.Context, node string, o Observation, past Hist
 	n := p.Nodes[i]
 	e := Explanation{
 		Cluster: p.Cluster, PlanID: p.ID, Of: len(p.Work()), Plan: n,
-		Compared: n.compare(o, past), Asked: n.wanted.Strategy, Strategies: n.weigh(o, p.AcceptOutage), Disks: n.fates(), Steps: p.outline(ctx, n, o, t),
+		Compared: compareNode(n, o, past), Asked: n.wanted.Strategy, Strategies: weigh(n, o, p.AcceptOutage), Disks: fatesOf(n), Steps: outlineOf(ctx, p, n, o, t),
 	}
 	if n.Strategy != "" {
 		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w NodePlan) bool { return w.Node == node })
@@ -101,7 +101,7 @@ func (p Plan) Explain(ctx context.Context, node string, o Observation, past Hist
 
 // weigh says of each strategy what speaks against it; of a node that is as wanted,
 // what would, were it stale. What was begun is finished as it was begun.
-func (n NodePlan) weigh(o Observation, acceptOutage bool) []StrategyChoice {
+func weigh(n NodePlan, o Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.found.VM == nil || n.found.Machine == nil {
 		return nil
 	}
@@ -120,11 +120,11 @@ func (n NodePlan) weigh(o Observation, acceptOutage bool) []StrategyChoice {
 	return out
 }
 
-// fates says what becomes of each drive of the VM.
-func (n NodePlan) fates() []DiskFate {
+// fatesOf says what becomes of each drive of the VM.
+func fatesOf(n NodePlan) []DiskFate {
 	vm := n.found.VM
 	if n.Resume && n.System != nil || vm == nil {
-		return n.fatesOfRecord()
+		return fatesOfRecord(n)
 	}
 	disks, err := vm.Disks()
 	if err != nil {
@@ -133,7 +133,7 @@ func (n NodePlan) fates() []DiskFate {
 	var out []DiskFate
 	for _, d := range disks {
 		f := DiskFate{DiskPlan: DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
-		f.Fate, f.Does = n.fate(d)
+		f.Fate, f.Does = fateOf(n, d)
 		if n.System != nil && n.System.Key == d.Key {
 			f.NewSize = n.System.NewSize
 		}
@@ -142,7 +142,7 @@ func (n NodePlan) fates() []DiskFate {
 	return out
 }
 
-func (n NodePlan) fate(d Disk) (Fate, string) {
+func fateOf(n NodePlan, d Disk) (Fate, string) {
 	replaces := n.Strategy == Recreate || n.Strategy == Reimage
 	system := n.System != nil && n.System.Key == d.Key
 	switch {
@@ -165,7 +165,7 @@ func (n NodePlan) fate(d Disk) (Fate, string) {
 }
 
 // fatesOfRecord are those of the drives that an unfinished replacement had parked.
-func (n NodePlan) fatesOfRecord() []DiskFate {
+func fatesOfRecord(n NodePlan) []DiskFate {
 	back := func(d DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
 	}
@@ -183,8 +183,8 @@ func (n NodePlan) fatesOfRecord() []DiskFate {
 	return out
 }
 
-// compare puts what is wanted of a node beside what was found.
-func (n NodePlan) compare(o Observation, past History) []Comparison {
+// compareNode puts what is wanted of a node beside what was found.
+func compareNode(n NodePlan, o Observation, past History) []Comparison {
 	m, b := n.found.Machine, n.wanted.Build
 	if m == nil {
 		return nil
@@ -194,7 +194,7 @@ func (n NodePlan) compare(o Observation, past History) []Comparison {
 		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
 	}
 	add("Talos", m.TalosVersion, b.TalosVersion)
-	add("build", o.builtAs(*m, b), b.ID)
+	add("build", builtAs(o, *m, b), b.ID)
 	add("schematic", m.Schematic.ID, b.SchematicID)
 	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
 	out = append(out, compareExtensions(b, *m, past)...)
@@ -217,7 +217,7 @@ func (n NodePlan) compare(o Observation, past History) []Comparison {
 }
 
 // builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
-func (o Observation) builtAs(m Machine, wanted Build) string {
+func builtAs(o Observation, m Machine, wanted Build) string {
 	runs := func(b Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(diffTarget(b, m)) == 0
 	}
@@ -267,8 +267,8 @@ func compareExtensions(b Build, m Machine, past History) []Comparison {
 	return out
 }
 
-// timeout is how long the step of that name waits before it gives up; 0: it has no such bound.
-func (t Timing) timeout(id string) time.Duration {
+// timeoutOf is how long the step of that name waits before it gives up; 0: it has no such bound.
+func timeoutOf(t Timing, id string) time.Duration {
 	switch id {
 	case "drain":
 		return t.Drain

@@ -23,7 +23,7 @@ func explain(t *testing.T, node string, change func([]Wanted, *Observation)) Exp
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := plan.Explain(t.Context(), node, o, past, Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
+	e, err := Explain(t.Context(), plan, node, o, past, Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func paths(e Explanation) string {
 	return strings.Join(out, " ")
 }
 
-func fateOf(e Explanation, key string) Fate {
+func fateIn(e Explanation, key string) Fate {
 	for _, d := range e.Disks {
 		if d.Key == key {
 			return d.Fate
@@ -72,7 +72,7 @@ func TestExplainRecreate(t *testing.T) {
 		t.Errorf("%+v", park)
 	}
 	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
-		if got := fateOf(e, key); got != want {
+		if got := fateIn(e, key); got != want {
 			t.Errorf("%s: %q, want %q", key, got, want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestExplainWhatIsImpossible(t *testing.T) {
 	if e.Plan.Strategy != Reimage || len(e.Strategies[0].Against) != 1 || !e.Strategies[1].Taken || len(e.Strategies[2].Against) != 1 {
 		t.Errorf("%s: %+v", e.Plan.Strategy, e.Strategies)
 	}
-	if fateOf(e, "scsi1") != FateStays || strings.Contains(paths(e), "delete-vm") || !strings.Contains(paths(e), "bring-up/blank-disk") {
+	if fateIn(e, "scsi1") != FateStays || strings.Contains(paths(e), "delete-vm") || !strings.Contains(paths(e), "bring-up/blank-disk") {
 		t.Errorf("%+v, %s", e.Disks, paths(e))
 	}
 	single := explain(t, "cp1", func(_ []Wanted, o *Observation) {
@@ -133,7 +133,7 @@ func TestExplainHolder(t *testing.T) {
 		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
 		o.VMs = append(o.VMs, VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
 	})
-	if e.Plan.Strategy != Recreate || fateOf(e, "scsi1") != FateDetached {
+	if e.Plan.Strategy != Recreate || fateIn(e, "scsi1") != FateDetached {
 		t.Errorf("%s, %+v", e.Plan.Strategy, e.Disks)
 	}
 	if !slices.ContainsFunc(e.Steps, func(s StepOutline) bool { return s.Title == "detach scsi1, which stays with VM 9201" }) {
@@ -146,7 +146,7 @@ func TestExplainHolder(t *testing.T) {
 func TestExplainTheRest(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk2", nil)
-	if e.Turn != 0 || len(e.Steps) > 0 || len(e.Strategies) != 3 || fateOf(e, "scsi0") != FateStays {
+	if e.Turn != 0 || len(e.Steps) > 0 || len(e.Strategies) != 3 || fateIn(e, "scsi0") != FateStays {
 		t.Errorf("%+v", e)
 	}
 	for _, c := range e.Compared {
@@ -159,7 +159,7 @@ func TestExplainTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := plan.Explain(t.Context(), "wk2", o, past, Timing{}); fault.KindOf(err) != fault.Config {
+	if _, err := Explain(t.Context(), plan, "wk2", o, past, Timing{}); fault.KindOf(err) != fault.Config {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -192,7 +192,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
 			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
 		}
-		if fateOf(e, "scsi0") != c.scsi0 || fateOf(e, "scsi1") != c.scsi1 {
+		if fateIn(e, "scsi0") != c.scsi0 || fateIn(e, "scsi1") != c.scsi1 {
 			t.Errorf("%s: %+v", name, e.Disks)
 		}
 		if !slices.Contains(strings.Fields(paths(e)), c.step) {

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -10,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// outline lists the steps by which a roll of the plan would go about a node: those
+// outlineOf lists the steps by which a roll of the plan would go about a node: those
 // of the tree that it runs, with no world to ask what is done already.
-func (p Plan) outline(ctx context.Context, n NodePlan, o Observation, t Timing) []StepOutline {
+func outlineOf(ctx context.Context, p Plan, n NodePlan, o Observation, t Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
 		return nil
 	}
@@ -21,7 +20,7 @@ func (p Plan) outline(ctx context.Context, n NodePlan, o Observation, t Timing) 
 		plan:   n, want: n.wanted, gates: p.Gates, hooks: p.Hooks, path: StepPath(n.Phase, n.Node),
 	}
 	roll.plan.controlPlanes, roll.plan.heed = p.controlPlanes, p.heed
-	drawn, err := n.exchange()
+	drawn, err := exchangeOf(n)
 	if err != nil {
 		return nil // told where the record is opened, before anything is touched
 	}
@@ -35,8 +34,8 @@ func (p Plan) outline(ctx context.Context, n NodePlan, o Observation, t Timing) 
 			return false
 		}
 		if s.Steps == nil {
-			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(t.timeout(s.ID).Seconds())}
-			line.Seconds, line.SecondsFrom = n.took(o.Took, at)
+			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(timeoutOf(t, s.ID).Seconds())}
+			line.Seconds, line.SecondsFrom = tookAt(n, o.Took, at)
 			out = append(out, line)
 		}
 		return true
@@ -60,9 +59,9 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 	}
 }
 
-// exchange is that of the node's VM as it would be remembered now; nil where its
+// exchangeOf is that of the node's VM as it would be remembered now; nil where its
 // strategy has none.
-func (n NodePlan) exchange() (*Replace, error) {
+func exchangeOf(n NodePlan) (*Replace, error) {
 	switch {
 	case n.Resume && n.found.Parking != nil && n.found.Parking.Record.Open:
 		park := *n.found.Parking
@@ -89,9 +88,9 @@ func (n NodePlan) exchange() (*Replace, error) {
 	return replaceOf(nil, mem, rec, parking), nil
 }
 
-// took is how long a step took in the latest rolls of the node by the same
+// tookAt is how long a step took in the latest rolls of the node by the same
 // strategy, in the median, else in those of others of its role.
-func (n NodePlan) took(past []Took, at string) (seconds int, from string) {
+func tookAt(n NodePlan, past []Took, at string) (seconds int, from string) {
 	for _, of := range n.peers() {
 		var each []int
 		for _, t := range past {
@@ -104,24 +103,4 @@ func (n NodePlan) took(past []Took, at string) (seconds int, from string) {
 		}
 	}
 	return 0, ""
-}
-
-// peers are whose earlier rolls tell something about the node, the best first.
-type peers struct {
-	who  string
-	like func(Took) bool
-}
-
-func (n NodePlan) peers() []peers {
-	return []peers{
-		{"it", func(t Took) bool { return t.Node == n.Node }},
-		{n.Role + "s", func(t Took) bool { return t.Role == n.Role }},
-	}
-}
-
-func earlier(rolls int, who string) string {
-	if rolls == 1 {
-		return "an earlier roll of " + who
-	}
-	return fmt.Sprintf("%d earlier rolls of %s", rolls, who)
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -58,4 +59,24 @@ func (n *NodePlan) estimate(past []Took) {
 func median(values []int) int {
 	slices.Sort(values)
 	return values[len(values)/2]
+}
+
+func (n NodePlan) peers() []peers {
+	return []peers{
+		{"it", func(t Took) bool { return t.Node == n.Node }},
+		{n.Role + "s", func(t Took) bool { return t.Role == n.Role }},
+	}
+}
+
+// peers are whose earlier rolls tell something about the node, the best first.
+type peers struct {
+	who  string
+	like func(Took) bool
+}
+
+func earlier(rolls int, who string) string {
+	if rolls == 1 {
+		return "an earlier roll of " + who
+	}
+	return fmt.Sprintf("%d earlier rolls of %s", rolls, who)
 }

@@ -21,6 +21,6 @@ func Explain(ctx context.Context, p Project, m Machines, policy cluster.Policy, 
 	if err != nil {
 		return plan, cluster.Explanation{}, err
 	}
-	e, err := plan.Explain(ctx, node, o, past, p.timing())
+	e, err := cluster.Explain(ctx, plan, node, o, past, p.timing())
 	return plan, e, err
 }
