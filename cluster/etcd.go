@@ -89,8 +89,8 @@ func (n *nodeRoll) leaveAgain(ctx context.Context) error {
 	return n.leaveEtcd(ctx)
 }
 
-// staysOut starts a node again that is off while etcd needs it, of which out is not true: it was
-// reset after it had left, and has joined again before it was off.
+// staysOut starts a node again that is off while etcd still needs it: it was reset after it had
+// left, and had joined again before it was off. out gives the reason why etcd does without it, or "".
 func (n *nodeRoll) staysOut(ctx context.Context, vm VM, id string, out func(context.Context) (string, error)) error {
 	err := n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
 		reason, err := out(ctx)

@@ -254,7 +254,7 @@ func LacksNode(ctx context.Context, kube KubeReader, node string, m Machine) (st
 	return lacksReady(ctx, kube, k, m)
 }
 
-// lacksReady is lacksNode of a Node as it was read after the machine.
+// lacksReady is LacksNode of a Node as it was read after the machine.
 func lacksReady(ctx context.Context, kube KubeReader, k KubeNode, m Machine) (string, error) {
 	switch {
 	case k.UUID != m.UUID:

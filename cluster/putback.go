@@ -129,9 +129,9 @@ func (n *nodeRoll) requireOldEtcd(ctx context.Context) error {
 	return err
 }
 
-// replacementOut is the goal of taking the replacement out of etcd: it is no member, or it is off and the
-// others go on without it: its member is displaced by its name when the old system joins. A
-// member of another ID on the old disk is the old system's own, which has joined anew.
+// replacementOut is the goal of taking the replacement out of etcd: it is no member, or it is off
+// and the others go on without it; the old system displaces that member by its name when it joins.
+// A member of another ID on the old disk is the old system's own, which has joined anew.
 func (n *nodeRoll) replacementOut(ctx context.Context, r *Replace) (string, error) {
 	mem, err := n.memory(ctx)
 	if err != nil {

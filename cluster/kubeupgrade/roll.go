@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Upgrade carries a KubernetesPlan out.
+// Upgrade carries a Plan out.
 type Upgrade struct {
 	// Each of these checks that the claim is still ours before it changes anything: see Held.Guard.
 	Talos       cluster.Talos

@@ -60,7 +60,7 @@ type hintError struct {
 
 func (e *hintError) Unwrap() error { return e.error }
 
-// Prefix says what failed with err; nil stays nil.
+// Prefix puts what failed before the text of err. Prefix(…, nil) is nil.
 func Prefix(what string, err error) error {
 	if err == nil {
 		return nil

@@ -75,6 +75,22 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 	}
 }
 
+// resetOnceItLeft resets a machine right after the first time that a machine has left etcd.
+func (l *Lab) resetOnceItLeft(t *testing.T, id int) func(record.Call) {
+	t.Helper()
+	var once sync.Once
+	return func(call record.Call) {
+		if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
+			once.Do(func() {
+				time.AfterFunc(100*time.Millisecond, func() {
+					must(t, l.World.PowerOff(id))
+					must(t, l.World.PowerOn(id))
+				})
+			})
+		}
+	}
+}
+
 // TestResetAfterItLeft: whoever resets a control plane that has left etcd makes it join again. Its
 // vote does not go with its disk: it leaves once more, here and in the run after a kill.
 func TestResetAfterItLeft(t *testing.T) {
@@ -95,16 +111,7 @@ func TestResetAfterItLeft(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				left := lab.memberIDs()["cp1"]
-				var once sync.Once
-				reset := func() {
-					must(t, lab.World.PowerOff(9001))
-					must(t, lab.World.PowerOn(9001))
-				}
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
-						once.Do(func() { time.AfterFunc(100*time.Millisecond, reset) })
-					}
-				})
+				lab.Recorder.Hooks(nil, lab.resetOnceItLeft(t, 9001))
 				user := lab.Client()
 				if c.killed {
 					user.killedAt(t, before("take-down/stop"), user.roll(only))
@@ -160,22 +167,12 @@ func TestReplacementResetAfterItLeft(t *testing.T) {
 				begun.killedAt(t, before("finish/keep"), begun.roll(cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
 				time.Sleep(3 * time.Minute)
 				replacement := lab.memberIDs()["cp1"]
-				var once sync.Once
 				lab.Recorder.Hooks(func(call record.Call) error {
 					if call.Method == http.MethodPost && strings.HasSuffix(call.Path, "/qemu/9001/status/shutdown") {
 						time.Sleep(c.slow)
 					}
 					return nil
-				}, func(call record.Call) {
-					if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
-						once.Do(func() {
-							time.AfterFunc(100*time.Millisecond, func() {
-								must(t, lab.World.PowerOff(9001))
-								must(t, lab.World.PowerOn(9001))
-							})
-						})
-					}
-				})
+				}, lab.resetOnceItLeft(t, 9001))
 				user := lab.second()
 				if c.killed {
 					user.killedAt(t, before("put-back/stop"), user.giveUp("cp1"))
