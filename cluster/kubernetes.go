@@ -103,7 +103,7 @@ var imageSuffixes = []string{"-fat", "-slim"}
 type imageRef struct {
 	Repository string
 	Prefix     string // what the tag has before the version: "v" or nothing
-	Version    KubernetesVersion
+	Version    Version
 	Suffix     string // of the tag behind the version
 	Digest     string
 }
@@ -134,7 +134,7 @@ func ParseImage(image string) (imageRef, error) {
 		tag, r.Prefix = short, "v"
 	}
 	var err error
-	if r.Version, err = ParseKubernetesVersion(tag); err != nil {
+	if r.Version, err = ParseVersion(tag); err != nil {
 		return imageRef{}, fmt.Errorf("image %q: its tag is no version of Kubernetes such as v1.35.4", image)
 	}
 	if r.Version.ofVendor() {
@@ -150,7 +150,7 @@ func (r imageRef) String() string {
 
 // ImageOf is an image with another version. One that is pinned by a digest has
 // none that could be known.
-func ImageOf(image string, v KubernetesVersion) (string, error) {
+func ImageOf(image string, v Version) (string, error) {
 	r, err := ParseImage(image)
 	switch {
 	case err != nil && len(fault.Hints(err)) > 0:
@@ -197,8 +197,8 @@ func Retag(image, like string) (string, error) {
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
-	_, errA := ParseKubernetesVersion(tagA)
-	_, errB := ParseKubernetesVersion(tagB)
+	_, errA := ParseVersion(tagA)
+	_, errB := ParseVersion(tagB)
 	return a == b && digest == "" && errA == nil && errB == nil
 }
 

@@ -13,7 +13,7 @@ const (
 // shownSince is the release of Talos that looks for a format first: with it
 // go-blockdevice 2.0.30 and 2.0.32 (blkid/internal/chain). Older ones show nothing
 // on such a disk, or what lies below a RAID, whose superblock may be at the end.
-var shownSince = map[string]KubernetesVersion{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
+var shownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
 // shows says whether the machine's Talos finds such a format. What it does not
 // find can't be missed; the drive that it is on was compared in Proxmox.
@@ -22,7 +22,7 @@ func (m Machine) shows(format string) bool {
 	if !late {
 		return true
 	}
-	v, err := ParseKubernetesVersion(m.TalosVersion)
+	v, err := ParseVersion(m.TalosVersion)
 	return err != nil || v.Compare(since) >= 0
 }
 

@@ -45,8 +45,8 @@ type Discovered struct {
 	Holder     cluster.VMID   // the data VM that owns some of them; 0: none
 }
 
-// DiscoverOptions say what Discover can't know.
-type DiscoverOptions struct {
+// Options say what Discover can't know.
+type Options struct {
 	// Addrs are where machines may be that neither discovery nor Kubernetes knows.
 	Addrs   []netip.Addr
 	Exclude []string // nodes to leave alone
@@ -55,7 +55,7 @@ type DiscoverOptions struct {
 // Discover finds every node of a cluster and its VM. It fails where one of them
 // can't be read or is not exactly one VM: what it returns is to be relied upon.
 // Every such problem is reported. Sources.Kube may be nil.
-func Discover(ctx context.Context, src cluster.Sources, o DiscoverOptions) (Discovery, error) {
+func Discover(ctx context.Context, src cluster.Sources, o Options) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
 		return Discovery{}, err
@@ -302,15 +302,15 @@ func (d Discovered) Found() cluster.Found {
 
 // Versions are those of Talos that the nodes run, the newest first.
 func (d Discovery) Versions() ([]string, error) {
-	var versions []cluster.KubernetesVersion
+	var versions []cluster.Version
 	for _, n := range d.Nodes {
-		v, err := cluster.ParseKubernetesVersion(n.Machine.TalosVersion)
+		v, err := cluster.ParseVersion(n.Machine.TalosVersion)
 		if err != nil {
 			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
 		}
 		versions = append(versions, v)
 	}
-	slices.SortFunc(versions, func(a, b cluster.KubernetesVersion) int { return b.Compare(a) })
+	slices.SortFunc(versions, func(a, b cluster.Version) int { return b.Compare(a) })
 	var out []string
 	for _, v := range slices.Compact(versions) {
 		out = append(out, v.String())

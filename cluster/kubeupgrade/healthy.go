@@ -55,7 +55,7 @@ func (u *Upgrade) lacksServer(ctx context.Context, n Node, m cluster.MachineKube
 		return "", fmt.Errorf("its API server: %w", err)
 	}
 	r, err := cluster.ParseImage(m.Images.APIServer)
-	if v, errRuns := cluster.ParseKubernetesVersion(version); err != nil || errRuns != nil || v != r.Version {
+	if v, errRuns := cluster.ParseVersion(version); err != nil || errRuns != nil || v != r.Version {
 		return "it answers as " + version, nil //nolint:nilerr // it says what it is
 	}
 	return "", nil
@@ -71,7 +71,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	}
 	i := slices.IndexFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node })
 	if i >= 0 {
-		if runs, err := cluster.ParseKubernetesVersion(nodes[i].KubeletVersion); err != nil || runs.String() != u.Plan.To {
+		if runs, err := cluster.ParseVersion(nodes[i].KubeletVersion); err != nil || runs.String() != u.Plan.To {
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}

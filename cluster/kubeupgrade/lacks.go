@@ -60,7 +60,7 @@ func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	if seen.ServesErr != nil {
 		return seen.ServesErr.Error()
 	}
-	if v, err := cluster.ParseKubernetesVersion(seen.Serves); err != nil || v != p.wanted {
+	if v, err := cluster.ParseVersion(seen.Serves); err != nil || v != p.wanted {
 		return "it answers as " + words.OrNone(seen.Serves) //nolint:nilerr // it says what it is
 	}
 	return ""

@@ -17,7 +17,7 @@ import (
 // knows, and what in use the wanted version has removed. It changes nothing. A
 // machine that does not answer is no error of its own.
 func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o cluster.Observation, to string) (Seen, error) {
-	wanted, err := cluster.ParseKubernetesVersion(to)
+	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
 		return Seen{}, err
 	}
@@ -70,7 +70,7 @@ func Await(ctx context.Context, kube cluster.KubeReader, t cluster.Timing, say f
 	})
 }
 
-func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, k cluster.KubeNode, wanted cluster.KubernetesVersion) NodeSeen {
+func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, k cluster.KubeNode, wanted cluster.Version) NodeSeen {
 	n := NodeSeen{Node: k, Addr: cluster.FirstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
 		n.Err = cluster.NoAddress(k.Name)

@@ -159,7 +159,7 @@ func (u *Upgrade) finish(ctx context.Context) error {
 	}
 	var others []string
 	for _, k := range nodes {
-		if v, err := cluster.ParseKubernetesVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
+		if v, err := cluster.ParseVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
 			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
 		}
 	}

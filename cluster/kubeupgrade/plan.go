@@ -85,7 +85,7 @@ const maxKubeletSkew = 3
 // NewPlan decides how to bring Kubernetes to a version, by what was seen
 // and nothing else.
 func NewPlan(name, to string, seen Seen) (Plan, error) {
-	wanted, err := cluster.ParseKubernetesVersion(to)
+	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -128,7 +128,7 @@ const (
 // kubernetesPlanner is a plan in the making.
 type kubernetesPlanner struct {
 	Plan
-	wanted, lowest cluster.KubernetesVersion // lowest of the control planes' static pods
+	wanted, lowest cluster.Version // lowest of the control planes' static pods
 	lowestOn       string
 	against        []refusal
 }
@@ -168,7 +168,7 @@ func (r refusal) String() string {
 
 // lowest is the lowest version of the static pods, and a node that runs it;
 // without any it is the one given.
-func (s Seen) lowest(wanted cluster.KubernetesVersion) (v cluster.KubernetesVersion, on string) {
+func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
 		if n.Machine == nil {
@@ -249,7 +249,7 @@ func (p *kubernetesPlanner) changes(n *Node) {
 
 // kubelet looks at the kubelet that runs, and not at the one that is to.
 func (p *kubernetesPlanner) kubelet(n *Node) {
-	runs, err := cluster.ParseKubernetesVersion(n.Kubelet)
+	runs, err := cluster.ParseVersion(n.Kubelet)
 	switch {
 	case err != nil:
 		p.refuse(n.Node, "its kubelet: %v", err)
@@ -261,7 +261,7 @@ func (p *kubernetesPlanner) kubelet(n *Node) {
 	}
 }
 
-func (p *kubernetesPlanner) tooOld(v cluster.KubernetesVersion) bool {
+func (p *kubernetesPlanner) tooOld(v cluster.Version) bool {
 	return v.Major != p.wanted.Major || p.wanted.Minor-v.Minor > maxKubeletSkew
 }
 
@@ -310,7 +310,7 @@ func (p *kubernetesPlanner) path() {
 	if p.lowest.Major == p.wanted.Major && p.wanted.Minor-p.lowest.Minor <= 1 {
 		return
 	}
-	next := cluster.KubernetesVersion{Major: p.lowest.Major, Minor: p.lowest.Minor + 1}
+	next := cluster.Version{Major: p.lowest.Major, Minor: p.lowest.Minor + 1}
 	p.refuse("", "Kubernetes is upgraded one minor version at a time, and %s → %s skips %s (%s runs %s): recast upgrade-k8s --to the newest %s first",
 		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }

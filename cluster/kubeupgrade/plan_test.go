@@ -175,19 +175,19 @@ func TestKubeVersionOrder(t *testing.T) {
 	t.Parallel()
 	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
 	for i, a := range ordered {
-		x, err := cluster.ParseKubernetesVersion(a)
+		x, err := cluster.ParseVersion(a)
 		if err != nil || x.String() != a {
 			t.Fatalf("%s: %v, %v", a, x, err)
 		}
 		for j, b := range ordered {
-			y, _ := cluster.ParseKubernetesVersion(b)
+			y, _ := cluster.ParseVersion(b)
 			if x.Before(y) != (i < j) {
 				t.Errorf("%s before %s: %t", a, b, x.Before(y))
 			}
 		}
 	}
 	for _, bad := range []string{"", "latest", "v1.35", "1.35.4.2", "v1.x.0", "v1.35.4 "} {
-		if v, err := cluster.ParseKubernetesVersion(bad); err == nil {
+		if v, err := cluster.ParseVersion(bad); err == nil {
 			t.Errorf("%q is taken for %v", bad, v)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 // removed asks for what the versions on the way have no more, minor version by
 // minor version: the tables know of single steps. Where the way is refused
 // anyway, there is nothing to ask.
-func removed(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, seen Seen, wanted cluster.KubernetesVersion) (out []string, err error) {
+func removed(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, seen Seen, wanted cluster.Version) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
 	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
 		return nil, nil
@@ -48,22 +48,22 @@ func removed(ctx context.Context, talos cluster.MachineReader, kube cluster.Kube
 
 // lowest is the lowest version that the node runs: of its static pods, and of its
 // kubelet, which may be older by some minor versions.
-func (n NodeSeen) lowest(wanted cluster.KubernetesVersion) cluster.KubernetesVersion {
+func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
-	if kubelet, err := cluster.ParseKubernetesVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
+	if kubelet, err := cluster.ParseVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
 		return kubelet
 	}
 	return v
 }
 
 // minorStep leads to the next minor version.
-type minorStep struct{ from, to cluster.KubernetesVersion }
+type minorStep struct{ from, to cluster.Version }
 
 // minorSteps lead from a version to the minor version of the wanted one, and end
 // at that; there is none within one minor version.
-func minorSteps(from, wanted cluster.KubernetesVersion) (steps []minorStep) {
+func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 	for from.Major == wanted.Major && from.Minor < wanted.Minor {
-		to := cluster.KubernetesVersion{Major: from.Major, Minor: from.Minor + 1}
+		to := cluster.Version{Major: from.Major, Minor: from.Minor + 1}
 		if to.Minor == wanted.Minor {
 			to = wanted
 		}

@@ -46,7 +46,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := &removals{}
-			wanted, _ := cluster.ParseKubernetesVersion("v1.36.1")
+			wanted, _ := cluster.ParseVersion("v1.36.1")
 			out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
 			if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
 				t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)

@@ -186,7 +186,7 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 	if m, err = k.Talos.Kubernetes(ctx, k.n.Addr); err != nil {
 		return m, "", err
 	}
-	wanted, err := cluster.ParseKubernetesVersion(k.Plan.To)
+	wanted, err := cluster.ParseVersion(k.Plan.To)
 	if err != nil {
 		return m, "", err
 	}

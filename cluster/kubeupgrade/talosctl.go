@@ -26,7 +26,7 @@ var talosctlImages = []struct {
 // talosctl is the command of talosctl's own upgrade to a version, which leaves
 // every repository and every comment of the configurations as it is. It is ""
 // where there is none, with why.
-func (p *kubernetesPlanner) talosctl(to cluster.KubernetesVersion) (command, why string) {
+func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
 		return "", "no control plane has an address"
