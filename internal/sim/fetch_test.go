@@ -9,7 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no way out.
+// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no route to
+// it.
 func TestHostsReachTheFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
