@@ -187,7 +187,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	for name, err := range map[string]error{
 		"Put": reader.Put("b", 1), "PutSecret": reader.PutSecret("b", []byte("x")), "Delete": reader.Delete("a"), "Finish": reader.Finish("done"),
 	} {
-		if err == nil || !strings.HasSuffix(err.Error(), "opened to be read only") {
+		if err == nil || !strings.HasSuffix(err.Error(), "opened read-only") {
 			t.Errorf("%s by a reader: %v", name, err)
 		}
 	}
@@ -220,9 +220,9 @@ func TestRefusedWrites(t *testing.T) {
 		err  error
 		want string
 	}{
-		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: holds a secret, which is no plain fact"},
+		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: contains a secret, which is not stored as a fact"},
 		"no JSON":           {j.Put("a", func() {}), "journal a: json: unsupported type: func()"},
-		"empty secret":      {j.PutSecret("a", nil), "journal a: a secret without a single byte"},
+		"empty secret":      {j.PutSecret("a", nil), "journal a: the secret is empty"},
 		"no key":            {j.Put("", 1), `journal : ""` + badKey},
 		"escape":            {j.Put("../a", 1), `journal ../a: "../a"` + badKey},
 		"absolute":          {j.PutSecret("/etc/passwd", []byte("x")), `journal /etc/passwd: "/etc/passwd"` + badKey},

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A key is lower-case words joined by slashes: "node/wk1/vm-config". In file
-// names "~", which no key has, stands for the slash.
+// A key is lower-case words joined by slashes: "node/wk1/vm-config". File names have "~",
+// which no key contains, in place of the slash.
 var (
 	keyPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
 	runPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
@@ -16,7 +16,7 @@ var (
 
 const (
 	separator = "~"
-	maxName   = 200 // file names end at 255 bytes
+	maxName   = 200 // of at most 255 bytes in a file name
 )
 
 func checkRun(id string) error {

@@ -39,7 +39,7 @@ func TestCheckPrivate(t *testing.T) {
 		"a file": {func(t *testing.T, state string) {
 			must(t, os.RemoveAll(state))
 			must(t, os.WriteFile(state, nil, 0o600))
-		}, ".recast is no directory"},
+		}, ".recast is not a directory"},
 		"group may write":  {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o770)) }, "other users may write to .recast (mode 0770)"},
 		"others may write": {func(t *testing.T, state string) { must(t, os.Chmod(filepath.Join(state, "runs", run), 0o702)) }, "may write to .recast/runs/" + run + " (mode 0702)"},
 		"a linked run": {func(t *testing.T, state string) {
