@@ -47,7 +47,7 @@ func TestRunHook(t *testing.T) {
 	}
 }
 
-// The end of what is printed is kept, and no more of it is shown than can be read.
+// The end of the output is kept, and the progress shows a limited number of lines.
 func TestRunHookThatTalksTooMuch(t *testing.T) {
 	t.Parallel()
 	var told []string
@@ -64,7 +64,7 @@ func TestRunHookThatTalksTooMuch(t *testing.T) {
 	}
 }
 
-// What a hook that was ended has printed is kept as well.
+// The output of a hook that timed out is kept as well.
 func TestRunHookEndsWithItsTime(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -134,7 +134,7 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 	}
 }
 
-// TestKeptOutOfGit: a person who adds everything adds no machine configuration.
+// TestKeptOutOfGit: "git add" does not add machine configurations.
 func TestKeptOutOfGit(t *testing.T) {
 	t.Parallel()
 	state := filepath.Join(t.TempDir(), ".recast")
@@ -207,7 +207,7 @@ func TestReadOnlyMakesNothing(t *testing.T) {
 	}
 }
 
-// secret marshals as the real one does.
+// secret marshals like the real type.
 type secret string
 
 func (secret) MarshalText() ([]byte, error) { return []byte("[redacted]"), nil }

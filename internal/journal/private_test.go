@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// TestCheckPrivate: what somebody else could have put there, or could change, is refused.
+// TestCheckPrivate: whatever another user could have created or could change is refused.
 func TestCheckPrivate(t *testing.T) {
 	t.Parallel()
 	must := func(t *testing.T, err error) {
@@ -22,7 +22,7 @@ func TestCheckPrivate(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, state string)
-		want  string // "": it is fine
+		want  string // "": accepted
 	}{
 		"none":         {func(t *testing.T, state string) { must(t, os.RemoveAll(state)) }, ""},
 		"as is":        {func(*testing.T, string) {}, ""},
@@ -73,7 +73,7 @@ func TestCheckPrivate(t *testing.T) {
 	}
 }
 
-// TestOpenFollowsNoLink: a run directory that is a link is none.
+// TestOpenFollowsNoLink: a symbolic link is not a run directory.
 func TestOpenFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

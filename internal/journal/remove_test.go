@@ -28,7 +28,7 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	closeNow(t, j)
-	// Of a removal that was cut off something may be left.
+	// An interrupted removal may have left this.
 	if err := os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 func TestRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		start := time.Now().UTC() // of the bubble
+		start := time.Now().UTC() // the bubble's
 		dir := t.TempDir()
 		for _, id := range []string{"b", "a"} {
 			j := open(t, dir, journal.Options{Run: id})
