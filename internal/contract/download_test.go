@@ -121,7 +121,7 @@ func TestDownloadFails(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
 			s.fetches()
 			url := s.source()
-			s.sim.world.SetWayOut(s.place.node, false)
+			s.sim.world.SetOutbound(s.place.node, false)
 			if got := s.wait(s.download(url, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
 				t.Error(got)
 			}

@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// TestFreeingWhatIsGone drops a drive whose volume is not there any more.
+// TestFreeingWhatIsGone deletes a drive whose volume is missing.
 func TestFreeingWhatIsGone(t *testing.T) {
 	t.Parallel()
 	for kind, forgiven := range map[string]bool{"dir": true, "lvmthin": true, "zfspool": true, "lvm": false, "rbd": false} {
