@@ -13,8 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// What was there when it was dumped is there again, and nothing else; a new
-// cluster has what every cluster begins with.
+// Load restores exactly the dumped objects; a new cluster has the bootstrap objects.
 func TestDumpAndLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

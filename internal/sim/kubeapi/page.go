@@ -96,9 +96,9 @@ func encodeToken(revision int64, start string) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// resume finds the list that a token goes on with. One of a revision that etcd has dropped is
-// answered with a token for the rest as it is now (apiserver,
-// pkg/storage/etcd3/errors.go, handleCompactedErrorForPaging).
+// resume finds the list that a token continues. If etcd has dropped its revision, the error
+// has a token for the rest of the present list (apiserver, pkg/storage/etcd3/errors.go,
+// handleCompactedErrorForPaging).
 func (s *Server) resume(t target, token string, now kept) (start string, k kept, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	var at pageToken
