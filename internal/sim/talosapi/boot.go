@@ -185,7 +185,7 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	case <-b.m.power:
 		return firstConfig{}, powerOff, nil
 	case first := <-b.configs:
-		// the answer to the request still leaves through the old API
+		// the answer to the request still goes out through the old API
 		if end := b.wait(ctx, "switch", switchTime); end != carryOn {
 			return firstConfig{}, end, nil
 		}

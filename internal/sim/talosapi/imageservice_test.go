@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// What nothing refers to goes after an hour; an API that pulls skips what is there.
+// Unused images are removed after an hour; a pull skips stored images.
 func TestImagesGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

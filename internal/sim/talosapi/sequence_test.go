@@ -19,8 +19,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// told are a machine's sequences, phases and services, as its events have them from
-// the beginning of its boot until it goes away, or until the last that is wanted.
+// told are a machine's events of sequences, phases and services, from the beginning of its
+// boot until it goes down, or until a given one.
 func told(t *testing.T, c *client.Client, until string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -64,7 +64,7 @@ func told(t *testing.T, c *client.Client, until string) []string {
 	return all
 }
 
-// through are a sequence's phases from one to the other.
+// through are all events of a sequence's phases.
 func through(phases ...string) []string {
 	var all []string
 	for _, p := range phases {
@@ -120,12 +120,12 @@ func TestEventsOfABoot(t *testing.T) {
 	}
 }
 
-// The reboot of an installation that machined's boot sequence waits for ends that sequence.
+// The reboot of an installation within machined's boot sequence ends that sequence.
 func TestEventsOfAnInstallation(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		unattended bool
-		want       []string // from the end of initialize on, phases aside
+		want       []string // after the end of initialize, without phases
 	}{
 		"by a sequence": {false, []string{"sequence install START"}},
 		"unattended": {true, []string{
@@ -192,7 +192,7 @@ func TestEventsOfAReset(t *testing.T) {
 	})
 }
 
-// dmesg is what the kernel has logged.
+// dmesg is the kernel's log.
 func dmesg(t *testing.T, c *client.Client) string {
 	t.Helper()
 	s, err := c.Dmesg(t.Context(), false, false)
