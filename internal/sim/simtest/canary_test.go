@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestCanarySees says by hand what recast may never say: the check that every
-// story ends with has to see it.
+// TestCanarySees leaks secrets on purpose: the check at the end of every story must detect
+// them.
 func TestCanarySees(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		if leaks := lab.leaks(); leaks != nil {

@@ -38,45 +38,45 @@ type Client struct {
 	Emit   func(step.Event)
 
 	Dir string // its working directory
-	Run string // ID of the run that a roll begins
+	Run string // ID of the run that a roll starts
 
-	Saved   *cluster.Plan                    // of its roll; nil: none
-	Runner  step.Runner                      // of its roll; Emit is that of the client
-	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
-	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
+	Saved   *cluster.Plan                    // for its roll; nil: none
+	Runner  step.Runner                      // for its roll, with the client's Emit
+	Confirm func(cluster.Plan) (bool, error) // asked like a person; nil says yes
+	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
-	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
-	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
+	Elsewhere bool                     // on another machine, which can't see this one's processes
+	Reroute   func(addr string) string // redirects a connection; nil: no redirection
 
 	// Rehearse is the flag of a roll; nil: not given.
 	Rehearse *bool
 
-	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
+	// MachineConfig is the user's files (talos.machineConfigs); nil: none.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 
-	// Commands runs the programs of gates and hooks; nil: this machine does.
+	// Commands runs the programs of gates and hooks; nil: on this machine.
 	Commands cluster.CommandRunner
-	// Notify is told of its runs; nil: nobody is.
+	// Notify gets notices of its runs; may be nil.
 	Notify cluster.Notifier
-	// Pulsed is told how the cluster stands while it rolls; nil: nobody looks.
+	// Pulsed gets the cluster's state during a roll; may be nil.
 	Pulsed func(cluster.Pulse)
-	// Telemetry tells of the commands that are typed next; nil: nothing.
+	// Telemetry records the next commands; may be nil.
 	Telemetry *telemetry.Telemetry
 
-	// Imager builds what no factory can; nil: nothing.
+	// Imager builds what no factory can; may be nil.
 	Imager images.Imager
 
-	// Asked is what init has asked so far.
+	// Asked is the questions of init so far.
 	Asked []pipeline.Question
 
-	pid int // of the process that it stands for
+	pid int // PID of the simulated process
 
-	// JournalSync is handed to the roll.
+	// JournalSync is passed to the roll.
 	JournalSync func(point string) error
 }
 
-// Client makes a new one, with the lab's own token. Its runs have the same ID in
-// every lab, so that two worlds can be compared.
+// Client makes a client with the lab's own token. Its runs have the same ID in every lab,
+// so that two worlds can be compared.
 func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,8 +84,8 @@ func (l *Lab) Client() *Client {
 	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
 }
 
-// Kill makes the world refuse every later call of this client. Others on the
-// same machine see that its process is gone.
+// Kill makes the world refuse every later call of this client. Other clients on the same
+// machine see that its process is dead.
 func (c *Client) Kill() {
 	c.dialer.Cut()
 	c.lab.mu.Lock()
@@ -93,16 +93,16 @@ func (c *Client) Kill() {
 	c.lab.killed = append(c.lab.killed, c.pid)
 }
 
-// Cut takes this client's network away until Mend.
+// Cut cuts this client's network until Mend.
 func (c *Client) Cut() { c.dialer.Cut() }
 
-// Mend gives it back.
+// Mend restores the network.
 func (c *Client) Mend() { c.dialer.Mend() }
 
-// Dials counts the connections that it has made.
+// Dials counts the client's connections.
 func (c *Client) Dials() int { return c.dialer.Dials() }
 
-// isKilled is what a process of the same machine knows about another.
+// isKilled is what a process on the same machine knows about another one.
 func (l *Lab) isKilled(h cluster.Holder) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *Client) load(file string) (pipeline.Project, error) {
 	return pipeline.Open(conf)
 }
 
-// session is the clients of one command.
+// session is the server clients of one command.
 type session struct {
 	project  pipeline.Project
 	images   pipeline.Images
@@ -137,7 +137,7 @@ func (s *session) end() {
 	}
 }
 
-// connect wires the real adapters to the lab, as cmd does with the real world.
+// connect connects the real adapters to the lab, as cmd does to the real world.
 func (c *Client) connect(ctx context.Context) (*session, error) {
 	p, err := c.Project()
 	if err != nil {
@@ -171,12 +171,12 @@ func (c *Client) connectMachines(s *session) error {
 	if err != nil {
 		return err
 	}
-	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
+	s.close = append(s.close, func() { _ = t.Close() }) // connections for queries only
 	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("kubernetes")})
 	if err != nil {
 		return err
 	}
-	s.close = append(s.close, func() { _ = k.Close() }) // the same
+	s.close = append(s.close, func() { _ = k.Close() }) // likewise
 	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
 	if c.Commands != nil {
@@ -185,7 +185,7 @@ func (c *Client) connectMachines(s *session) error {
 	return nil
 }
 
-// wrap is put around what carries requests to a server.
+// wrap wraps the transports to a server.
 func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 	telemetry := c.Telemetry.HTTP(server)
 	if !c.lab.direct || c.Reroute != nil {
@@ -199,7 +199,7 @@ func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 	}
 }
 
-// over has calls to machines made without a wire.
+// over makes direct calls to machines possible.
 func (c *Client) over(config *tls.Config) []grpc.DialOption {
 	if !c.lab.direct || c.Reroute != nil {
 		return nil

@@ -14,7 +14,7 @@ import (
 
 const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
 
-// faultsOfBudgets: a PodDisruptionBudget does not let a pod go.
+// faultsOfBudgets: a PodDisruptionBudget does not allow an eviction.
 func faultsOfBudgets() map[string]*talosFault {
 	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1 currently"
 	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
@@ -43,15 +43,15 @@ func faultsOfBudgets() map[string]*talosFault {
 	}
 }
 
-// leftCordoned is a node that runs, but could not be made schedulable again.
+// leftCordoned is the state of a running node that could not be uncordoned.
 func leftCordoned(s cluster.Strategy) string {
 	if s == cluster.InPlace {
 		return "on, cordoned"
 	}
-	return isOut // by its record, which only ever says too much
+	return isOut // by its record, which errs on the safe side
 }
 
-// faultsOfAdmission: somebody else decides on evictions, too.
+// faultsOfAdmission: webhooks decide on evictions too.
 func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
 	return map[string]*talosFault{
@@ -86,7 +86,7 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// faultsOfPods: pods that do not go by themselves, or that must not go.
+// faultsOfPods: pods that do not end, or must not be evicted.
 func faultsOfPods() map[string]*talosFault {
 	const lost = "no controller would bring these pods back: default/bare"
 	return map[string]*talosFault{
@@ -112,7 +112,7 @@ func faultsOfPods() map[string]*talosFault {
 	}
 }
 
-// faultsOfTheAPI: Kubernetes does not answer, or knows the node no more.
+// faultsOfTheAPI: Kubernetes does not answer, or the Node is gone.
 func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 	return map[string]*talosFault{
 		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), told: "no answer from https://127.42.7.", stands: untouched},
@@ -132,8 +132,8 @@ func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// faultsOfVolumes: what pods had attached does not leave. A machine that is
-// upgraded in place keeps its disks, those of pods too.
+// faultsOfVolumes: pods' volumes are not detached. A machine that is upgraded in place
+// keeps its disks, including those of pods.
 func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 	hangs := &talosFault{
 		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
@@ -159,7 +159,7 @@ func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// hooked has a webhook deny what is done to these resources.
+// hooked has a webhook that denies changes of these resources.
 func hooked(resources ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {

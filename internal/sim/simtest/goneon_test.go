@@ -17,9 +17,9 @@ func inShort(run pipeline.PastRun) string {
 	return fmt.Sprintf("%s, %d of %d, ended %t, wk2 because %s", run.Result, done, planned, !run.Finished.IsZero(), run.Plan.Nodes[1].Why)
 }
 
-// TestReportOfARunThatIsGoneOnWith: of a run whose second worker failed, and was
-// finished in the morning, all of it is told: what it was begun for, how many nodes
-// were done, and how long that worker was away.
+// TestReportOfARunThatIsGoneOnWith: a run's second worker failed and was finished in the
+// morning. The report covers all of it: the purpose, how many nodes were done, and how
+// long that worker was unavailable.
 func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -65,7 +65,7 @@ func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
 	})
 }
 
-// A roll of which the last hook failed has failed, whoever looks back at it.
+// A roll whose last hook failed has failed, in the history too.
 func TestHistoryOfAFailedHookAfterTheRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Ctrl-C cuts a hook before a node off, and lets one after it end.
+// Ctrl-C interrupts a hook before a node, and lets one after it finish.
 func TestCtrlCInAHook(t *testing.T) {
 	for at, c := range map[string]struct {
 		stale []string
@@ -54,7 +54,7 @@ func TestCtrlCInAHook(t *testing.T) {
 	}
 }
 
-// Whoever presses Ctrl-C twice waits for the hooks after the run no longer than 30 s.
+// After a second Ctrl-C the hooks after the run have at most 30 s.
 func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -78,7 +78,7 @@ func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 	})
 }
 
-// A node that a killed run has left gets its hooks as well, since nobody knows whether they ran.
+// A node of a killed run gets its hooks too, because nobody knows whether they ran.
 func TestHooksOfWhatWasLeft(t *testing.T) {
 	for strategy, at := range map[string]string{"recreate": "wk1/bring-up", "in-place": "wk1/finish"} {
 		t.Run(strategy, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestHooksOfWhatWasLeft(t *testing.T) {
 	}
 }
 
-// A hook that fails leaves what was half done as it is.
+// A failed hook leaves unfinished work as it is.
 func TestAHookBeforeWhatWasLeft(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -128,7 +128,7 @@ func TestAHookBeforeWhatWasLeft(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "wk1 is as the earlier run had left it") {
 			t.Errorf("kind %d: %v; %q", fault.KindOf(err), err, fault.Hints(err))
 		}
-		// The way out has none in front of it.
+		// recast recover runs no hook first.
 		h.ran = nil
 		if _, err := lab.second().recoverWith(h, "wk1"); err != nil {
 			t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Init is recast init --yes in dir, by somebody who has the lab's talosconfig, its
-// kubeconfig and the client's token, and who trusts the certificate. Afterwards the
-// client's working directory is dir.
+// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig
+// and the client's token, who trusts the certificate. Afterwards dir is the client's
+// working directory.
 func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (pipeline.InitResult, error) {
 	s := &session{project: pipeline.Project{Config: &config.Config{}}}
 	defer s.end()
