@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// download has the node fetch a URL; the certificate may be any.
+// download makes the node fetch a URL, without verification of certificates.
 func (s *server) download(url, name string, form ...string) reply {
 	s.t.Helper()
 	path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/download-url"

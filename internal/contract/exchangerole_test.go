@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestExchangeMinimal exchanges the system of a node with a token that has exactly
-// what permissions.md grants for the strategy, on the paths that it names there.
+// TestExchangeMinimal exchanges the system of a node with a token that has exactly the
+// permissions in permissions.md for the strategy.
 func TestExchangeMinimal(t *testing.T) {
 	var chosen slice
 	for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}} {
@@ -31,7 +31,7 @@ func TestExchangeMinimal(t *testing.T) {
 	}
 }
 
-// minimal is a client of a token that the commands of permissions.md were run for.
+// minimal is a client of a token created with the commands of permissions.md.
 func (s *server) minimal(strategy string) *pve.Client {
 	s.t.Helper()
 	const id = "recast@pve!roll"
@@ -42,7 +42,7 @@ func (s *server) minimal(strategy string) *pve.Client {
 	}
 	for _, g := range commands {
 		path := g.path
-		if path == "/storage/isos" { // it stands for those of images.iso.storage
+		if path == "/storage/isos" { // it represents those of images.iso.storage
 			path = "/storage/" + s.place.isoStorage
 		}
 		s.sim.world.AddRole(g.role, g.privileges...)
