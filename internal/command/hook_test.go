@@ -48,7 +48,7 @@ func TestRunHook(t *testing.T) {
 }
 
 // The end of the output is kept, and the progress shows a limited number of lines.
-func TestRunHookThatTalksTooMuch(t *testing.T) {
+func TestRunHookWithMuchOutput(t *testing.T) {
 	t.Parallel()
 	var told []string
 	end, err := command.Gates{Env: os.Environ()}.RunHook(t.Context(), shell("seq -f %0300g 1 1000"), nil, func(line string) { told = append(told, line) })

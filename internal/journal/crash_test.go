@@ -110,7 +110,7 @@ func TestCrashAtEverySyncPoint(t *testing.T) {
 }
 
 // A killed process leaves half-written files; the next process removes them.
-func TestLeftoversAreCleared(t *testing.T) {
+func TestLeftoversAreRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	half := filepath.Join(dir, ".new-"+run, "half")

@@ -46,7 +46,7 @@ func TestRuns(t *testing.T) {
 	})
 }
 
-func TestRunsOfNothing(t *testing.T) {
+func TestRunsOfAMissingDirectory(t *testing.T) {
 	t.Parallel()
 	if runs, err := journal.Runs(filepath.Join(t.TempDir(), "none")); runs != nil || err != nil {
 		t.Errorf("Runs = %v, %v", runs, err)

@@ -53,7 +53,7 @@ func TestGuard(t *testing.T) {
 
 // A blocked terminal, for example after Ctrl-S, delays no step, and the end only for
 // stallTimeout.
-func TestTerminalThatTakesNothing(t *testing.T) {
+func TestBlockedTerminal(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe() // its buffer is soon full, and nobody reads
 	if err != nil {
@@ -144,7 +144,7 @@ func TestFollow(t *testing.T) {
 
 // When an overlong log was renamed, neither a new reader nor one that was reading loses
 // anything.
-func TestFollowTurnedLog(t *testing.T) {
+func TestFollowRotatedLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path, older := filepath.Join(dir, "log.jsonl"), filepath.Join(dir, "log.1.jsonl")

@@ -26,7 +26,7 @@ func TestRedactor(t *testing.T) {
 	}
 }
 
-func TestTheLookOfSecrets(t *testing.T) {
+func TestSecretPatterns(t *testing.T) {
 	t.Parallel()
 	s := redact.New(nil)
 	for text, want := range map[string]string{

@@ -164,7 +164,7 @@ func TestCutOffAndResumed(t *testing.T) {
 }
 
 // A node whose turn failed is unavailable until a later turn finishes it.
-func TestAFailedNodeStaysAway(t *testing.T) {
+func TestAFailedNodeStaysUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, status := range []string{"failed", "stopped"} {
 		log := []string{

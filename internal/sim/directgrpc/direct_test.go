@@ -236,8 +236,8 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 	})
 }
 
-// TestNobodyKnowsAnybody: an unverified certificate is noted, and none is requested.
-func TestNobodyKnowsAnybody(t *testing.T) {
+// TestNeitherSideIsVerified: an unverified certificate is noted, and none is requested.
+func TestNeitherSideIsVerified(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := (&scene{blank: true}).open(t, nil)
@@ -251,8 +251,8 @@ func TestNobodyKnowsAnybody(t *testing.T) {
 	})
 }
 
-// TestACallIsBrokenOff at either end or by a cut: the service sees it, and the answer is lost.
-func TestACallIsBrokenOff(t *testing.T) {
+// TestACallIsInterrupted at either end or by a cut: the service sees it, and the answer is lost.
+func TestACallIsInterrupted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		breaks func(s *scene, hangUp func())
@@ -285,8 +285,8 @@ func TestACallIsBrokenOff(t *testing.T) {
 	}
 }
 
-// TestWhatTheWireIsAsked: for untrusted or silent servers the error comes from the wire.
-func TestWhatTheWireIsAsked(t *testing.T) {
+// TestErrorsComeFromTheWire: for untrusted or silent servers the error comes from the wire.
+func TestErrorsComeFromTheWire(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*testing.T) *scene{
 		"the client is another's":      func(t *testing.T) *scene { return newScene(t, pair(t, "others", nil)) },

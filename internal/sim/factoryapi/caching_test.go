@@ -169,7 +169,7 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 	})
 }
 
-func TestBuildGoesOnWithoutItsClient(t *testing.T) {
+func TestBuildContinuesWithoutItsClient(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)

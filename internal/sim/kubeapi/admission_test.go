@@ -122,7 +122,7 @@ func TestNamespaceIsTerminated(t *testing.T) {
 	})
 }
 
-func TestWhoMayEvict(t *testing.T) {
+func TestEvictionPermissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		bare(t, l.client(t, "system:masters"), "default")

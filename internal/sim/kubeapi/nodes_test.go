@@ -42,7 +42,7 @@ func look(t *testing.T, c kubernetes.Interface, name string) seenNode {
 	return s
 }
 
-func TestNodeGoesAndComesBack(t *testing.T) {
+func TestNodeLeavesAndReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")

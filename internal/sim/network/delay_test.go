@@ -63,8 +63,8 @@ func TestLatency(t *testing.T) {
 	})
 }
 
-// TestWhatIsUnderWayArrives closes a connection after a write.
-func TestWhatIsUnderWayArrives(t *testing.T) {
+// TestDelayedDataArrives closes a connection after a write.
+func TestDelayedDataArrives(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := network.Memory()

@@ -179,8 +179,8 @@ func TestTheWayPastTheWireBreaks(t *testing.T) {
 	}
 }
 
-// TestNobodyPastTheWire: a closed server refuses requests, and a client that is cut off can send none.
-func TestNobodyPastTheWire(t *testing.T) {
+// TestClosedServerPastTheWire: a closed server refuses requests, and a client that is cut off can send none.
+func TestClosedServerPastTheWire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		client, d, l := directly(t, func(http.ResponseWriter, *http.Request) {})

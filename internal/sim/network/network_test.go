@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// TestWhoDoesNotListen: a machine refuses connections to ports without a listener, and an
+// TestAddressWithoutAListener: a machine refuses connections to ports without a listener, and an
 // unassigned address is unreachable.
-func TestWhoDoesNotListen(t *testing.T) {
+func TestAddressWithoutAListener(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := network.Memory()

@@ -7,7 +7,7 @@ import (
 )
 
 // protocol is what a connection would use for an exchange, and its client's errors when it
-// breaks. TestTheDoorSaysWhatTheWireSays compares them.
+// breaks. TestTheDoorMatchesTheWire compares them.
 type protocol struct {
 	name  string
 	major int

@@ -134,9 +134,9 @@ func kindOf(err error) string {
 	return fmt.Sprint(err)
 }
 
-// TestTheDoorSaysWhatTheWireSays ends each side, and the network between them, at various
+// TestTheDoorMatchesTheWire ends each side, and the network between them, at various
 // moments, over a connection and directly, and compares the results.
-func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
+func TestTheDoorMatchesTheWire(t *testing.T) {
 	t.Parallel()
 	over := func(r *http.Request) { <-r.Context().Done() }
 	for name, handle := range map[string]func(*served, http.ResponseWriter, *http.Request){
@@ -212,8 +212,8 @@ func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
 	}
 }
 
-// TestWhoIsNotBelieved: for an untrusted server the error comes from the wire.
-func TestWhoIsNotBelieved(t *testing.T) {
+// TestUntrustedServer: for an untrusted server the error comes from the wire.
+func TestUntrustedServer(t *testing.T) {
 	t.Parallel()
 	for _, p := range []protocol{http1, http2} {
 		outcome := func(direct bool) (said string) {
@@ -236,8 +236,8 @@ func TestWhoIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestABodyThatIsNotWhatItPromises: a wrong length fails at both ends.
-func TestABodyThatIsNotWhatItPromises(t *testing.T) {
+// TestABodyOfTheWrongLength: a wrong length fails at both ends.
+func TestABodyOfTheWrongLength(t *testing.T) {
 	t.Parallel()
 	for _, length := range []int64{2, 9} {
 		for _, direct := range []bool{false, true} {

@@ -52,7 +52,7 @@ func TestNewCDOverridesBoot(t *testing.T) {
 	})
 }
 
-func TestChangeThatFailsHalfWay(t *testing.T) {
+func TestPartlyFailedChange(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.FillStorage("thin")

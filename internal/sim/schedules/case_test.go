@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTheTextOfACaseIsTheCase draws cases and parses their text.
-func TestTheTextOfACaseIsTheCase(t *testing.T) {
+// TestCaseTextRoundTrip draws cases and parses their text.
+func TestCaseTextRoundTrip(t *testing.T) {
 	t.Parallel()
 	for n := range 500 {
 		c := Draw(Seed(1, n))

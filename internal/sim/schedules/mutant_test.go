@@ -119,8 +119,8 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
-// TestMutantsDoNot: a patch of other sources does not apply.
-func TestMutantsDoNot(t *testing.T) {
+// TestForeignMutantsDoNotApply: a patch of other sources does not apply.
+func TestForeignMutantsDoNotApply(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"another file":    "x\n--- a/nowhere.go\n+++ b/nowhere.go\n@@ -1 +1 @@\n-a\n+b\n",

@@ -50,8 +50,8 @@ func (c *canary) visit(dir string) {
 	c.dirs[dir] = true
 }
 
-// told searches a command's result, all of which could be printed.
-func told[T any](l *Lab) func(T, error) (T, error) {
+// checked searches a command's result, all of which could be printed.
+func checked[T any](l *Lab) func(T, error) (T, error) {
 	return func(res T, err error) (T, error) {
 		text, errJSON := json.Marshal(res)
 		if errJSON != nil {

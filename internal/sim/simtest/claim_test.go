@@ -244,8 +244,8 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 	})
 }
 
-// TestTheClaimGoesWithItsRun checks that runs that ended badly leave no claim.
-func TestTheClaimGoesWithItsRun(t *testing.T) {
+// TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
+func TestTheClaimEndsWithItsRun(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)

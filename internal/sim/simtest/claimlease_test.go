@@ -57,9 +57,9 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 	})
 }
 
-// TestClaimInKubernetesOfOneWhoWasKilled: the claim is taken over by the same token, and
+// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and
 // removed by one that may make VMs.
-func TestClaimInKubernetesOfOneWhoWasKilled(t *testing.T) {
+func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 	long(t)
 	for name, poor := range map[string]bool{"by the same": true, "by one that may make VMs": false} {
 		t.Run(name, func(t *testing.T) {

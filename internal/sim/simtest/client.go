@@ -225,7 +225,7 @@ func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.Loc
 	if err := c.connectImages(s); err != nil {
 		return pipeline.LockResult{}, err
 	}
-	return told[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
+	return checked[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
 }
 
 // Drift is recast drift.
@@ -235,7 +235,7 @@ func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
+	return checked[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
 }
 
 // DeepDrift is recast drift --deep.
@@ -245,7 +245,7 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
+	return checked[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
 }
 
 // Provenance is recast provenance NODE --deep.
@@ -255,7 +255,7 @@ func (c *Client) Provenance(ctx context.Context, node string) (provenance.Proven
 		return provenance.Provenance{}, err
 	}
 	defer s.end()
-	return told[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
+	return checked[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
 }
 
 // Plan is recast plan.
@@ -265,7 +265,7 @@ func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan,
 		return cluster.Plan{}, err
 	}
 	defer s.end()
-	return told[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
+	return checked[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
 }
 
 // Publish is recast publish.
@@ -276,7 +276,7 @@ func (c *Client) Publish(ctx context.Context) error {
 	}
 	defer s.end()
 	src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
-	_, err = told[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
+	_, err = checked[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
 	return err
 }
 
@@ -287,7 +287,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
+	return checked[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
 }
 
 // Roll is recast roll --yes.
@@ -299,7 +299,7 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 	defer s.end()
 	c.Runner.Emit = c.emit
 	c.Telemetry.Watch(&c.Runner)
-	return told[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
+	return checked[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 // Recover is recast recover --yes.
@@ -310,7 +310,7 @@ func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, err
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
+	return checked[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
 }
 
 // Backup is recast backup.
@@ -320,7 +320,7 @@ func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline
 		return pipeline.BackupResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
+	return checked[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
 }
 
 // Restore is recast restore FILE --node NODE --yes.
@@ -331,7 +331,7 @@ func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.Resto
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
+	return checked[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
 		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(cluster.Policy{}),
 	}))
 }
@@ -344,7 +344,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
+	return checked[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {

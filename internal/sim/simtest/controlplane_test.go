@@ -123,8 +123,8 @@ func TestControlPlanesByCount(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneIsOut kills a roll while only Proxmox answers.
-func TestTheOnlyControlPlaneIsOut(t *testing.T) {
+// TestTheOnlyControlPlaneIsDown kills a roll while only Proxmox answers.
+func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 	long(t)
 	points := map[string]func(record.Call) bool{
 		"shut down":  toVM("POST", "/qemu/9001/status/shutdown"),
@@ -220,9 +220,9 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 	}
 }
 
-// TestAControlPlaneThatIsOffBeforeItLeft: the VM is powered off between a run's death and
+// TestAControlPlaneIsOffBeforeItLeaves: the VM is powered off between a run's death and
 // the next run. Its member is removed only if the others keep the quorum.
-func TestAControlPlaneThatIsOffBeforeItLeft(t *testing.T) {
+func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 	long(t)
 	for planes, refused := range map[int]bool{2: true, 3: false} {
 		t.Run(fmt.Sprint(planes), func(t *testing.T) {

@@ -32,7 +32,7 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
 		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
 	}
-	return told[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
+	return checked[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
 }
 
 func doctor(t *testing.T, c *Client) pipeline.DoctorResult {
@@ -224,8 +224,8 @@ func onlyNames(named []string, privilege, path string) bool {
 	})
 }
 
-// TestDoctorGoesOn: whatever is unreachable, the rest is checked.
-func TestDoctorGoesOn(t *testing.T) {
+// TestDoctorContinuesAfterErrors: whatever is unreachable, the rest is checked.
+func TestDoctorContinuesAfterErrors(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.EditVM(9031, "args", "-x") // only root@pam may write it
 		lab.World.SetQuorum(false)

@@ -58,9 +58,9 @@ func turnedOff(t *testing.T, l *Lab) {
 	must(t, l.World.PowerOff(wk1))
 }
 
-// TestNoDoorWithoutAsking: in whichever way a system disk leaves a node, volumes on it are
+// TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
 // refused with the remedy, and listed once acceptLoss names them.
-func TestNoDoorWithoutAsking(t *testing.T) {
+func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	long(t)
 	for name, d := range map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},

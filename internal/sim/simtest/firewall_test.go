@@ -62,9 +62,9 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 	})
 }
 
-// TestAFirewallThatNobodyTakesAgain: an invalid firewall is detected before the node is
+// TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
 // touched: by the plan if Proxmox reports it, else when the parking VM gets it.
-func TestAFirewallThatNobodyTakesAgain(t *testing.T) {
+func TestAnInvalidFirewallIsDetected(t *testing.T) {
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
 	for name, tc := range map[string]struct {

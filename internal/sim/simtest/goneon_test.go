@@ -17,10 +17,10 @@ func inShort(run pipeline.PastRun) string {
 	return fmt.Sprintf("%s, %d of %d, ended %t, wk2 because %s", run.Result, done, planned, !run.Finished.IsZero(), run.Plan.Nodes[1].Why)
 }
 
-// TestReportOfARunThatIsGoneOnWith: a run's second worker failed and was finished in the
+// TestReportOfAResumedRun: a run's second worker failed and was finished in the
 // morning. The report covers all of it: the purpose, how many nodes were done, and how
 // long that worker was unavailable.
-func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
+func TestReportOfAResumedRun(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// told is the latest value of a variable that the hooks of a point got.
-func (h *hooker) told(point, name string) string {
+// variable is the latest value of a variable that the hooks of a point got.
+func (h *hooker) variable(point, name string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, entry := range h.envs[point] {
@@ -46,7 +46,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			if got := h.told(point, "RECAST_NODES"); got != want {
+			if got := h.variable(point, "RECAST_NODES"); got != want {
 				t.Errorf("%s was told of %q, want %q", point, got, want)
 			}
 		}

@@ -79,7 +79,7 @@ func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 }
 
 // A node of a killed run gets its hooks too, because nobody knows whether they ran.
-func TestHooksOfWhatWasLeft(t *testing.T) {
+func TestHooksOfAKilledRun(t *testing.T) {
 	for strategy, at := range map[string]string{"recreate": "wk1/bring-up", "in-place": "wk1/finish"} {
 		t.Run(strategy, func(t *testing.T) {
 			long(t)
@@ -111,7 +111,7 @@ func TestHooksOfWhatWasLeft(t *testing.T) {
 }
 
 // A failed hook leaves unfinished work as it is.
-func TestAHookBeforeWhatWasLeft(t *testing.T) {
+func TestAHookBeforeUnfinishedWork(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, h := withHooks(lab, nil)

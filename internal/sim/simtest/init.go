@@ -41,7 +41,7 @@ func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (
 	o.Dir, o.Context = dir, s.talos.Context()
 	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
 	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
-	return told[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
+	return checked[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
 }
 
 // imagesOf makes the clients of factory and registry for a configuration.

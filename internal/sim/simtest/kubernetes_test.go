@@ -22,7 +22,7 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
+	return checked[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
 		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
 		Confirm: func(p kubeupgrade.Plan) (bool, error) {
 			if c.Upgrades == nil {

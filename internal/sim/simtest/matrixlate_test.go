@@ -32,7 +32,7 @@ func lateFaults() []matrixFault {
 			},
 		}
 	}
-	told := func(name string, a record.Answer, late time.Duration) matrixFault {
+	fault := func(name string, a record.Answer, late time.Duration) matrixFault {
 		return matrixFault{name: name, meets: onNode, before: func(life *matrixLife, _ record.Call) error {
 			held := record.Hold(a)
 			life.later(late, held.Deliver)
@@ -41,8 +41,8 @@ func lateFaults() []matrixFault {
 	}
 	return []matrixFault{
 		killed(2), killed(7),
-		told("late-lost", record.NoAnswer, 3*time.Second),
-		told("late-504", record.GatewayTimeout, record.GatewayTimeout.After+3*time.Second),
+		fault("late-lost", record.NoAnswer, 3*time.Second),
+		fault("late-504", record.GatewayTimeout, record.GatewayTimeout.After+3*time.Second),
 	}
 }
 

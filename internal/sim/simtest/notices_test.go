@@ -122,7 +122,7 @@ func TestNoticesThatDoNotArrive(t *testing.T) {
 
 // A refused roll sends notices too; a declined one does not, and after a second Ctrl-C
 // recast waits for no webhook.
-func TestNoticesOfWhatDidNotBegin(t *testing.T) {
+func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

@@ -121,7 +121,7 @@ func TestPauseDuringARoll(t *testing.T) {
 	})
 }
 
-func TestWhatWasBegunIsFinishedThoughPaused(t *testing.T) {
+func TestAPausedNodeIsFinished(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -241,7 +241,7 @@ func (l *Lab) killSaved(saved *cluster.Plan, at string) {
 
 // What a killed run of a saved plan has left at a node is not a difference: the node
 // cordoned and drained, or an old system disk still to be freed.
-func TestASavedPlanGoesOnWithWhatItLeft(t *testing.T) {
+func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 	for name, c := range map[string]struct {
 		roll, at string
 		before   func(lab *Lab)
@@ -304,7 +304,7 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 	})
 }
 
-func TestASavedPlanGoesOn(t *testing.T) {
+func TestASavedPlanResumes(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
 		for at, moment := range map[string]string{"within a node": "wk1/wait-healthy", "between two": "wk2/gate"} {

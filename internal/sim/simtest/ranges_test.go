@@ -74,9 +74,9 @@ func TestTwoFilesOfOneCluster(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherFileHasLeft: a run with other proxmox.vmids was killed in the middle. Its
+// TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
 // own recast.yaml finishes that; status reports it with any.
-func TestWhatAnotherFileHasLeft(t *testing.T) {
+func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -287,9 +287,9 @@ func (l *Lab) vm(id int) world.VM {
 	return vm
 }
 
-// TestWhatCameSinceThePlanIsSeen makes changes during the confirmation that the VM's
+// TestChangesSinceThePlanAreSeen makes changes during the confirmation that the VM's
 // digest does not show: the node is left as it is.
-func TestWhatCameSinceThePlanIsSeen(t *testing.T) {
+func TestChangesSinceThePlanAreSeen(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

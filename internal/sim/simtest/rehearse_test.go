@@ -322,9 +322,9 @@ func TestCtrlCInARehearsal(t *testing.T) {
 	}
 }
 
-// TestAScratchVMOfSomebody: a killed run's scratch VM is not deleted once it has something
+// TestAChangedScratchVMIsKept: a killed run's scratch VM is not deleted once it has something
 // that recast did not make.
-func TestAScratchVMOfSomebody(t *testing.T) {
+func TestAChangedScratchVMIsKept(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

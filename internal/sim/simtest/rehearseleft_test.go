@@ -57,8 +57,8 @@ func TestPruneScratchVMs(t *testing.T) {
 	})
 }
 
-// TestPruneAScratchVMOfSomebody: it stays, and prune says why.
-func TestPruneAScratchVMOfSomebody(t *testing.T) {
+// TestPruneKeepsAChangedScratchVM: it stays, and prune says why.
+func TestPruneKeepsAChangedScratchVM(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)

@@ -128,9 +128,9 @@ func (l *Lab) serves() bool {
 	return err == nil
 }
 
-// TestRestoreIsCutOff: killed after any changing call, and run again, it has the same
+// TestRestoreIsInterrupted: killed after any changing call, and run again, it has the same
 // result, with a single bootstrap request.
-func TestRestoreIsCutOff(t *testing.T) {
+func TestRestoreIsInterrupted(t *testing.T) {
 	long(t)
 	for n := range 8 { // claim, upload, bootstrap, heartbeats, claim
 		t.Run(fmt.Sprint("after change ", n+1), func(t *testing.T) {
@@ -246,8 +246,8 @@ func TestRestoreOnceMore(t *testing.T) {
 	})
 }
 
-// TestRestoreOvertaken: interrupted before the bootstrap, it recognizes an etcd that a person began meanwhile.
-func TestRestoreOvertaken(t *testing.T) {
+// TestRestoreAfterAForeignBootstrap: interrupted before the bootstrap, it recognizes an etcd that a person began meanwhile.
+func TestRestoreAfterAForeignBootstrap(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		saved := lab.backUp()

@@ -79,9 +79,9 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	})
 }
 
-// TestTheRoomIsGoneAtTheGate: another user takes the space after the plan was made; the
+// TestNoSpaceAtTheGate: another user takes the space after the plan was made; the
 // node is not taken down.
-func TestTheRoomIsGoneAtTheGate(t *testing.T) {
+func TestNoSpaceAtTheGate(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)

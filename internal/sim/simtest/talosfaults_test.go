@@ -40,7 +40,7 @@ type talosFault struct {
 	says   []string // texts in the error and its hints, all of them; none: the roll succeeds
 	stands string   // state of the node afterwards
 	parks  bool     // an old system disk is parked in the end although it is upgraded in place
-	told   string   // a message to the user during the roll
+	noted  string   // a message to the user during the roll
 }
 
 // talosScene is a world with that fault.
@@ -149,8 +149,8 @@ func (s *talosScene) requireSaid(err error) {
 			s.t.Errorf("it does not say %q:\n%s", text, all)
 		}
 	}
-	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.told) {
-		s.t.Errorf("nobody was told %q:\n%s", s.told, told)
+	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.noted) {
+		s.t.Errorf("nobody was told %q:\n%s", s.noted, told)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestDisksHoldWhatTheInstallerHad: a boot entry is the installer's file, byte for byte,
+// TestDisksHoldTheInstallersImage: a boot entry is the installer's file, byte for byte,
 // whoever wrote it; a large one is stored outside of the disk.
-func TestDisksHoldWhatTheInstallerHad(t *testing.T) {
+func TestDisksHoldTheInstallersImage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}

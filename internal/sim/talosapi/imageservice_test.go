@@ -16,7 +16,7 @@ import (
 )
 
 // Unused images are removed after an hour; a pull skips stored images.
-func TestImagesGo(t *testing.T) {
+func TestUnusedImagesAreRemoved(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, b, c := upgradeLab(t)

@@ -99,7 +99,7 @@ func (q *quorum) worker() *box {
 	return b
 }
 
-func TestEventsGoOnAcrossAReboot(t *testing.T) {
+func TestEventsContinueAfterAReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 1)

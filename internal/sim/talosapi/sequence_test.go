@@ -19,9 +19,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// told are a machine's events of sequences, phases and services, from the beginning of its
+// eventsOf are a machine's events of sequences, phases and services, from the beginning of its
 // boot until it goes down, or until a given one.
-func told(t *testing.T, c *client.Client, until string) []string {
+func eventsOf(t *testing.T, c *client.Client, until string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -103,7 +103,7 @@ func TestEventsOfABoot(t *testing.T) {
 						"phase startEverything STOP", "sequence boot STOP",
 					})
 				c := l.client(cpAddr, role.Admin)
-				if diff := cmp.Diff(want, told(t, c, "sequence boot STOP")); diff != "" {
+				if diff := cmp.Diff(want, eventsOf(t, c, "sequence boot STOP")); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
 				kernel := dmesg(t, c)
@@ -151,12 +151,12 @@ func TestEventsOfAnInstallation(t *testing.T) {
 				defer func() { b.guest.Kill() }()
 				open := l.insecure(cpAddr)
 				l.awaitStage(open, runtime.MachineStageMaintenance)
-				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, told(t, open, "task runningMaintenance START")[9:]); diff != "" {
+				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:]); diff != "" {
 					t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
 				}
 				apply(t, open, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
 				time.Sleep(10 * time.Second)
-				got := slices.DeleteFunc(told(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
+				got := slices.DeleteFunc(eventsOf(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
 				if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
@@ -183,7 +183,7 @@ func TestEventsOfAReset(t *testing.T) {
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
 			t.Fatal(err)
 		}
-		all := told(t, c, "phase resetSpec START")
+		all := eventsOf(t, c, "phase resetSpec START")
 		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
 			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
 		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {

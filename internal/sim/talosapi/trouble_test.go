@@ -19,7 +19,7 @@ import (
 
 // An installer fails after it has partitioned the disk: since 1.14 the machine goes on as
 // a node that runs from its ISO, and reports itself as installed.
-func TestHalfAnUnattendedInstallation(t *testing.T) {
+func TestUnfinishedUnattendedInstallation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
