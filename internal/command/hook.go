@@ -20,7 +20,7 @@ func (g Gates) RunHook(ctx context.Context, hook cluster.CommandGate, env []stri
 		case count <= maxHookLines:
 			line(text)
 		case count == maxHookLines+1:
-			line("it prints more than is shown here; the report has the end of it")
+			line("further output is not shown here; the report has the end of it")
 		}
 	}}
 	exit, err := g.run(ctx, hook, env, lines, "roll.hooks")

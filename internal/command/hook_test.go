@@ -55,7 +55,7 @@ func TestRunHookWithMuchOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 201 || told[0] != fmt.Sprintf("%0300d", 1) || told[200] != "it prints more than is shown here; the report has the end of it" {
+	if len(told) != 201 || told[0] != fmt.Sprintf("%0300d", 1) || told[200] != "further output is not shown here; the report has the end of it" {
 		t.Errorf("told %d lines, the last %q", len(told), told[len(told)-1])
 	}
 	lines := cluster.HookOutput / 301

@@ -215,7 +215,7 @@ func (secret) MarshalText() ([]byte, error) { return []byte("[redacted]"), nil }
 func TestRefusedWrites(t *testing.T) {
 	t.Parallel()
 	j := open(t, t.TempDir(), journal.Options{})
-	badKey := ` is no key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
+	badKey := ` is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
 	cases := map[string]struct {
 		err  error
 		want string

@@ -28,7 +28,7 @@ func checkRun(id string) error {
 
 func fileName(key, suffix string) (string, error) {
 	if !keyPattern.MatchString(key) || len(key) > maxName {
-		return "", fmt.Errorf("%q is no key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, %d bytes at most", key, maxName)
+		return "", fmt.Errorf("%q is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, %d bytes at most", key, maxName)
 	}
 	return strings.ReplaceAll(key, "/", separator) + suffix, nil
 }

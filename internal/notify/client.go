@@ -152,7 +152,7 @@ func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 	case w.URLEnv != "" && h.url == "":
 		h.unset = fmt.Errorf("webhook %s: the environment variable is not set", h.name)
 	case err != nil || u.Hostname() == "" || u.Scheme != "https" && (w.URLEnv != "" || u.Scheme != "http"):
-		h.unset = fmt.Errorf("webhook %s: what it holds is not an https URL", h.name)
+		h.unset = fmt.Errorf("webhook %s: its value is not an https URL", h.name)
 	default:
 		h.name = u.Hostname()
 	}

@@ -269,9 +269,9 @@ func TestEnvironment(t *testing.T) {
 		"all there":      {Webhook{URLEnv: "U", Headers: map[string]string{"A": "B"}}, map[string]string{"U": "https://h.example/s3cret?sig=1\n", "B": "x"}, "h.example", ""},
 		"no URL":         {Webhook{URLEnv: "U"}, nil, "$U", "webhook $U: the environment variable is not set"},
 		"no header":      {Webhook{URL: "https://h.example/", Headers: map[string]string{"Authorization": "B"}}, nil, "h.example", "webhook h.example: the environment variable B, for its header Authorization, is not set"},
-		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
-		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
-		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: what it holds is not an https URL"},
+		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: its value is not an https URL"},
+		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: its value is not an https URL"},
+		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: its value is not an https URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -125,7 +125,7 @@ func (s *sink) begin(dir string) {
 
 // giveUp warns and closes the log.
 func (s *sink) giveUp(f **os.File, err error) {
-	s.warn("the log ends here: " + err.Error())
+	s.warn("logging stopped: " + err.Error())
 	_ = (*f).Close() // writing has failed already
 	*f = nil
 }

@@ -114,7 +114,7 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
 	tele.log.Info("a line")
 	tele.End(ctx, 0, nil)
-	if len(warned) != 2 || !strings.HasPrefix(warned[0], "the log ends here: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
+	if len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
 		t.Errorf("warned of %q", warned)
 	}
 	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {

@@ -118,7 +118,7 @@ func (g *tracing) begin(ctx context.Context, o Options) (context.Context, trace.
 // end sends the remaining spans until ctx ends.
 func (g *tracing) end(ctx context.Context) {
 	if err := g.provider.Shutdown(ctx); err != nil {
-		g.exporter.report(fmt.Errorf("what was left: %w", err))
+		g.exporter.report(fmt.Errorf("remaining spans: %w", err))
 	}
 	close(g.exporter.over)
 }
