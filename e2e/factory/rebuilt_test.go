@@ -8,7 +8,7 @@ import (
 
 // rebuildsTheISO makes the factory lose its cache. It rebuilds the boot ISO, which never has the same bytes.
 func (s *stage) rebuildsTheISO() {
-	s.tell("The factory's cache is lost, and recast's: the boot ISO is built anew, of other bytes that hold the same")
+	s.tell("The factory's cache is lost, and recast's: the boot ISO is rebuilt with other bytes and the same content")
 	before := s.lock().Schematics
 	s.core.forgets(s.t, "factory/cache")
 	s.losesISO("storage")
@@ -38,7 +38,7 @@ func (s *stage) rebuildsTheISO() {
 // refusesAnotherISO makes a restarted replica build the ISO of the locked schematic: its name is the
 // lock's, but the factory's cache key has the digest of the new extension.
 func (s *stage) refusesAnotherISO() {
-	s.tell("iscsi-tools is published anew, a restarted replica builds the ISO of the same schematic of that: its content is another one")
+	s.tell("iscsi-tools is republished, and a restarted replica builds the ISO of the same schematic with it: its content differs")
 	recorded := s.read("recast.lock")
 	s.core.official(s.t, talosVersion, drbd(), ucode(), iscsiTools("2"), guestAgent())
 	fresh := s.server.start(s.t)

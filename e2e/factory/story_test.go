@@ -183,7 +183,7 @@ func (s *stage) hasNothingToDo() {
 // patchesUnderAStaleFactory republishes iscsi-tools under its version. The running factory
 // still has the old list, so recast does not even request an image.
 func (s *stage) patchesUnderAStaleFactory() (digests [2]string) {
-	s.tell("iscsi-tools is published anew under the same version; the running factory doesn't know")
+	s.tell("iscsi-tools is republished under the same version; the running factory does not know it")
 	digests[0] = s.core.digest(s.t, "siderolabs/iscsi-tools:v0.2.0")
 	digests[1] = s.core.official(s.t, talosVersion, drbd(), ucode(), iscsiTools("2"), guestAgent())["iscsi-tools"]
 	said, _ := s.typed(2, "lock", "--check")

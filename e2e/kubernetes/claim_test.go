@@ -59,7 +59,7 @@ func (s *scene) claimDeleted() {
 	s.check(s.leases().Delete(s.t.Context(), was.Name, metav1.DeleteOptions{}))
 	(<-done).has(s.t, 5, "lost the claim of cluster lab: the Lease was deleted", "this run must not go on")
 	if l := s.lease(); l != nil {
-		s.t.Errorf("the Lease was made anew: %+v", l)
+		s.t.Errorf("the Lease was recreated: %+v", l)
 	}
 	s.leaseStaysGone(was)
 	ends()
@@ -79,7 +79,7 @@ func (s *scene) leaseStaysGone(was *coordinationv1.Lease) {
 	anonymous := was.DeepCopy()
 	anonymous.UID = ""
 	if _, err := s.leases().Update(s.t.Context(), anonymous, metav1.UpdateOptions{}); err != nil {
-		s.t.Errorf("an update of a Lease that was deleted, without its UID, should make it anew: %v", err)
+		s.t.Errorf("an update of a Lease that was deleted, without its UID, should recreate it: %v", err)
 	}
 	s.check(s.leases().Delete(s.t.Context(), was.Name, metav1.DeleteOptions{}))
 }

@@ -46,7 +46,7 @@ func nodeTroubles() []trouble {
 			begins: func(s *scene) func() { return s.cordoned() },
 			after: func(s *scene) {
 				if n := s.node(); n == nil || !n.Spec.Unschedulable {
-					s.t.Errorf("recast let pods onto a Node that somebody else had cordoned: %+v", n)
+					s.t.Errorf("recast let pods onto a Node that a person had cordoned: %+v", n)
 				}
 			},
 		},

@@ -107,7 +107,7 @@ func TestClaimTakenOver(t *testing.T) {
 		}
 		parked := s.digest(x.park)
 		if err := s.carryOut(r.Steps()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
-			t.Errorf("the first one went on: %v", err)
+			t.Errorf("the first one continued: %v", err)
 		}
 		x.wantMachine(t, "of the first one", x.before)
 		if now := s.digest(x.park); now != parked {

@@ -118,7 +118,7 @@ func TestPutBack(t *testing.T) {
 				run(t, 0, func(t *testing.T, s *server) {
 					x := s.newNode(b)
 					if err := x.exchange(mortal(s.newClient(), untilClosed), strategy, "r1"); err == nil {
-						t.Fatal("it went on to its end")
+						t.Fatal("it was not interrupted")
 					}
 					if err := x.resume(s.newClient(), strategy, "r1", true); err != nil {
 						t.Fatal(err)

@@ -113,7 +113,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	x.before = s.machine(x.id)
 	before, want := look(), x.before.clone()
 	if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-		t.Fatal("it went on to its end")
+		t.Fatal("it was not interrupted")
 	}
 	if !u.putBack {
 		want = want.renewedBy("r1", x.serial())

@@ -109,7 +109,7 @@ func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bo
 	t.Helper()
 	x := u.node(t, s)
 	if err := x.exchange(mortal(s.newClient(), lives), u.strategy, "r1"); err == nil {
-		t.Fatal("it went on to its end")
+		t.Fatal("it was not interrupted")
 	}
 	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
 		t.Fatal(err)

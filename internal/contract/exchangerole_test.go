@@ -20,7 +20,7 @@ func TestExchangeMinimal(t *testing.T) {
 			run(t, simulated, func(t *testing.T, s *server) {
 				x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
 				if err := x.exchange(mortal(px, untilClosed), u.strategy, "r1"); err == nil {
-					t.Fatal("it went on to its end")
+					t.Fatal("it was not interrupted")
 				}
 				if err := x.resume(px, u.strategy, "r1", u.putBack); err != nil {
 					t.Fatal(err)

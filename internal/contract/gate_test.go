@@ -38,7 +38,7 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	x := u.node(t, s)
 	if u.putBack {
 		if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-			t.Fatal("it went on to its end")
+			t.Fatal("it was not interrupted")
 		}
 	}
 	return x

@@ -97,7 +97,7 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 		t.Skipf("needs %s", strings.Join(lacks, ", "))
 	}
 	if n&simulated != 0 {
-		t.Skip("needs the simulator: it breaks what nobody breaks on a real server")
+		t.Skip("needs the simulator: it injects faults")
 	}
 	s := newReal(t, p)
 	if n&deleteISOs != 0 && !slices.Contains(s.privileges("/storage/"+p.isoStorage), "Datastore.Allocate") {

@@ -52,7 +52,7 @@ func TestCheckPrivate(t *testing.T) {
 		"a pipe": {func(t *testing.T, state string) { must(t, syscall.Mkfifo(filepath.Join(state, "reports"), 0o600)) }, ".recast/reports is neither a file nor a directory"},
 		"another user's": {func(t *testing.T, state string) {
 			if os.Geteuid() != 0 {
-				t.Skip("only root can give a file away")
+				t.Skip("only root can change the owner")
 			}
 			must(t, os.Chown(filepath.Join(state, "runs"), 4242, -1))
 		}, ".recast/runs belongs to user 4242, and recast runs as user 0"},

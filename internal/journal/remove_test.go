@@ -39,7 +39,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("left: %v, %v", files, err)
 	}
 	if err := journal.Remove(dir, "../"+run); err == nil {
-		t.Error("it removes what is no run")
+		t.Error("it removes something that is not a run")
 	}
 	if err := journal.Remove(dir, run); err == nil {
 		t.Error("what is not there was removed")

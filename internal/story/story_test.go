@@ -127,7 +127,7 @@ func TestCutOffAndResumed(t *testing.T) {
 		t.Errorf("cut off: %s, %+v", summary(s.Turns[0]), o)
 	}
 	if s.Turns[0].CutOff {
-		t.Error("nobody knows yet whether it was cut off")
+		t.Error("it is not known yet whether it was cut off")
 	}
 	if s.Broken != 0 {
 		t.Error("a last line that was cut off is none that can't be read")

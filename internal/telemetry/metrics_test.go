@@ -150,7 +150,7 @@ func fires(t *testing.T, expr string, metrics map[string]float64, now time.Time)
 	holds := func(text string) bool {
 		m := comparison.FindStringSubmatch(text)
 		if m == nil {
-			t.Fatalf("%q is no comparison that this test knows", text)
+			t.Fatalf("%q is not a comparison that this test knows", text)
 		}
 		limit, _ := strconv.ParseFloat(m[5], 64) // digits
 		if m[6] != "" {

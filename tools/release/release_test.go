@@ -68,7 +68,7 @@ func released(t *testing.T) []archive {
 	for _, file := range files {
 		parts := name.FindStringSubmatch(filepath.Base(file))
 		if parts == nil {
-			t.Fatalf("%s is no name of an archive", file)
+			t.Fatalf("%s is not the name of an archive", file)
 		}
 		found = append(found, parts[1])
 		all = append(all, archive{parts[1], unpack(t, file)})

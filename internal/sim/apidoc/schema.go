@@ -71,7 +71,7 @@ func Load(r io.Reader) (*Schema, error) {
 	}
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
 		if !strings.HasPrefix(path, "/") {
-			return nil, fmt.Errorf("read the API's schema: %q is no path", path)
+			return nil, fmt.Errorf("read the API's schema: %q is not a path", path)
 		}
 		if err := s.add(path, paths[path]); err != nil {
 			return nil, fmt.Errorf("read the API's schema: %w", err)

@@ -82,7 +82,7 @@ func (e Extension) validate() error {
 func absolutePaths[V any](files map[string]V) error {
 	for file := range files {
 		if !strings.HasPrefix(file, "/") || file == "/" || path.Clean(file) != file {
-			return fmt.Errorf("%q is no absolute path", file)
+			return fmt.Errorf("%q is not an absolute path", file)
 		}
 	}
 	return nil

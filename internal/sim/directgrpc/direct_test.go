@@ -114,7 +114,7 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 				return nil
 			},
 			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				t.Error("nobody asks for a certificate")
+				t.Error("no certificate is requested")
 				return new(tls.Certificate), nil
 			},
 		}

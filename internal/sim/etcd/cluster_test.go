@@ -234,7 +234,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 		}
 		e.stop["b"](true)
 		if e.Removed(a) || e.names() != "b" {
-			t.Errorf("nobody can tell it; members %s", e.names())
+			t.Errorf("it can't know that; members %s", e.names())
 		}
 	})
 }

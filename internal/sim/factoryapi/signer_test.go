@@ -177,7 +177,7 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 3 {
-			t.Errorf("signed by nobody: found %t, built %d times", found, built())
+			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
 	})
 }

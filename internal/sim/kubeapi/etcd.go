@@ -114,7 +114,7 @@ func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.
 	}
 	o, ok := decoded.(store.Object)
 	if !ok {
-		return r, nil, fmt.Errorf("%T is no object", decoded)
+		return r, nil, fmt.Errorf("%T is not an object", decoded)
 	}
 	gvks, _, err := s.scheme.ObjectKinds(decoded)
 	if isCustom(decoded) {

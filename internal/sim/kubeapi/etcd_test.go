@@ -72,7 +72,7 @@ func TestDumpAndLoad(t *testing.T) {
 			t.Errorf("a new cluster has %d objects", len(fresh))
 		}
 		if err := l.Load(ctx, []kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
-			t.Error("no error for what is no object")
+			t.Error("no error for something that is not an object")
 		}
 		if _, err := s.Get(ctx, store.Nodes(), "", "wk1"); err == nil {
 			t.Error("what could not be read has changed something")

@@ -105,7 +105,7 @@ func (o operation) at(have any, found bool) (keep bool, value any, err error) {
 		return false, nil, nil
 	case "test":
 		if !reflect.DeepEqual(have, o.Value) {
-			return true, have, fmt.Errorf("the value is another one")
+			return true, have, fmt.Errorf("the value differs")
 		}
 		return true, have, nil
 	}

@@ -95,7 +95,7 @@ func (m mutant) sources() (map[string][]byte, error) {
 			}
 		}
 		if n := bytes.Count(content, h.old); n != 1 {
-			return nil, fmt.Errorf("mutant %s no longer applies: %s has these lines %d times, not once: make testdata/mutants/%s.patch anew\n%s", m.name, h.file, n, m.name, h.old)
+			return nil, fmt.Errorf("mutant %s no longer applies: %s has these lines %d times, not once: recreate testdata/mutants/%s.patch\n%s", m.name, h.file, n, m.name, h.old)
 		}
 		files[h.file] = bytes.Replace(content, h.old, h.new, 1)
 	}

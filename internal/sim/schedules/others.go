@@ -96,7 +96,7 @@ func (p *play) squat(vms []world.VM) {
 		p.others.mu.Lock()
 		delete(p.others.squats, id)
 		p.others.mu.Unlock()
-		p.tell("somebody makes VM %d: %v", id, err)
+		p.tell("a person makes VM %d: %v", id, err)
 		p.kill(false)
 	}
 }
@@ -150,7 +150,7 @@ func (p *play) lookAtConfigured(addr string) {
 		}
 	}
 	if first.ID != 0 && first.ID != n.VMID {
-		p.fail("the configuration of %s is applied to VM %d of somebody else, which has its address", n.Name, first.ID)
+		p.fail("the configuration of %s is applied to a foreign VM %d, which has its address", n.Name, first.ID)
 	}
 }
 
@@ -203,13 +203,13 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 			seen = max(seen, p.others.looked[""])
 		}
 		if seen < before {
-			p.fail("%s %s is sent again, and nobody has looked what came of it", call.Method, call.Path)
+			p.fail("%s %s is sent again without a check of its result", call.Method, call.Path)
 		}
 	}
 	p.others.sent[what] = p.others.calls
 	destroys := call.Method == "DELETE" && taskOf(call) == "qmdestroy" || taskOf(call) == "qmmove" || call.Params["force"] == "1"
 	if destroys && !p.lab.World.Quorate() && p.others.quorum < p.others.changed[id] {
-		p.fail("%s %s without quorum: since the VM was last changed nobody has heard that there is one", call.Method, call.Path)
+		p.fail("%s %s without a check of the quorum since the latest change of the VM", call.Method, call.Path)
 	}
 	p.others.changed[id] = p.others.calls
 }

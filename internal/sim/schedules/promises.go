@@ -138,7 +138,7 @@ func (p *play) lookAtCordons(after string) {
 		still := p.cordoned[name]
 		p.mu.Unlock()
 		if err == nil && still && !k.Spec.Unschedulable {
-			p.fail("%s, which somebody had cordoned, takes pods (after %s)", name, after)
+			p.fail("%s, which a person had cordoned, is schedulable (after %s)", name, after)
 		}
 	}
 }
@@ -233,7 +233,7 @@ func (p *play) lookBefore(call record.Call) {
 		}
 	}
 	if p.c.ControlPlanes-len(away)-1 < p.c.ControlPlanes/2+1 {
-		p.fail("etcd: %s is taken out by %s %s, though %v have been away for %s", p.lab.Nodes[node].Name, call.Method, call.Path, away, grace)
+		p.fail("etcd: %s is taken down by %s %s, though %v have been down for %s", p.lab.Nodes[node].Name, call.Method, call.Path, away, grace)
 	}
 }
 

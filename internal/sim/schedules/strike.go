@@ -216,7 +216,7 @@ func (p *play) person(err error) {
 		return
 	}
 	if len(fault.Hints(err)) == 0 {
-		p.fail("it does not go on by itself, and does not say what to do: %v", err)
+		p.fail("it needs a person, and does not say what to do: %v", err)
 	}
 	reason := particular.ReplaceAllString(err.Error(), "N")
 	p.mu.Lock()

@@ -267,7 +267,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 					t.Fatalf("kept %+v, %v", res.Kept, err)
 				}
 				if lab.media(res.Kept[0].Volid) != media {
-					t.Error("what is kept is another disk")
+					t.Error("another disk is kept")
 				}
 				if err := lab.as(secondRun).goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
 					t.Errorf("rollback: %v", err)

@@ -71,7 +71,7 @@ func (list foreignList) run(t *testing.T, try func(t *testing.T, c foreignCell) 
 		}
 	})
 	if len(list) > 10 && struck.Load() == 0 {
-		t.Error("nobody could do anything")
+		t.Error("no act was possible")
 	}
 	for name, n := range map[string]int64{"cells": int64(len(list)), "struck": struck.Load(), "stopped": stopped.Load(), "violations": broken.Load()} {
 		t.Attr(name, strconv.FormatInt(n, 10))

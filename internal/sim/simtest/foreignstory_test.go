@@ -40,7 +40,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 					}
 				})
 				if !came {
-					t.Fatal("nobody could take it")
+					t.Fatal("it could not be taken")
 				}
 				if c.err == "" {
 					must(t, err)
@@ -49,7 +49,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 					}
 				} else {
 					if err == nil {
-						t.Fatal("it went on with theirs")
+						t.Fatal("it continued with their VM")
 					}
 					requireForeignSaid(t, s, err)
 					if err := again(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.err) {

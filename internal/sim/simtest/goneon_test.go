@@ -49,7 +49,7 @@ func TestReportOfAResumedRun(t *testing.T) {
 		must(t, err)
 		again.Telemetry.End(t.Context(), 0, nil)
 		if got, want := inShort(midway), "running or killed, 1 of 2, ended false, wk2 because "+why; got != want {
-			t.Errorf("while it goes on: %s, want %s", got, want)
+			t.Errorf("while it runs: %s, want %s", got, want)
 		}
 		run, told, page := lab.past(c.Run)
 		if got, want := inShort(run), "done, 2 of 2, ended true, wk2 because "+why; got != want {
@@ -59,7 +59,7 @@ func TestReportOfAResumedRun(t *testing.T) {
 			t.Errorf("outage %+v", o)
 		}
 		if !strings.Contains(page, "away 8h") {
-			t.Error("the report does not say how long wk2 was away")
+			t.Error("the report does not say how long wk2 was unavailable")
 		}
 		lab.RequireIntact()
 	})

@@ -199,7 +199,7 @@ func TestAHookBefore(t *testing.T) {
 				}
 				env := strings.Join(h.envs["afterRun"], "\n")
 				if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
-					t.Errorf("the hook after the run was told\n%s", env)
+					t.Errorf("the environment of the hook after the run:\n%s", env)
 				}
 				if n := len(want.ran) - 2; rep.Hooks[n].Error != "h ended with 3: at "+at || *rep.Hooks[n].Exit != 3 {
 					t.Errorf("the report has %+v", rep.Hooks)
@@ -277,7 +277,7 @@ func TestHooksOfABatch(t *testing.T) {
 			t.Errorf("hooks: %s", got)
 		}
 		if env := strings.Join(h.envs["beforeBatch workers"], " "); !strings.Contains(env, "RECAST_NODES=wk2 wk3") {
-			t.Errorf("the batch was told %s", env)
+			t.Errorf("the environment of the hook of the batch: %s", env)
 		}
 	})
 }

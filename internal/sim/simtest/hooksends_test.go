@@ -22,7 +22,7 @@ func (h *hooker) variable(point, name string) string {
 			return v
 		}
 	}
-	return "not told"
+	return "not set"
 }
 
 // A command that first finishes an earlier run makes two plans: the hooks before it get
@@ -47,7 +47,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
 			if got := h.variable(point, "RECAST_NODES"); got != want {
-				t.Errorf("%s was told of %q, want %q", point, got, want)
+				t.Errorf("%s got %q, want %q", point, got, want)
 			}
 		}
 		requireDrift(t, lab)

@@ -44,7 +44,7 @@ func TestCtrlCInAHook(t *testing.T) {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
 				}
 				if env := strings.Join(h.envs["afterRun"], " "); !strings.Contains(env, "RECAST_OUTCOME=interrupted") {
-					t.Errorf("the hook after the run was told %s", env)
+					t.Errorf("the environment of the hook after the run: %s", env)
 				}
 				h.require(t, c.ran...)
 				requireDrift(t, lab, c.stale...)
@@ -101,7 +101,7 @@ func TestHooksOfAKilledRun(t *testing.T) {
 				}
 				h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
 				if env := strings.Join(h.envs["afterNode wk1"], " "); !strings.Contains(env, "RECAST_RESUMED=true") {
-					t.Errorf("it was told %s; %q", env, rep.Resumed)
+					t.Errorf("its environment: %s; %q", env, rep.Resumed)
 				}
 				requireDrift(t, lab)
 				lab.RequireIntact()

@@ -125,7 +125,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 			t.Errorf("err = %v", r.err)
 		}
 		if took := time.Since(seized); took > 20*time.Second {
-			t.Errorf("it went on draining for %s", took)
+			t.Errorf("it kept draining for %s", took)
 		}
 		lab.Budget(1)
 		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {

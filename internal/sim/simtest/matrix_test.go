@@ -322,7 +322,7 @@ func (m *matrixRun) require(t *testing.T, l *matrixLab, where string, f matrixFa
 	t.Helper()
 	m.check(t, l, where)
 	if left := l.sweep(); len(left) > 0 && !f.leaves {
-		m.fail(t, "%s: volumes are left that nobody names: %v", where, left)
+		m.fail(t, "%s: unreferenced volumes are left: %v", where, left)
 	}
 	if diff := l.differs(m.ref, back, f.leaves); diff != "" {
 		m.fail(t, "%s: the world differs from an undisturbed one (-undisturbed +here):\n%s", where, diff)

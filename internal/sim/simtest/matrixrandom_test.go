@@ -115,7 +115,7 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 		t.Error(problem)
 	}
 	if left := l.sweep(); len(left) > 0 && !s.leaves() {
-		t.Errorf("volumes are left that nobody names: %v", left)
+		t.Errorf("unreferenced volumes are left: %v", left)
 	}
 	s.requireEnd(t, l, ref, backwards || s.back)
 	return struck

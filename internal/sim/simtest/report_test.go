@@ -139,7 +139,7 @@ func requireTurn(t *testing.T, turn *story.Turn, run pipeline.PastRun) {
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
 		if took.Node == turn.Node && took.OutageSeconds != away {
-			t.Errorf("%s was away for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
+			t.Errorf("%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		run, told, _ = lab.past(c.Run)
 		lab.keepRun("killed", run)
 		if len(told.Turns) != 2 || told.Turns[1].Phase != "unfinished" || told.Turns[1].Status != "done" || len(run.About.GoneOn) != 1 || run.Result != "done" {
-			t.Errorf("%d turns; %s, gone on: %v", len(told.Turns), run.Result, run.About.GoneOn)
+			t.Errorf("%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
 		}
 		outages := told.Outages()
 		if len(outages) != 1 || outages[0].Open || !outages[0].From.Equal(told.Turns[0].AwayFrom) || !outages[0].To.Equal(told.Turns[1].Ended) {

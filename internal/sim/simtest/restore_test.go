@@ -200,7 +200,7 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 						t.Errorf("err = %v", err)
 					}
 					if safe := fault.Safe(err); len(safe) > 0 {
-						t.Errorf("safe is %q, after Talos was told to make etcd anew", safe)
+						t.Errorf("safe is %q, after the request to bootstrap etcd", safe)
 					}
 					_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 				}
@@ -239,7 +239,7 @@ func TestRestoreOnceMore(t *testing.T) {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		if _, there := lab.kubernetes()["configmaps default/since"]; !there {
-			t.Error("what Kubernetes was told since is gone")
+			t.Error("changes in Kubernetes since then are lost")
 		}
 		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")

@@ -44,7 +44,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
-					t.Errorf("nobody was told why it waits: %q", said)
+					t.Errorf("the reason of the wait is not shown: %q", said)
 				}
 				requireDrift(t, lab, "cp1")
 				lab.RequireIntact()

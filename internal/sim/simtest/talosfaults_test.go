@@ -150,7 +150,7 @@ func (s *talosScene) requireSaid(err error) {
 		}
 	}
 	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.noted) {
-		s.t.Errorf("nobody was told %q:\n%s", s.noted, told)
+		s.t.Errorf("%q was not shown:\n%s", s.noted, told)
 	}
 }
 

@@ -165,7 +165,7 @@ func requireTree(t *testing.T, c *collector) {
 		}
 		for _, a := range s.Attributes {
 			if a.Key == "url.path" && strings.Contains(a.Value.GetStringValue(), "?") {
-				t.Errorf("a query is told: %v", a)
+				t.Errorf("a query is recorded: %v", a)
 			}
 		}
 	}

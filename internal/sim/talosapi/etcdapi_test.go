@@ -75,7 +75,7 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 			}
 		}
 		if before == 0 {
-			t.Error("nobody led")
+			t.Error("there was no leader")
 		}
 	})
 }

@@ -125,7 +125,7 @@ func TestEventsContinueAfterAReboot(t *testing.T) {
 			last = r.Event.ID
 		}
 		if !stopping {
-			t.Error("whoever rebooted the machine is not told that its services stop")
+			t.Error("the stop of its services is not reported to the caller of the reboot")
 		}
 		q.running(address(1))
 		again := make(chan client.EventResult)
