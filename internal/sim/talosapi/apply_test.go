@@ -21,7 +21,7 @@ import (
 
 func TestApplyToAConfiguredMachine(t *testing.T) {
 	t.Parallel()
-	// the zero value is under test
+	//lint:ignore SA1019 the zero value is under test
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
 	for version, tc := range map[string]struct {
 		mode machineapi.ApplyConfigurationRequest_Mode

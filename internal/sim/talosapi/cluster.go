@@ -114,7 +114,7 @@ func personal(docs []documents.Document, m Machine) []documents.Document {
 		case *netconf.HostnameConfigV1Alpha1:
 			d.ConfigAuto, d.ConfigHostname = new(nethelpers.AutoHostnameKindOff), m.Hostname
 		case *v1alpha1.Config:
-			// Talos 1.13 reads it
+			//lint:ignore SA1019 Talos 1.13 reads it
 			in := d.MachineConfig.MachineInstall
 			if m.InstallSerial != "" && in != nil {
 				in.InstallDisk, in.InstallDiskSelector = "", &v1alpha1.InstallDiskSelector{Serial: m.InstallSerial}

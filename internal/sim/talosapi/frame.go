@@ -54,13 +54,13 @@ func (f *frame) from(target string) (*frame, error) {
 
 // named is a message of a stream with its machine's name.
 func (f *frame) named(target string) *frame {
-	// answers are joined by it
+	//lint:ignore SA1019 answers are joined by it
 	return &frame{raw: append(f.raw[:len(f.raw):len(f.raw)], marshal(&common.Empty{Metadata: &common.Metadata{Hostname: target}})...)}
 }
 
 // failed is the answer in place of a machine that did not answer.
 func failed(target string, err error, stream bool) *frame {
-	// answers are joined by it
+	//lint:ignore SA1019 answers are joined by it
 	e := &common.Empty{Metadata: &common.Metadata{Hostname: target, Error: err.Error(), Status: status.Convert(err).Proto()}}
 	if stream {
 		return &frame{raw: marshal(e)}

@@ -102,7 +102,7 @@ func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
 		l, b, c := upgradeLab(t)
 		defer func() { b.guest.Kill() }()
 		now := l.reboot(c, func() error {
-			// only the old call can stage
+			//lint:ignore SA1019 only the old call can stage
 			_, err := c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradeStage(true))
 			return err
 		})
@@ -137,7 +137,7 @@ func TestOldUpgradeLooksAtEtcd(t *testing.T) {
 				for _, p := range peers {
 					l.running(p.Addr.String())
 				}
-				// the only call of Talos 1.12
+				//lint:ignore SA1019 the only call of Talos 1.12
 				_, err := l.client(cpAddr, role.Admin).UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradePreserve(true))
 				if (err != nil) != refused || refused && !strings.Contains(err.Error(), "etcd member count(2) is insufficient to maintain quorum if upgrade commences") {
 					t.Errorf("err = %v", err)

@@ -68,7 +68,7 @@ func TestAnswersAreJoined(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 2)
-		// it is under test
+		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
 		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
 		if err != nil {
@@ -77,7 +77,7 @@ func TestAnswersAreJoined(t *testing.T) {
 		var got []string
 		for _, m := range answer.GetMessages() {
 			md := m.GetMetadata()
-			// answers are joined by it
+			//lint:ignore SA1019 answers are joined by it
 			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
 		}
 		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}

@@ -64,7 +64,7 @@ func install(ctx context.Context, c *client.Client, ref string) (code int32, err
 }
 
 func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.UpgradeResponse, error) {
-	// the only call of Talos 1.12
+	//lint:ignore SA1019 the only call of Talos 1.12
 	return c.UpgradeWithOptions(ctx, client.WithUpgradeImage(ref))
 }
 

@@ -71,6 +71,6 @@ func TestWhatCounts(t *testing.T) {
 		"requests=6", "violations=3",
 	}
 	if diff := cmp.Diff(want, to.said); diff != "" {
-		t.Errorf("recordingTB (-want +got):\n%s", diff)
+		t.Errorf("recorded (-want +got):\n%s", diff)
 	}
 }
